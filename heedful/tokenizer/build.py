@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import TokenizerError
 from heedful.tokenizer.errors import translate_errors
+from heedful.tokenizer.limits import TokenizerConfig
 from heedful.tokenizer.settings import ANGLED
 
 # The published names of special tokens, by the key that tokenizer_config.json has for them.
@@ -28,7 +28,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def build_wordpiece(
-    vocabulary: dict[str, int], config: dict[str, Any], path: Path | str, notes: list[str]
+    vocabulary: dict[str, int], config: TokenizerConfig, path: Path | str, notes: list[str]
 ) -> tokenizers.Tokenizer:
     """BERT's tokenizer (Devlin et al. 2019; WordPiece: Schuster and Nakajima 2012, Wu et al. 2016).
 
@@ -78,7 +78,7 @@ def add_template(backend: tokenizers.Tokenizer, first: str, separator: str) -> N
 def build_byte_level_bpe(
     vocabulary: dict[str, int],
     merges: list[tuple[str, str]],
-    config: dict[str, Any],
+    config: TokenizerConfig,
     path: Path | str,
     notes: list[str],
 ) -> tokenizers.Tokenizer:
@@ -122,7 +122,7 @@ def build_byte_level_bpe(
     return backend
 
 
-def _content(token: Any) -> str:
+def _content(token: object) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 

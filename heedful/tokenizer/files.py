@@ -20,6 +20,7 @@ from heedful.tokenizer.limits import (
     LONGEST_TOKEN,
     MAX_TOKENS,
     BoundsError,
+    TokenizerConfig,
     check_added,
     check_state,
     check_tokens,
@@ -35,11 +36,11 @@ class TokenizerFiles:
     """Contents of a folder: the library's tokenizer, tokenizer_config.json with defaults, and notes for the user."""
 
     backend: tokenizers.Tokenizer
-    config: dict[str, Any]
+    config: TokenizerConfig
     notes: list[str] = field(default_factory=list)
 
 
-def read_tokenizer_files(folder: Path, usual: Mapping[str, Any] | None = None) -> TokenizerFiles:
+def read_tokenizer_files(folder: Path, usual: Mapping[str, object] | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
     `usual` completes the latter, which says little (see sentencepiece_model.unigram).
@@ -86,8 +87,8 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = {}
+def _config(folder: Path) -> TokenizerConfig:
+    config: TokenizerConfig = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             config |= _object(folder, name)
@@ -152,7 +153,7 @@ def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     return backend
 
 
-def check_ids(vocabulary: dict[str, Any], path: Path) -> None:
+def check_ids(vocabulary: dict[str, object], path: Path) -> None:
     """Refuse ids that are no numbers, are shared, or are far past the vocabulary."""
     owners: dict[int, str] = {}
     for token, number in vocabulary.items():
@@ -172,7 +173,7 @@ def check_ids(vocabulary: dict[str, Any], path: Path) -> None:
         )
 
 
-def _add_named(backend: tokenizers.Tokenizer, config: dict[str, Any], folder: Path, notes: list[str]) -> None:
+def _add_named(backend: tokenizers.Tokenizer, config: TokenizerConfig, folder: Path, notes: list[str]) -> None:
     """Make special what tokenizer_config.json names, as transformers does; ids must come out as they are written."""
     path = folder / "tokenizer_config.json"
     with translate_errors(f"{path}: its added tokens cannot be used", "correct added_tokens_decoder"), silence_stderr():

@@ -7,7 +7,7 @@ Here every component has to be a known one, and the whole may make a text at mos
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from heedful.errors import TokenizerError, quoted
 from heedful.tokenizer.charsmap import expanded_length, longest_output
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 
-State = Mapping[str, Any]
+State = Mapping[str, Any]  # a tokenizer.json, or a part of it, as parsed
+TokenizerConfig = dict[str, Any]  # a tokenizer_config.json, as parsed
 
 MAX_TOKENS = 1_000_000  # of a vocabulary, and the same number of merges
 MAX_ADDED = 100_000  # added tokens
@@ -96,7 +97,7 @@ def _check_model(model: State) -> None:
                 raise BoundsError(f"the second part of the merge {quoted(merge)} does not begin with {quoted(prefix)}")
 
 
-def check_tokens(tokens: Mapping[str, Any]) -> None:
+def check_tokens(tokens: Mapping[str, object]) -> None:
     """Check how many tokens a vocabulary has, and how long they are."""
     if len(tokens) > MAX_TOKENS:
         raise BoundsError(f"it has {len(tokens)} tokens, at most {MAX_TOKENS} are read")
@@ -107,7 +108,7 @@ def check_tokens(tokens: Mapping[str, Any]) -> None:
         )
 
 
-def check_pieces(pieces: list[Any]) -> None:
+def check_pieces(pieces: Sequence[Sequence[object]]) -> None:
     """Check the (piece, score) of a Unigram vocabulary."""
     if len(pieces) > MAX_TOKENS:
         raise BoundsError(f"it has {len(pieces)} pieces, at most {MAX_TOKENS} are read")
@@ -115,14 +116,14 @@ def check_pieces(pieces: list[Any]) -> None:
     for piece, score in pieces:
         if not isinstance(piece, str) or len(piece) > LONGEST_PIECE:
             raise BoundsError(f"its piece {quoted(piece)} is no text of at most {LONGEST_PIECE} characters")
-        if type(score) not in (int, float) or not abs(score) <= LARGEST_SCORE:
+        if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= LARGEST_SCORE:
             raise BoundsError(f"the score of {quoted(piece)} is {quoted(score)}, expected a number")
         size += len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
     if size > MAX_PIECE_BYTES:
         raise BoundsError(f"its pieces have {size} bytes together, at most {MAX_PIECE_BYTES} are read")
 
 
-def check_added(tokens: Any) -> None:
+def check_added(tokens: object) -> None:
     """Check added tokens: texts, or objects with a content."""
     if not isinstance(tokens, list) or len(tokens) > MAX_ADDED:
         raise BoundsError(f"its added tokens are no list of at most {MAX_ADDED}")
@@ -144,7 +145,7 @@ def _components(state: State, part: str) -> list[State]:
     components: list[State] = []
     list_name = _SEQUENCES[part]
 
-    def walk(component: Any, depth: int) -> None:
+    def walk(component: object, depth: int) -> None:
         if not isinstance(component, dict) or not isinstance(component.get("type"), str):
             raise BoundsError(f"its {part} holds {quoted(component)}, expected an object with a type")
         if component["type"] != "Sequence":
@@ -203,7 +204,7 @@ def _split(step: State) -> float:
     return 1
 
 
-def _shortest(pattern: Any) -> int:
+def _shortest(pattern: object) -> int:
     """The characters that a match has at least."""
     match pattern:
         case {"String": str(text)} if 0 < len(text) <= LONGEST_TEXT:
@@ -271,7 +272,7 @@ def _template(step: State) -> float:
                     continue
         raise BoundsError(f"the special token {quoted(name)} of its template is {quoted(token)}")
     for key, known in (("single", {"A"}), ("pair", {"A", "B"})):
-        pieces: Any = step.get(key)
+        pieces: object = step.get(key)
         seen: set[str] = set()
         if not isinstance(pieces, list) or len(pieces) > MAX_AROUND:
             raise BoundsError(f"{key} of its template is {quoted(pieces)}, expected at most {MAX_AROUND} pieces")

@@ -10,14 +10,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
 from heedful.tokenizer.errors import translate_errors
-from heedful.tokenizer.limits import MAX_GROWTH, MAX_TOKENS, UNICODE_GROWTH, check_charsmap, check_pieces
+from heedful.tokenizer.limits import (
+    MAX_GROWTH,
+    MAX_TOKENS,
+    UNICODE_GROWTH,
+    TokenizerConfig,
+    check_charsmap,
+    check_pieces,
+)
 from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
@@ -54,8 +60,8 @@ def read_model(folder: Path, name: str) -> SentencePieceModel:
 
 def _read(data: bytes) -> SentencePieceModel:
     pieces: list[tuple[str, float, int]] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
     others = 0
     for field, value in _fields(data):
         others += field != 1
@@ -64,7 +70,7 @@ def _read(data: bytes) -> SentencePieceModel:
         if field == 1:
             piece = _message(value)
             score = struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0]
-            pieces.append((_bytes(piece[1]).decode(), score, piece.get(3, NORMAL)))
+            pieces.append((_bytes(piece[1]).decode(), score, int(piece.get(3, NORMAL))))
         elif field == 2:
             trainer = _message(value)
         elif field == 3:
@@ -94,7 +100,7 @@ def _read(data: bytes) -> SentencePieceModel:
     )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(field number, value) of a message: integers, 32 and 64 bits as integers, or bytes."""
     place = 0
     while place < len(data):
@@ -114,7 +120,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
         place += length
 
 
-def _message(value: Any) -> dict[int, Any]:
+def _message(value: int | bytes) -> dict[int, int | bytes]:
     """The fields of a message inside the message; of a repeated one the last."""
     fields = list(islice(_fields(_bytes(value)), MOST_FIELDS + 1))
     if len(fields) > MOST_FIELDS:
@@ -133,14 +139,14 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     raise ValueError(f"a number without an end at byte {place}")
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("a number was read, expected text")
     return value
 
 
 def build_unigram(
-    model: SentencePieceModel, usual: Mapping[str, Any], config: dict[str, Any], path: Path
+    model: SentencePieceModel, usual: Mapping[str, object], config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
     """Return the library's Unigram tokenizer for a model.
 
@@ -152,7 +158,9 @@ def build_unigram(
         config: tokenizer_config.json; names of special tokens are added.
         path: Of the model, for messages.
     """
-    for key, token in usual.get("special", {}).items():
+    special = usual.get("special", {})
+    assert isinstance(special, dict)
+    for key, token in special.items():
         config.setdefault(key, token)
     worst = min((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
     scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in model.pieces]
@@ -188,7 +196,7 @@ def build_unigram(
 
 
 def _steps(
-    model: SentencePieceModel, usual: Mapping[str, Any], config: Mapping[str, Any]
+    model: SentencePieceModel, usual: Mapping[str, object], config: TokenizerConfig
 ) -> list[normalizers.Normalizer]:
     def says(key: str, default: bool) -> bool:
         value = config.get(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from heedful.errors import SettingError
 
@@ -22,7 +22,7 @@ class SpecialNames:
     sep_token: str = "[SEP]"  # ends each segment
     mask_token: str = "[MASK]"  # replaces masked tokens
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """Return the entries of tokenizer_config.json."""
         return asdict(self)
 

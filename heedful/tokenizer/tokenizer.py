@@ -35,6 +35,7 @@ from heedful.tokenizer.encoding import (
     tokens_to_keep,
 )
 from heedful.tokenizer.errors import silence_stderr, translate_errors
+from heedful.tokenizer.limits import TokenizerConfig
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
 UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
@@ -68,7 +69,7 @@ class Tokenizer:
     A special token that is written out in a text ("[MASK]") becomes that special token, as in transformers.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any] | None = None) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig | None = None) -> None:
         """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards."""
         self._backend = backend
         self._config = dict(config or {})
@@ -100,7 +101,7 @@ class Tokenizer:
         self.special: SpecialIds = _special(self, probes[0])
 
     @classmethod
-    def load(cls, folder: str | Path, usual: Mapping[str, Any] | None = None) -> Tokenizer:
+    def load(cls, folder: str | Path, usual: Mapping[str, object] | None = None) -> Tokenizer:
         """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
         (SentencePiece's Unigram), which `usual` completes: load() of a whole model folder knows it.
 
@@ -293,7 +294,7 @@ class Tokenizer:
         _write(folder / "tokenizer_config.json", config + "\n")
         _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def _saved_config(self, types: bool | None) -> dict[str, Any]:
+    def _saved_config(self, types: bool | None) -> TokenizerConfig:
         config = {"tokenizer_class": PLAIN} | self._config
         names = config.get("model_input_names")
         if types and names is None and config["tokenizer_class"] == PLAIN:  # which gives none in transformers 5
@@ -415,7 +416,7 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
     return SpecialIds(**special)
 
 
-def _walk(state: Any) -> list[dict[str, Any]]:
+def _walk(state: object) -> list[dict[str, Any]]:
     """A normalizer, pre-tokenizer or post-processor, and all components of a Sequence."""
     if isinstance(state, list):
         return [step for part in state for step in _walk(part)]
@@ -424,7 +425,7 @@ def _walk(state: Any) -> list[dict[str, Any]]:
     return [state, *(step for value in state.values() for step in _walk(value))]
 
 
-def _bare(state: Any) -> Any:
+def _bare(state: object) -> object:
     """The state that all versions of the library write: no options that are off, no last digits of scores."""
     if isinstance(state, float):
         return f"{state:.9g}"

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from heedful.errors import TokenizerError, did_you_mean
 from heedful.tokenizer.build import add_template, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import translate_errors
+from heedful.tokenizer.limits import TokenizerConfig
 from heedful.tokenizer.settings import SENTINEL, TokenizerSettings
 from heedful.tokenizer.tokenizer import Tokenizer
 
@@ -66,7 +67,7 @@ def _size(settings: TokenizerSettings) -> str:
 Lines = Callable[[], Iterator[str]]
 
 
-def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: TokenizerConfig) -> tokenizers.Tokenizer:
     """WordPiece as the library learns it: BPE merges over characters, inner ones written `##x`.
 
     Left alone, the library numbers inner characters in the order of a hash table, and so breaks ties differently in
@@ -112,7 +113,7 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
     return sorted(alphabet), sorted(inside & set(alphabet))
 
 
-def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+def _train_bytes(read: Lines, settings: TokenizerSettings, config: TokenizerConfig) -> tokenizers.Tokenizer:
     names = settings.names
     if settings.room < 5 + 256:
         raise TokenizerError(f"vocab_size is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
@@ -137,7 +138,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: dict[str, Any
     return backend
 
 
-def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, Any]) -> tokenizers.Tokenizer:
+def _train_unigram(read: Lines, settings: TokenizerSettings, config: TokenizerConfig) -> tokenizers.Tokenizer:
     """Unigram (Kudo 2018): spaces become part of the pieces, as sentencepiece has it."""
     names = list(asdict(settings.names).values())
     learner = tokenizers.Tokenizer(models.Unigram())
@@ -168,7 +169,9 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: dict[str, A
     return backend
 
 
-def _accents_and_case(settings: TokenizerSettings, first: Any, last: Any = None) -> list[Any]:
+def _accents_and_case(
+    settings: TokenizerSettings, first: normalizers.Normalizer, last: normalizers.Normalizer | None = None
+) -> list[normalizers.Normalizer]:
     """The normalizers that take accents off and lower the case, as far as the settings ask."""
     steps = [first, normalizers.StripAccents(), *([last] if last else [])] if settings.strips_accents else []
     return [*steps, *([normalizers.Lowercase()] if settings.lowercases else [])]
