@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader
@@ -31,7 +30,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json."""
     assert model.encoder is not None
     return bert.write(model) | {
@@ -53,7 +52,7 @@ def _pretraining(head: Pretraining) -> NameTable:
     return _masked(head, "head.masked").merged_with(NameTable(rows=order))
 
 
-def size(layers: int, width: int, heads: int) -> dict[str, Any]:
+def size(layers: int, width: int, heads: int) -> dict[str, object]:
     """Return a published configuration, version 2."""
     return bert.size(30_000, layers, width, heads) | {
         "embedding_size": 128,
@@ -68,7 +67,7 @@ def size(layers: int, width: int, heads: int) -> dict[str, Any]:
 _LAYER, _BLOCK = "albert.encoder.albert_layer_groups.{}.albert_layers.0.", "encoder.blocks.{}."
 _POOLER, _OUT = ("albert.pooler", "head.first.dense"), ("classifier", "head.out")
 _KEY = ("classifier_dropout_prob", 0.1)
-_DROPOUT: dict[str, Any] = {"key": _KEY[0], "default": _KEY[1]}
+_DROPOUT: head_maps.Arguments = {"key": _KEY[0], "default": _KEY[1]}
 
 FAMILY = Family(
     prefix="albert.",

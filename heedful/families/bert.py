@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
@@ -104,7 +103,7 @@ def read(
     )
 
 
-def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, Any]:
+def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, object]:
     """Write the values of config.json."""
     embedding, encoder, positions = model.embedding, model.encoder, model.embedding.positions
     assert encoder is not None
@@ -180,7 +179,7 @@ def _pretraining(head: Pretraining) -> NameTable:
 
 def size(
     vocabulary: int, layers: int, width: int, heads: int | None = None, inner: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a published configuration; by default heads are 64 wide, and the MLP four times as wide as the model."""
     return {
         "vocab_size": vocabulary,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from heedful.errors import HeedfulError
 from heedful.families.config_reader import ConfigReader
@@ -21,7 +20,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     return model
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the key "model"."""
     return {"model": to_mapping(model)}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from heedful.errors import ModelError, did_you_mean
 from heedful.model.config import Activation, ProblemType
 
 _REQUIRED: Any = object()
+Default = TypeVar("Default")
+Word = TypeVar("Word", bound=str)
 
 # keys that every configuration may hold, and that never change what a model computes
 IGNORED_KEYS = frozenset(
@@ -29,7 +31,7 @@ IGNORED_KEYS = frozenset(
 
 _CODE = "Heedful runs no code that a folder names"
 _ENCODER = "it is an encoder here"
-REFUSED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {  # key -> the values that can be loaded, why no others
+REFUSED_KEYS: dict[str, tuple[tuple[object, ...], str]] = {  # key -> the values that can be loaded, why no others
     "auto_map": ((None, {}), _CODE),
     "custom_pipelines": ((None, {}), _CODE),
     "trust_remote_code": ((None, False), _CODE),
@@ -51,13 +53,13 @@ class ConfigReader:
     Each method raises ModelError for a missing key without default, and for a value that is not the expected one.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
         self.values, self.source = values, source
         self._read: set[str] = set()
         for name, (accepted, why) in REFUSED_KEYS.items():
             self.only(name, *accepted, why=why)
 
-    def _take(self, name: str, default: Any, expected: str, fits: Callable[[Any], bool]) -> Any:
+    def _take(self, name: str, default: object, expected: str, fits: Callable[[object], bool]) -> Any:
         self._read.add(name)
         if name not in self.values:
             if default is _REQUIRED:
@@ -68,37 +70,43 @@ class ConfigReader:
             raise ModelError(f"{self.source}: {name} is {_shortened(value)}; expected {expected}")
         return value
 
-    def integer(self, name: str, default: Any = _REQUIRED, *, least: int = 1, most: int = 2**24) -> Any:
+    def integer(self, name: str, default: Default = _REQUIRED, *, least: int = 1, most: int = 2**24) -> int | Default:
         """Read a whole number from least to most."""
-        return self._take(
+        value: int | Default = self._take(
             name,
             default,
             f"a whole number from {least} to {most}",
             lambda v: isinstance(v, int) and not isinstance(v, bool) and least <= v <= most,
         )
+        return value
 
-    def number(self, name: str, default: Any = _REQUIRED, *, least: float = 0.0, most: float = 1.0) -> Any:
+    def number(
+        self, name: str, default: Default = _REQUIRED, *, least: float = 0.0, most: float = 1.0
+    ) -> float | Default:
         """Read a number from least to most."""
-        value = self._take(
+        value: float | Default = self._take(
             name,
             default,
             f"a number from {least:g} to {most:g}",
             lambda v: isinstance(v, int | float) and not isinstance(v, bool) and least <= v <= most,
         )
-        return None if value is None else float(value)
+        return float(value) if isinstance(value, int) else value
 
-    def flag(self, name: str, default: Any = _REQUIRED) -> Any:
+    def flag(self, name: str, default: Default = _REQUIRED) -> bool | Default:
         """Read true or false."""
-        return self._take(name, default, "true or false", lambda v: isinstance(v, bool))
+        value: bool | Default = self._take(name, default, "true or false", lambda v: isinstance(v, bool))
+        return value
 
-    def choice(self, name: str, known: Mapping[str, str], default: Any = _REQUIRED) -> Any:
+    def choice(self, name: str, known: Mapping[str, Word], default: Default = _REQUIRED) -> Word | Default:
         """Read one of the known words, translated to ours."""
-        value = self._take(name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known)
-        return known.get(value, value) if isinstance(value, str) else value
+        value: Word | Default = self._take(
+            name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known
+        )
+        return known[value] if isinstance(value, str) and value in known else value
 
-    def mapping(self, name: str) -> dict[str, Any]:
+    def mapping(self, name: str) -> dict[str, object]:
         """Read an object."""
-        value: dict[str, Any] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
+        value: dict[str, object] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
         return value
 
     def divides(self, name: str, divisor: int, of: str, value: int) -> None:
@@ -106,7 +114,7 @@ class ConfigReader:
         if value % divisor:
             raise ModelError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
 
-    def only(self, name: str, *accepted: Any, why: str) -> None:
+    def only(self, name: str, *accepted: object, why: str) -> None:
         """Raise ModelError for a key with another value than the accepted ones; it may be missing."""
         self._read.add(name)
         if name in self.values and self.values[name] not in accepted:
@@ -141,7 +149,7 @@ class ConfigReader:
         value: ProblemType | None = self.choice("problem_type", {name: name for name in PROBLEM_TYPES}, None)
         return value or ("regression" if len(self.labels()) == 1 else "single_label_classification")
 
-    def check_all_read(self, ignored_keys: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, Any]:
+    def check_all_read(self, ignored_keys: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, object]:
         """Raise ModelError for a key that nobody read; returns the known keys and values, which saving keeps.
 
         Args:

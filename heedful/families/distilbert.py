@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from heedful.families import bert, head_maps
 from heedful.families.family import Family
@@ -33,7 +32,7 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=named, tied=tied if head.tied else {})
 
 
-def size(vocabulary: int) -> dict[str, Any]:
+def size(vocabulary: int) -> dict[str, object]:
     """Return a published configuration."""
     six = {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072, "activation": "gelu"}
     return six | {"vocab_size": vocabulary, "max_position_embeddings": 512, "pad_token_id": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader, read_activation
@@ -18,7 +17,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     return replace(model, embedding=replace(model.embedding, width=reader.integer("embedding_size", 128)))
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json."""
     return bert.write(model) | {"embedding_size": model.embedding.width}
 
@@ -37,7 +36,7 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=(*named, *name_rows((decoder, decoder_name))), tied=tied)
 
 
-def _summary(reader: ConfigReader) -> dict[str, Any]:
+def _summary(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of multiple choice: the first row through a dense layer."""
     reader.only("summary_type", "first", why="it is the published value")
     reader.only("summary_use_proj", True, why="it is the published value")
@@ -52,7 +51,7 @@ _REPLACED = name_rows(
 _OUT = ("classifier", "head.out")
 
 
-def size(layers: int, width: int, heads: int, embedding: int) -> dict[str, Any]:
+def size(layers: int, width: int, heads: int, embedding: int) -> dict[str, object]:
     """Return a published configuration."""
     return bert.size(30_522, layers, width, heads) | {"embedding_size": embedding}
 

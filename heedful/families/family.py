@@ -20,7 +20,7 @@ class HeadMap:
 
     head: type
     read: Callable[[ConfigReader, ModelConfig], Head | None]
-    write: Callable[[Any], dict[str, Any]] = lambda head: {}
+    write: Callable[[Any], dict[str, object]] = lambda head: {}
     table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())
     encoder_only: bool = False  # in a family with encoder and decoder: the architecture has no decoder
     prefix: str | None = None  # before the names of the body; None: the family's
@@ -44,15 +44,15 @@ class Family:
 
     prefix: str  # before the names of the body, except in folders of the bare model
     read: Callable[[ConfigReader], ModelConfig]
-    write: Callable[[ModelConfig], dict[str, Any]]
+    write: Callable[[ModelConfig], dict[str, object]]
     body: Callable[[ModelConfig], NameTable]
     heads: Mapping[str, HeadMap]  # by HF architecture; the first is the bare model
     ignored_keys: frozenset[str] = frozenset()  # of config.json, that do not change the outputs
-    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # published name -> config.json
-    sentencepiece_format: Mapping[str, Any] | None = None  # what its SentencePiece models lack: templates, ...
+    sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published name -> config.json
+    sentencepiece_format: Mapping[str, object] | None = None  # what its SentencePiece models lack: templates, ...
     special_token_ids: Mapping[str, str] = field(default_factory=dict)  # keys of a fresh config.json -> their role
     # names of two tensors that a config.json may tie although they differ
-    untied_tensors: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda values: ()
+    untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()
 
     @property
     def bare(self) -> str:

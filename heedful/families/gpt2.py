@@ -5,8 +5,6 @@ HF saves its linear layers as transposed matrices.
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family, HeadMap
@@ -30,6 +28,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     width, heads = reader.integer("n_embd"), reader.integer("n_head")
     layers = reader.integer("n_layer", most=1024)
     reader.divides("n_head", heads, "n_embd", width)
+    inner = reader.integer("n_inner", None)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=reader.integer("vocab_size"),
@@ -42,7 +41,7 @@ def read(reader: ConfigReader) -> ModelConfig:
             layers=layers,
             heads=heads,
             head_width=width // heads,
-            inner_width=reader.integer("n_inner", None) or 4 * width,
+            inner_width=inner or 4 * width,
             activation=read_activation(reader, "activation_function"),
             norm_at="pre",
             norm_eps=reader.number("layer_norm_epsilon", 1e-5),
@@ -55,7 +54,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json."""
     embedding, decoder, positions = model.embedding, model.decoder, model.embedding.positions
     assert decoder is not None and isinstance(positions, Learned)
@@ -91,7 +90,7 @@ def _double_table(head: NextTokenAndChoice) -> NameTable:
     return tokens.merged_with(NameTable(rows=name_rows(("multiple_choice_head.summary", "head.choice.out"))))
 
 
-def size(layers: int, width: int) -> dict[str, Any]:
+def size(layers: int, width: int) -> dict[str, object]:
     """Return a published configuration."""
     shape = {"n_embd": width, "n_layer": layers, "n_head": width // 64, "activation_function": "gelu_new"}
     return shape | {"vocab_size": 50_257, "n_positions": 1024, "layer_norm_epsilon": 1e-5}

@@ -8,21 +8,25 @@ from typing import Any
 
 from heedful.families.config_reader import ConfigReader, read_activation
 from heedful.families.family import HeadMap
-from heedful.families.names import NameRow, NameTable, name_rows
+from heedful.families.names import Named, NameRow, NameTable, name_rows
 from heedful.model.config import (
     Choice,
     Classes,
+    Head,
     MaskedTokens,
     ModelConfig,
     NextSentenceScores,
+    NextToken,
+    NextTokenAndChoice,
+    PermutedTokens,
     Pooled,
     Pretraining,
     SpanScores,
     TokenClasses,
 )
 
-Named = tuple[Any, ...]  # (HF name, our name)
-Fixed = Callable[[ConfigReader], dict[str, Any]]  # reads settings of a head that a family fixes or names differently
+Arguments = dict[str, Any]  # of a class of heads, or of a function of this module
+Fixed = Callable[[ConfigReader], Arguments]  # reads settings of a head that a family fixes or names differently
 
 
 def bare() -> HeadMap:
@@ -104,10 +108,10 @@ def classes(
     def read(reader: ConfigReader, model: ModelConfig) -> Classes:
         dropout = _dropout(reader, model, key, default) if key else 0.0
         first = {"dropout_first": dropout} if dropout_first else {}
-        settings: dict[str, Any] = {"dropout": dropout, **first} | fixed(reader)
+        settings: Arguments = {"dropout": dropout, **first} | fixed(reader)
         return Classes(labels=reader.labels(), problem_type=reader.problem_type(), **settings)
 
-    def write(head: Classes) -> dict[str, Any]:
+    def write(head: Classes) -> dict[str, object]:
         return _write_labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
 
     return HeadMap(
@@ -126,7 +130,7 @@ def token_classes(
     """Return token classification; arguments as for `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> TokenClasses:
-        settings: dict[str, Any] = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
         return TokenClasses(labels=reader.labels(), **settings)
 
     return HeadMap(
@@ -148,7 +152,7 @@ def choice(
     """Return multiple choice; arguments as for `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> Choice:
-        settings: dict[str, Any] = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
+        settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
         return Choice(**settings)
 
     return HeadMap(
@@ -165,7 +169,7 @@ def span(
     """Return extractive question answering; arguments as for `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> SpanScores:
-        settings: dict[str, Any] = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
+        settings: Arguments = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
         return SpanScores(**settings)
 
     return HeadMap(
@@ -176,18 +180,19 @@ def span(
     )
 
 
-def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, Any]]) -> HeadMap:
+def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, object]]) -> HeadMap:
     """Return a head map that writes more settings to config.json."""
     return replace(head_map, write=lambda head: head_map.write(head) | write(head))
 
 
-def vocabulary(head: type, *, lm: str, tokens: str, module: str = "head", **fixed: Any) -> HeadMap:
+def vocabulary(head: type, *, lm: str, tokens: str, module: str = "head", **fixed: object) -> HeadMap:
     """Return one linear layer over the vocabulary, tied to the embedding or not."""
 
-    def read(reader: ConfigReader, model: ModelConfig) -> Any:
-        return head(tied=reader.flag("tie_word_embeddings", True), **fixed)
+    def read(reader: ConfigReader, model: ModelConfig) -> Head:
+        config: Head = head(tied=reader.flag("tie_word_embeddings", True), **fixed)
+        return config
 
-    def table(config: Any) -> NameTable:
+    def table(config: NextToken | NextTokenAndChoice | PermutedTokens) -> NameTable:
         if not config.tied:
             return NameTable(rows=name_rows((lm, f"{module}.decoder")))
         bias = name_rows((f"{lm}.bias", f"{module}.decoder.bias")) if config.bias else ()
@@ -202,7 +207,7 @@ def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default:
     return model.embedding.dropout if dropout is None else dropout
 
 
-def _write_labels(head: Classes | TokenClasses) -> dict[str, Any]:
+def _write_labels(head: Classes | TokenClasses) -> dict[str, object]:
     return {
         "id2label": {str(number): name for number, name in enumerate(head.labels)},
         "label2id": {name: number for number, name in enumerate(head.labels)},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family, HeadMap
 from heedful.families.names import NameTable, name_rows
@@ -34,7 +32,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     return model
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the key "model"."""
     return {"model": to_mapping(model)}
 

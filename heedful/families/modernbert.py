@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
@@ -13,6 +11,7 @@ from heedful.model.config import (
     MaskedTokens,
     ModelConfig,
     Rotary,
+    Rowwise,
     StackConfig,
     Summary,
     TruncatedNormal,
@@ -83,7 +82,7 @@ def _bases(reader: ConfigReader) -> tuple[float, float]:
             values if isinstance(values, dict) and kind in bases else {"": kind}, f"{reader.source}: rope_parameters"
         )
         part.only("rope_type", "default", why="stretched rotary positions are not built")
-        bases[kind] = part.number("rope_theta", bases.get(kind), least=1.0, most=1e9)
+        bases[kind] = part.number("rope_theta", bases.get(kind, 0.0), least=1.0, most=1e9)
         part.check_all_read(frozenset())
     return float(bases[FULL]), float(bases[LOCAL])
 
@@ -99,7 +98,7 @@ def _every(reader: ConfigReader, layers: int) -> int:
     return every
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json, as published."""
     embedding, encoder = model.embedding, model.encoder
     assert encoder is not None and isinstance(encoder.relation, Rotary) and encoder.window is not None
@@ -127,7 +126,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _dense(reader: ConfigReader) -> dict[str, Any]:
+def _dense(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of the prediction head before a classifier's last layer."""
     return {
         "dense": True,
@@ -138,7 +137,7 @@ def _dense(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _summary(reader: ConfigReader) -> dict[str, Any]:
+def _summary(reader: ConfigReader) -> head_maps.Arguments:
     """Read the prediction head's settings and its pooling."""
     return _dense(reader) | {"pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
 
@@ -151,13 +150,14 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=(*named, *bias), tied={"decoder.weight": "model.embeddings.tok_embeddings.weight"})
 
 
-def _masked_settings(reader: ConfigReader) -> dict[str, Any]:
+def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
     settings = {name: value for name, value in _dense(reader).items() if name != "dense"}
     return settings | {"bias": reader.flag("decoder_bias", True)}
 
 
-def _write_head(head: Any) -> dict[str, Any]:
+def _write_head(head: MaskedTokens | Summary | Rowwise) -> dict[str, object]:
     """Write the settings that `_dense`, `_summary` and `_masked_settings` read."""
+    assert head.activation is not None
     values = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
     if isinstance(head, MaskedTokens):
         return values | {"decoder_bias": head.bias}
@@ -166,7 +166,7 @@ def _write_head(head: Any) -> dict[str, Any]:
     return values
 
 
-def size(layers: int, width: int, inner: int) -> dict[str, Any]:
+def size(layers: int, width: int, inner: int) -> dict[str, object]:
     """Return a published configuration."""
     return {
         "vocab_size": 50_368,
@@ -183,7 +183,7 @@ def size(layers: int, width: int, inner: int) -> dict[str, Any]:
 
 _LAYER, _BLOCK = "model.layers.{}.", "encoder.blocks.{}."
 _NAMED = (("head.dense", "head.first.dense"), ("head.norm", "head.first.norm"), ("classifier", "head.out"))
-_ZERO: dict[str, Any] = {"key": "classifier_dropout", "default": 0.0}
+_ZERO: head_maps.Arguments = {"key": "classifier_dropout", "default": 0.0}
 
 FAMILY = Family(
     prefix="model.",

@@ -58,6 +58,9 @@ def merge_output_heads(heads: int) -> TensorOp:
     return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 
+Named = tuple[Any, ...]  # HF's name, or several; our name; and a TensorOp if it is not IDENTITY
+
+
 class NameRow(NamedTuple):
     """One row of a table: HF names, our name, and the operation between the tensors."""
 
@@ -79,17 +82,17 @@ class NameTable:
         """Return whether an HF tensor of that name is not read."""
         return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
 
-    def merged_with(self, other: NameTable) -> NameTable:
+    def merged_with(self, added: NameTable) -> NameTable:
         """Return the rows of both tables."""
         return NameTable(
-            rows=self.rows + other.rows,
-            tied={**self.tied, **other.tied},
-            copied={**self.copied, **other.copied},
-            ignored=self.ignored | other.ignored,
+            rows=self.rows + added.rows,
+            tied={**self.tied, **added.tied},
+            copied={**self.copied, **added.copied},
+            ignored=self.ignored | added.ignored,
         )
 
 
-def name_rows(*rows: tuple[Any, ...]) -> tuple[NameRow, ...]:
+def name_rows(*rows: Named) -> tuple[NameRow, ...]:
     """Make rows from plain tuples; a single HF name needs no tuple of its own."""
     return tuple(NameRow((row[0],) if isinstance(row[0], str) else row[0], *row[1:]) for row in rows)
 

@@ -5,8 +5,6 @@ Positions start at pad_token_id + 1, so a table of 514 rows serves 512 tokens.
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
@@ -25,7 +23,7 @@ def _masked(head: MaskedTokens) -> NameTable:
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
 
-def size(vocabulary: int, layers: int, width: int) -> dict[str, Any]:
+def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     """Return a published configuration."""
     return bert.size(vocabulary, layers, width) | {
         "max_position_embeddings": 514,
@@ -39,7 +37,7 @@ _POOLER, _OUT = ("roberta.pooler.dense", "head.first.dense"), ("classifier", "he
 _CLASSES = (("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"))
 
 
-def family(name: str, sizes: dict[str, dict[str, Any]]) -> Family:
+def family(name: str, sizes: dict[str, dict[str, object]]) -> Family:
     """Return the family whose architectures begin with that name."""
     return Family(
         prefix="roberta.",

@@ -6,15 +6,15 @@ Encoder and decoder with bucketed relative positions, unscaled scores, and RMS n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family, HeadMap
 from heedful.families.names import CONCAT, NameRow, NameTable, name_rows
-from heedful.model.config import Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
+from heedful.model.config import Activation, Buckets, EmbeddingConfig, FanIn, ModelConfig, NextToken, StackConfig
 
-MLPS = {  # value of feed_forward_proj -> activation, gated
+MLPS: dict[str, tuple[Activation, bool]] = {  # value of feed_forward_proj -> activation, gated
     "relu": ("relu", False),
     "gelu": ("gelu", False),
     "gated-gelu": ("gelu_tanh", True),
@@ -33,40 +33,40 @@ def read(reader: ConfigReader) -> ModelConfig:
     reach = reader.integer(
         "relative_attention_max_distance", 128, least=count // 2 + 1
     )  # half of a decoder's are exact
-    side: dict[str, Any] = {
-        "width": width,
-        "heads": reader.integer("num_heads"),
-        "head_width": reader.integer("d_kv"),
-        "inner_width": reader.integer("d_ff"),
-        "activation": activation,
-        "gated": gated,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm": "rms",
-        "norm_at": "pre",
-        "norm_eps": reader.number("layer_norm_epsilon", 1e-6),
-        "final_norm": True,
-        "relation": Buckets(count=count, reach=reach),
-        "score_scale": 1.0,
-        "dropout": dropout,
-        "attention_dropout": dropout,
-        "inner_dropout": dropout,
-        "final_dropout": dropout,
-    }
+    encoder = StackConfig(
+        layers=layers,
+        width=width,
+        heads=reader.integer("num_heads"),
+        head_width=reader.integer("d_kv"),
+        inner_width=reader.integer("d_ff"),
+        activation=activation,
+        gated=gated,
+        attention_bias=False,
+        mlp_bias=False,
+        norm="rms",
+        norm_at="pre",
+        norm_eps=reader.number("layer_norm_epsilon", 1e-6),
+        final_norm=True,
+        relation=Buckets(count=count, reach=reach),
+        score_scale=1.0,
+        dropout=dropout,
+        attention_dropout=dropout,
+        inner_dropout=dropout,
+        final_dropout=dropout,
+    )
     vocabulary = reader.integer("vocab_size")
     padding = reader.integer("pad_token_id", 0, least=0, most=vocabulary - 1)
+    decoder_layers = reader.integer("num_decoder_layers", None, most=1024)
     return ModelConfig(
         embedding=EmbeddingConfig(vocabulary=vocabulary, width=width, dropout=dropout),
-        encoder=StackConfig(layers=layers, **side),
-        decoder=StackConfig(
-            layers=reader.integer("num_decoder_layers", None, most=1024) or layers, causal=True, cross=True, **side
-        ),
+        encoder=encoder,
+        decoder=replace(encoder, layers=decoder_layers or layers, causal=True, cross=True),
         start=reader.integer("decoder_start_token_id", padding, least=0, most=vocabulary - 1),
         initialisation=FanIn(factor=reader.number("initializer_factor", 1.0, most=100.0)),
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json."""
     encoder = model.encoder
     assert encoder is not None and isinstance(encoder.relation, Buckets)
@@ -139,22 +139,22 @@ def _next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
     return NextToken(tied=tied, scale=model.width**-0.5 if scaled else 1.0)
 
 
-def _write_next_token(head: NextToken) -> dict[str, Any]:
+def _write_next_token(head: NextToken) -> dict[str, object]:
     return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
 
 
-def _untied_tensors(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _untied_tensors(values: Mapping[str, object]) -> tuple[str, ...]:
     """Return embedding and output of version 1.1: transformers 5 writes that they are tied, and saves both."""
     return ("shared.weight", "lm_head.weight") if values.get("scale_decoder_outputs") is False else ()
 
 
-def size(layers: int, width: int, heads: int, inner: int, head_width: int = 64) -> dict[str, Any]:
+def size(layers: int, width: int, heads: int, inner: int, head_width: int = 64) -> dict[str, object]:
     """Return a published configuration, version 1.0."""
     shape = {"d_model": width, "num_layers": layers, "num_heads": heads, "d_ff": inner, "d_kv": head_width}
     return shape | {"vocab_size": 32_128, "feed_forward_proj": "relu", "decoder_start_token_id": 0, "pad_token_id": 0}
 
 
-def size_1_1(layers: int, width: int, heads: int, inner: int) -> dict[str, Any]:
+def size_1_1(layers: int, width: int, heads: int, inner: int) -> dict[str, object]:
     """Return a published configuration, version 1.1."""
     return size(layers, width, heads, inner) | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
@@ -42,7 +40,7 @@ def read(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, object]:
     """Write the values of config.json."""
     encoder = model.encoder
     assert encoder is not None and isinstance(encoder.relation, TransformerXl)
@@ -85,21 +83,21 @@ def body(model: ModelConfig) -> NameTable:
     )
 
 
-def _summary(reader: ConfigReader) -> dict[str, Any]:
+def _summary(reader: ConfigReader) -> head_maps.Arguments:
     """Read the summary's settings: the last row through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
         reader.only(name, value, why="it is the published value")
     return {"pooling": "last", "activation": "tanh", "dropout": reader.number("summary_last_dropout", 0.1)}
 
 
-def size(layers: int, width: int, inner: int) -> dict[str, Any]:
+def size(layers: int, width: int, inner: int) -> dict[str, object]:
     """Return a published configuration."""
     shape = {"d_model": width, "n_layer": layers, "n_head": width // 64, "d_inner": inner}
     return shape | {"vocab_size": 32_000, "ff_activation": "gelu", "layer_norm_eps": 1e-12}
 
 
 _SUMMARY = ("sequence_summary.summary", "head.first.dense")
-_SUMMARY_DROPOUT: dict[str, Any] = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary}
+_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary}
 
 FAMILY = Family(
     prefix="transformer.",
