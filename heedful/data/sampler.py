@@ -85,13 +85,13 @@ class BatchSampler:
 # ---------------------------------------------------------------------------------------------------- micro-batches
 
 
-def group(count: int, together: int) -> list[list[int]]:
+def group(count: int, size: int) -> list[list[int]]:
     """Split range(count) into groups of `size` indices that stay in one micro-batch.
 
     >>> group(5, 2)
     [[0, 1], [2, 3], [4]]
     """
-    return [list(range(start, min(start + together, count))) for start in range(0, count, together)]
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:

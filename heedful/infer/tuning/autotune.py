@@ -72,7 +72,7 @@ def fastest_plan(loaded: ModelBundle, precision: Precision) -> ExecutionPlan:
     if parameter.device.type != "cpu":
         return ExecutionPlan(precision=precision, why=(f"on {parameter.device.type} PyTorch's own products are taken",))
     if not autotune_enabled():
-        linears: LinearKernel = "rounded" if precision == "int8" else "plain"
+        linears: LinearKernel = "int8" if precision == "int8" else "plain"
         return ExecutionPlan(
             precision=precision, linears=linears, why=(f"nothing was measured: {AUTOTUNE_VARIABLE} is off",)
         )
@@ -102,7 +102,7 @@ def _measured(loaded: ModelBundle, config: StackConfig, precision: Precision) ->
         if loaded.model.encoder is not None and not isinstance(config.relation, Shaw | TransformerXl):
             way = _with_attention(way, config, dtype)
         if precision == "int8":
-            return replace(way, linears="rounded", why=(*way.why, "linear layers: products of whole numbers"))
+            return replace(way, linears="int8", why=(*way.why, "linear layers: products of whole numbers"))
         linear = next(module for module in loaded.modules() if isinstance(module, Mlp)).up
         return _with_linears(way, linear)
 
@@ -123,7 +123,7 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
 
 def _with_linears(way: ExecutionPlan, plain: nn.Linear) -> ExecutionPlan:
     reasons: dict[LinearKernel, str] = {
-        name: kernel.cannot(plain) for name, kernel in LINEAR_KERNELS.items() if name != "rounded"
+        name: kernel.cannot(plain) for name, kernel in LINEAR_KERNELS.items() if name != "int8"
     }
     layers = {name: LINEAR_KERNELS[name].make(plain, None) for name, reason in reasons.items() if not reason}
     ratios: dict[LinearKernel, float] = dict.fromkeys(layers, 1.0)

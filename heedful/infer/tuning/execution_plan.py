@@ -27,7 +27,7 @@ from heedful.nn.inference_linear import (
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Bias, RelativeBias
 
-LinearKernel = Literal["plain", "laid", "panels", "rounded"]
+LinearKernel = Literal["plain", "onednn", "native", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +40,16 @@ class ExecutionPlan:
     why: tuple[str, ...] = ()
 
 
-class _Laying(NamedTuple):
+class _LinearKernelSpec(NamedTuple):
     make: Callable[[nn.Linear, str | None], nn.Module]
     applies: tuple[str, ...]  # activations
     cannot: Callable[[nn.Linear], str]
 
 
-LINEAR_KERNELS: dict[LinearKernel, _Laying] = {
-    "laid": _Laying(OneDnnLinear, tuple(FUSED), lambda linear: cannot_use_onednn(linear.weight.dtype)),
-    "panels": _Laying(NativeLinear, ("gelu",), cannot_use_native),
-    "rounded": _Laying(Int8Linear, ("gelu",), lambda linear: ""),
+LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
+    "onednn": _LinearKernelSpec(OneDnnLinear, tuple(FUSED), lambda linear: cannot_use_onednn(linear.weight.dtype)),
+    "native": _LinearKernelSpec(NativeLinear, ("gelu",), cannot_use_native),
+    "int8": _LinearKernelSpec(Int8Linear, ("gelu",), lambda linear: ""),
 }
 
 
@@ -79,7 +79,7 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
     model.execution = ExecutionOptions(
         encoder_kernel=plan.attention,
         fused_block=FusedBlock() if fuses else None,
-        pad_to_bucket=model.execution.pad_to_bucket if plan.linears == "plain" else plan.linears == "laid",
+        pad_to_bucket=model.execution.pad_to_bucket if plan.linears == "plain" else plan.linears == "onednn",
     )
 
 

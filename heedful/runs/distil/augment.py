@@ -21,6 +21,7 @@ from heedful.data.sampler import derive_seed
 from heedful.errors import HeedfulError, ModelError
 from heedful.objectives.random_numbers import is_text_token, uniform
 from heedful.packed import Packed
+from heedful.random_streams import Stream
 from heedful.runs.distil.settings import AugmentSettings
 from heedful.tasks.answering import strip_span
 from heedful.tasks.specs import SPECS
@@ -30,7 +31,6 @@ from heedful.train.ranks import Ranks
 BATCH = 64  # texts that the model reads at once
 Text = str | PreTokenized
 Variant = str | list[str]  # a text, or the words of one
-SAMPLING = 8  # mixed with a seed, to sample replacements
 
 
 def augmented_examples(
@@ -107,7 +107,7 @@ def augmented_inputs(
             parts = [_parts(example) for example in chunk]
             flat = [text for texts in parts for text in texts]
             keys = [
-                derive_seed(seed, SAMPLING, turn, start + n, m)
+                derive_seed(seed, Stream.AUGMENTATION, turn, start + n, m)
                 for n, texts in enumerate(parts)
                 for m in range(len(texts))
             ]

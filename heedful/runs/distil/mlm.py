@@ -53,7 +53,6 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 
 SETTINGS, OUTPUTS, BASELINE_FOLDER = "distil.toml", "outputs", "baseline"
-PROJECT = 7  # mixed with a seed, for the projections from the student's width to the teacher's
 UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing here
 
 
@@ -288,7 +287,7 @@ class MlmTeacherLearner:
             losses=losses,
             ask=self._outputs(teacher, samples),
             pairing=SampleAlignment(same=True, teacher_numbers=[(number,) for number in range(total)], words=None),
-            project=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, PROJECT)),
+            project=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)),
             first="label",
             classes=vocab_size,
         )

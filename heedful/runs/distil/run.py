@@ -26,6 +26,7 @@ from heedful.errors import SettingError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
 from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
+from heedful.random_streams import Stream
 from heedful.runs.card.finetuned import write_finetuned_card
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.augment import augmented_examples
@@ -63,7 +64,6 @@ from heedful.train.run_lock import lock_run
 from heedful.train.settings import FitSettings, TrainSettings
 
 OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
-PROJECT = 7  # mixed with a seed, for the projections from the student's width to the teacher's
 LONGEST_EXAMPLES = 64  # of which it is checked in advance whether tokens of student and teacher fit
 
 
@@ -322,7 +322,7 @@ class TeacherLearner:
             losses=losses,
             ask=inputs.ask,
             pairing=inputs.pairing,
-            project=state_projections(losses, widths, derive_seed(seed, PROJECT)),
+            project=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
             group=group_size if compares_vectors else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)

@@ -25,6 +25,7 @@ from heedful.data import Dataset
 from heedful.data.examples import Example, MultiLabelExample, ScoredExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.data.sampler import derive_seed, epoch_order
+from heedful.random_streams import Stream
 from heedful.runs.results import JsonObject, read_predictions
 from heedful.tasks.answering import Answer
 from heedful.tasks.classify import THRESHOLD, best_threshold
@@ -46,7 +47,6 @@ FLOPS = {"cpu": 3e11}  # operations per second of training, to estimate its time
 FLOPS_OF_OTHERS = 1e14  # of a GPU
 WEIGHTS = 1_000_000  # of the linear model: its optimizer needs 200 bytes for each
 CHUNK = 512  # rows of a batch
-WORDS = 11  # mixed with a seed, to sample rows
 METHODS: dict[LinearModel, str] = {
     "logistic": "TF-IDF and logistic regression",
     "logistic_per_label": "TF-IDF and one logistic regression per label",
@@ -104,7 +104,7 @@ def rows_of_splits(
 def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
     """A mask of `rows` of `count` rows, sampled by the seed."""
     chosen = np.zeros(count, dtype=bool)
-    chosen[epoch_order(count, derive_seed(seed, WORDS), 0)[:rows]] = True
+    chosen[epoch_order(count, derive_seed(seed, Stream.BASELINE_WORDS), 0)[:rows]] = True
     return chosen
 
 

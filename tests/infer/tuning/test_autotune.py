@@ -29,7 +29,7 @@ from heedful.packed import Packed
 from tests.support.model_folders import make
 from tests.support.tiny_models import our_rows, packed, save_tiny
 
-LAID = not cannot_use_onednn(torch.float32)
+ONEDNN = not cannot_use_onednn(torch.float32)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, **way: Any) -> None:
     monkeypatch.setattr(module, "fastest_plan", lambda loaded, precision: ExecutionPlan(precision=precision, **way))
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
+@pytest.mark.skipif(not ONEDNN, reason=cannot_use_onednn(torch.float32))
 @pytest.mark.parametrize(
     ("family", "architecture"),
     [
@@ -70,7 +70,7 @@ def test_every_way_computes_the_same(
     with torch.inference_mode():
         expected = our_rows(plain, batch)
         for attention in ("bmm", "fused"):
-            taken(monkeypatch, linears="laid", attention=attention)
+            taken(monkeypatch, linears="onednn", attention=attention)
             autotune(changed, "float32")
             scale = expected.abs().max()
             assert (our_rows(changed, batch) - expected).abs().max() < 1e-5 * scale
@@ -83,7 +83,7 @@ def test_every_way_computes_the_same(
     assert tensors.keys() == known.keys() and all(torch.equal(tensor, known[name]) for name, tensor in tensors.items())
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
+@pytest.mark.skipif(not ONEDNN, reason=cannot_use_onednn(torch.float32))
 @pytest.mark.parametrize(
     ("family", "architecture"), [("t5", "T5ForConditionalGeneration"), ("gpt2", "GPT2LMHeadModel")]
 )
@@ -92,7 +92,7 @@ def test_laid_out_layers_write_the_same(
 ) -> None:
     save_tiny(tmp_path, family, architecture)
     plain, changed = load(tmp_path), load(tmp_path)
-    taken(monkeypatch, linears="laid", attention="bmm")
+    taken(monkeypatch, linears="onednn", attention="bmm")
     autotune(changed, "float32")
     prompts = Packed.of([[5, 6, 7], [8]])
     arguments = {"prompts": prompts} if family == "gpt2" else {"prompts": Packed.of([[0], [0]]), "source": prompts}
@@ -106,12 +106,12 @@ def test_laid_out_layers_write_the_same(
             assert actual[0].log_probability == pytest.approx(expected_output[0].log_probability, abs=1e-4)
 
 
-@pytest.mark.skipif(not LAID, reason=cannot_use_onednn(torch.float32))
+@pytest.mark.skipif(not ONEDNN, reason=cannot_use_onednn(torch.float32))
 def test_a_model_that_answers_is_saved_copied_and_sent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = Engine(folder)(["the cat sat"])
-    taken(monkeypatch, linears="laid", attention="bmm")
+    taken(monkeypatch, linears="onednn", attention="bmm")
     engine = Engine(folder)
     save(engine.loaded, tmp_path / "saved")
     tensors = load(tmp_path / "saved").named_tensors()
@@ -120,7 +120,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
         assert any(isinstance(module, OneDnnLinear) for module in copied.loaded.modules())
         assert copied(["the cat sat"])[0]["probabilities"] == pytest.approx(expected[0]["probabilities"], abs=1e-5)
     rounded = Engine(load(folder))
-    taken(monkeypatch, linears="rounded")
+    taken(monkeypatch, linears="int8")
     autotune(rounded.loaded, "int8")
     with pytest.raises(HeedfulError, match="computes in int8, its weights are rounded: load it again"):
         save(rounded.loaded, tmp_path / "refused")
@@ -130,7 +130,7 @@ def test_a_model_that_answers_is_saved_copied_and_sent(
 
 def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Engine(folder)
-    taken(monkeypatch, linears="laid" if LAID else "plain", attention="bmm", why=("because",))
+    taken(monkeypatch, linears="onednn" if ONEDNN else "plain", attention="bmm", why=("because",))
     engine = Engine(folder)
     for answer, usual_answer in zip(engine(["the cat sat", ""]), usual(["the cat sat", ""]), strict=True):
         assert answer["probabilities"] == pytest.approx(usual_answer["probabilities"], abs=1e-5)
@@ -140,7 +140,7 @@ def test_answers_and_fingerprints_stay(folder: Path, monkeypatch: pytest.MonkeyP
     assert "bmm            taken" in engine.explain() and "fused          taken" in usual.explain()
 
 
-@pytest.mark.parametrize(("precision", "ways"), [("bfloat16", ("plain", "laid")), ("int8", ("rounded", "rounded"))])
+@pytest.mark.parametrize(("precision", "ways"), [("bfloat16", ("plain", "onednn")), ("int8", ("int8", "int8"))])
 def test_fingerprints_are_of_what_was_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, precision: Any, ways: tuple[str, str]
 ) -> None:

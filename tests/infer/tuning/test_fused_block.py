@@ -41,7 +41,7 @@ def ready(
     loaded = create(
         BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
     )
-    precision = "int8" if linears == "rounded" else "bfloat16"
+    precision = "int8" if linears == "int8" else "bfloat16"
     monkeypatch.setattr(
         module, "fastest_plan", lambda *_: ExecutionPlan(precision=precision, linears=linears, attention=attention)
     )
@@ -59,7 +59,7 @@ def fused(loaded: ModelBundle) -> Any:
     return loaded.model.execution.fused_block
 
 
-@pytest.mark.parametrize("linears", ["panels", "rounded"])
+@pytest.mark.parametrize("linears", ["native", "int8"])
 @pytest.mark.parametrize("batch", [BATCH, MANY], ids=["few", "many"])
 @pytest.mark.parametrize(
     "more", [{}, {"causal": True}, {"window": 2}, {"attention_bias": False, "mlp_bias": False}], ids=str
@@ -79,20 +79,20 @@ def test_it_computes_what_the_parts_do(
     "more", [{"norm_at": "pre", "final_norm": True}, {"gated": True}, {"activation": "relu"}], ids=str
 )
 def test_other_blocks_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
-    loaded = ready(monkeypatch, "panels", **more)
+    loaded = ready(monkeypatch, "native", **more)
     assert fused(loaded) is None
     plain = rows(ready(monkeypatch, "plain", **more)).float()
     assert (rows(loaded).float() - plain).norm() < 2e-2 * plain.norm()
 
 
 def test_heads_that_are_no_whole_vectors_are_computed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = ready(monkeypatch, "rounded", heads=8, attention="")
+    loaded = ready(monkeypatch, "int8", heads=8, attention="")
     assert fused(loaded) is None
     assert rows(loaded).isfinite().all()
 
 
 def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = ready(monkeypatch, "panels")
+    loaded = ready(monkeypatch, "native")
     before = rows(loaded)
     copied = [copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))]
     for parameter in (layer.panels for layer in loaded.modules() if hasattr(layer, "panels")):
@@ -102,7 +102,7 @@ def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = ready(monkeypatch, "panels")
+    loaded = ready(monkeypatch, "native")
     expected = rows(loaded)
     fused(loaded)._described.clear()
     trace = Trace()
@@ -113,14 +113,14 @@ def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rows(ready(monkeypatch, "panels"), Packed.of([[]])).shape == (0, 64)
+    assert rows(ready(monkeypatch, "native"), Packed.of([[]])).shape == (0, 64)
 
 
 def assign(loaded: ModelBundle) -> None:
     loaded.load_state_dict({name: tensor.clone() for name, tensor in loaded.state_dict().items()}, assign=True)
 
 
-@pytest.mark.parametrize("linears", ["panels", "rounded"])
+@pytest.mark.parametrize("linears", ["native", "int8"])
 @pytest.mark.parametrize("change", [assign, ModelBundle.share_memory, ForkingPickler.dumps, ModelBundle.bfloat16])
 def test_weights_that_moved_are_not_read_where_they_were(
     native: Kernels, monkeypatch: pytest.MonkeyPatch, linears: str, change: Callable[[ModelBundle], Any]
@@ -143,7 +143,7 @@ def test_weights_that_moved_are_not_read_where_they_were(
         return
     for fused, layer in zip(asked, loaded.model.encoder.blocks, strict=True):
         up: Any = layer.mlp.up
-        assert fused.up.panels == address(up.panels if linears == "panels" else up.panels.panels)
+        assert fused.up.panels == address(up.panels if linears == "native" else up.panels.panels)
         assert [fused.attended.gain, fused.attended.bias] == [address(x) for x in layer.attention_norm.parameters()]
         assert [fused.done.gain, fused.done.bias] == [address(x) for x in layer.mlp_norm.parameters()]
 
@@ -152,7 +152,7 @@ def test_what_drops_is_computed_part_by_part(native: Kernels, monkeypatch: pytes
     asked: list[int] = []
     stand_in = replace(native, has_bfloat16=True, has_int8=True, block=lambda address, *rest: asked.append(address))
     monkeypatch.setattr(library, "_library_or_reason", lambda: stand_in)
-    loaded = ready(monkeypatch, "panels")
+    loaded = ready(monkeypatch, "native")
     rows(loaded)
     assert asked
     asked.clear()
