@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from heedful.csrc import kernels, unavailable_reason
+from heedful.nn.autograd import AutogradContext
 from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
 from heedful.nn.layout import AttentionArgs, Layout, cannot_differ
 
@@ -82,7 +82,9 @@ def _contiguous_heads(x: Tensor) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int) -> Tensor:
+    def forward(
+        context: AutogradContext, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int
+    ) -> Tensor:
         library, out = kernels(), empty(*q.shape, dtype=q.dtype)
         assert library is not None
         log_sums = empty(*q.shape[:2]) if any(context.needs_input_grad) else None
@@ -95,7 +97,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sums = context.saved_tensors
         args, spans, seed = context.call
         library, dout = kernels(), gradients[0].contiguous()
@@ -135,12 +137,12 @@ class _SplitQkv(torch.autograd.Function):
     """Views of q, k and v in rows that hold all three; gradients that lie alike are joined without a copy."""
 
     @staticmethod
-    def forward(context: Any, rows: Tensor, heads: int) -> tuple[Tensor, ...]:
+    def forward(context: AutogradContext, rows: Tensor, heads: int) -> tuple[Tensor, ...]:
         q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
         return q, k, v
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
         first = gradients[0]
         count, heads, width = first.shape
         offset = heads * width * first.element_size()

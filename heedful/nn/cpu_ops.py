@@ -7,7 +7,6 @@ processor multiplies it, in bfloat16 with float32 sums.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from heedful.csrc import Kernels, kernels
+from heedful.nn.autograd import AutogradContext
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as the kernels take dtypes
 
@@ -169,7 +169,7 @@ def trains_in_bfloat16() -> bool:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(context: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounded = x.to(torch.bfloat16)
         if rounded.stride(1) != 1 or rounded.stride(0) % 2:
             rounded = rounded.contiguous()
@@ -179,7 +179,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = context.saved_tensors
         dy = gradients[0].contiguous()
         dx = dw = db = None
@@ -228,13 +228,13 @@ def _gelu(x: Tensor) -> Tensor:
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
+    def forward(context: AutogradContext, x: Tensor) -> Tensor:
         context.save_for_backward(x)
         return _gelu(x)
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
+    def backward(context: AutogradContext, *gradients: Tensor) -> Tensor:
         (x,) = context.saved_tensors
         library, dy, dx = kernels(), gradients[0].contiguous(), torch.empty_like(x)
         assert library is not None
@@ -280,7 +280,14 @@ def _add_norm(
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, x: Tensor, y: Tensor, gain: Tensor, bias: Tensor | None, eps: float, p: float, seed: int
+        context: AutogradContext,
+        x: Tensor,
+        y: Tensor,
+        gain: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        p: float,
+        seed: int,
     ) -> Tensor:
         sums, moments = empty(*x.shape), empty(len(x), 2)
         context.save_for_backward(sums, moments, gain)
@@ -289,7 +296,7 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         sums, moments, gain = context.saved_tensors
         eps, p, seed, x_dtype, y_dtype, has_bias = context.settings
         library, (rows, width) = kernels(), sums.shape

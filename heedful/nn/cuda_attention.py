@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch.nn import functional as F
 
 from heedful.nn.kernels import Kernel, KernelBlock, Plan, keys_have_gaps, make_plan, run_plan, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias, Span, cannot_differ
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDTHS = (64, 128, 256, 512)  # widths of a block's lines
@@ -45,7 +48,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         ("flash", q.device), lambda: (_bounds(layout.queries, q), _bounds(layout.keys, q))
     )
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
-    mixed: Tensor = _operator()(
+    mixed = _operator()(
         q,
         k,
         v,
@@ -66,8 +69,8 @@ def _bounds(spans: tuple[Span, ...], q: Tensor) -> Int[Tensor, " sequences_and_o
     return torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32, device=q.device)
 
 
-def _operator() -> Callable[..., Any]:
-    operator: Callable[..., Any] = torch.ops.aten._flash_attention_forward
+def _operator() -> Callable[..., tuple[Tensor, ...]]:
+    operator: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
     return operator
 
 
@@ -140,7 +143,7 @@ def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
 class Tiles:
     """The tiles of scores that are computed, and the position of every row."""
 
-    mask: Any  # torch's BlockMask
+    mask: BlockMask
     query_positions: Int[Tensor, " queries"]  # counted from the end of each sequence
     key_positions: Int[Tensor, " keys"]
 
@@ -154,7 +157,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     tiles = args.layout.cached(key, lambda: make_tiles(args, q, k))
     heads = [rows.transpose(0, 1)[None] for rows in (q, k, v)]
     score_mod = None if args.bias is None else _score_mod(args.bias, tiles)
-    mixed: Tensor = _compiled()(*heads, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
+    mixed = _compiled()(*heads, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
     return mixed[0].transpose(0, 1)
 
 
@@ -223,10 +226,10 @@ def _needed_tiles(layout: Layout, queries: int, keys: int) -> Bool[np.ndarray, "
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
     return compiled
 
 

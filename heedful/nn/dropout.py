@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from heedful.nn.autograd import AutogradContext
 
 STEPS = 1 << 16  # on a CPU p is rounded to a multiple of 1 / STEPS: one random int64 decides four numbers
 
@@ -27,13 +27,13 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, threshold: int) -> Tensor:
+    def forward(context: AutogradContext, x: Tensor, threshold: int) -> Tensor:
         factors = _factors(x, threshold)
         context.save_for_backward(factors)
         return x * factors
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
         (factors,) = context.saved_tensors
         return gradients[0] * factors, None
 

@@ -38,7 +38,7 @@ class OneDnnLinear(nn.Module):
         """Return the state with a dense weight: a tensor in oneDNN's order can be neither copied nor pickled."""
         return {**self.__dict__, "weight": self.weight.to_dense()}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = _operators()._reorder_linear_weight(state["weight"], self.rows)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from heedful.nn.autograd import AutogradContext
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,12 +58,12 @@ class _PackRows(torch.autograd.Function):
     """Rows to places; backward takes each row's gradient from its place."""
 
     @staticmethod
-    def forward(context: Any, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(context: AutogradContext, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         context.save_for_backward(inverse)
         return rows.index_select(0, index)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return gradients[0].index_select(0, context.saved_tensors[0]), None, None
 
 
@@ -70,12 +71,12 @@ class _UnpackRows(torch.autograd.Function):
     """Places to rows; backward takes each place's gradient from its row, or zeros."""
 
     @staticmethod
-    def forward(context: Any, places: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(context: AutogradContext, places: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         context.save_for_backward(inverse)
         return places.index_select(0, index)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
         with_zeros = torch.cat([gradients[0], gradients[0].new_zeros(1, *gradients[0].shape[1:])])
         return with_zeros.index_select(0, context.saved_tensors[0]), None, None
 

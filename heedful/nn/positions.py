@@ -70,6 +70,9 @@ class RelativePosition(nn.Module):
         return None
 
 
+Rotations = tuple[Tensor, torch.dtype, dict[int, tuple[Tensor, Tensor]]]  # positions, dtype, (cos, sin) of each width
+
+
 class RotaryPosition(RelativePosition):
     """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
@@ -81,10 +84,10 @@ class RotaryPosition(RelativePosition):
         super().__init__()
         self.base = base
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
+    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
         return batch.positions, like.dtype, {}
 
-    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Heads, prepared: Rotations) -> tuple[Tensor, Tensor]:
         positions, dtype, rotations = prepared
         width = q.shape[-1]
         if width not in rotations:
@@ -176,7 +179,7 @@ class TransformerXlPosition(RelativePosition):
         )
         self.same_type = nn.Parameter(torch.zeros(2, heads, head_width))
 
-    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
+    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> tuple[Packed, Tensor]:
         if batch.types.device.type == "cpu" and len(batch.types) and int(batch.types.max()) >= SEGMENTS:
             raise DataError(
                 f"the batch has segment type {int(batch.types.max())}; this model knows 0 to {SEGMENTS - 1}"
@@ -186,15 +189,15 @@ class TransformerXlPosition(RelativePosition):
         limit = reach if self.reach is None else self.reach
         return batch, sinusoid(steps.clamp(-limit, limit), self.place.in_features, "halves").to(like)
 
-    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Heads, prepared: tuple[Packed, Tensor]) -> tuple[Tensor, Tensor]:
         batch, _ = prepared
         one_hot = F.one_hot(batch.types, SEGMENTS)[:, None].to(q)
-        same, other = torch.einsum("ihd,shd->sih", q + self.type_bias, self.same_type).unsqueeze(-1).unbind()
-        by_segment = one_hot * same + (1 - one_hot) * other
+        same, different = torch.einsum("ihd,shd->sih", q + self.type_bias, self.same_type).unsqueeze(-1).unbind()
+        by_segment = one_hot * same + (1 - one_hot) * different
         keys = torch.cat([k, one_hot.expand(-1, k.shape[1], -1)], -1)
         return torch.cat([q + self.content_bias, by_segment], -1), keys
 
-    def bias(self, q: Heads, prepared: Any, scale: float) -> Bias:
+    def bias(self, q: Heads, prepared: tuple[Packed, Tensor], scale: float) -> Bias:
         batch, waves = prepared
         projected = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
         table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, projected)

@@ -7,13 +7,13 @@ previous state is computed in each step. torch.nn computes all of them step by s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from heedful.nn.autograd import AutogradContext
 from heedful.nn.dropout import dropout
 
 
@@ -46,7 +46,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
+        context: AutogradContext, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
     ) -> Float[Tensor, "rows width"]:
         width, transposed = weight.shape[1], weight.t()
         gates = inputs + bias
@@ -70,7 +70,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(context: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(context: AutogradContext, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, h, c = context.saved_tensors
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         i, f, g, o = gates.split(width, 1)
@@ -101,7 +101,7 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
+        context: AutogradContext, inputs: Tensor, weight: Tensor, bias: Tensor, counts: tuple[int, ...], reverse: bool
     ) -> Float[Tensor, "rows width"]:
         width, transposed = weight.shape[1], weight.t()
         gates, hidden = inputs.clone(), bias.expand(len(inputs), -1).clone()
@@ -125,7 +125,7 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(context: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(context: AutogradContext, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, hidden, h = context.saved_tensors
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         r, z, n = gates.split(width, 1)

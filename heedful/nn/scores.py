@@ -231,9 +231,9 @@ def _masked(block: Tensor, mask: Tensor | None) -> Tensor:
     return block if mask is None else block.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 
-def _where_visible(block: Tensor, mask: Tensor | None, other: float = 0.0) -> Tensor:
-    """Set rows without a visible pair to `other`."""
-    return block if mask is None else block.where(mask.any(-1, keepdim=True), other)
+def _where_visible(block: Tensor, mask: Tensor | None, hidden: float = 0.0) -> Tensor:
+    """Set rows without a visible pair to `hidden`."""
+    return block if mask is None else block.where(mask.any(-1, keepdim=True), hidden)
 
 
 def _straight_through(chosen: Sequence[Tensor | None], weights: Blocks, masks: Masks | None) -> Blocks:

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from heedful.checkpoint import ModelBundle
 from heedful.nn import cpu_ops
+from heedful.nn.autograd import AutogradContext
 from heedful.packed import Packed
 
 CHUNK = 32  # rows of scores that are computed at once, so that they fit into the processor's cache
@@ -51,7 +52,9 @@ class Sample:
         return len(self.tokens)
 
     @classmethod
-    def of(cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], **rest: Any) -> Sample:
+    def of(
+        cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], target: object = None, weight: float = 1.0
+    ) -> Sample:
         """Return a sample of sequences of token ids and types.
 
         >>> Sample.of([[5, 6], [7]], [[0, 0], [1]], target=1).bounds
@@ -61,7 +64,8 @@ class Sample:
             tokens=np.fromiter(chain.from_iterable(ids), dtype=np.int32),
             types=np.fromiter(chain.from_iterable(types), dtype=np.uint8),
             bounds=(0, *accumulate(map(len, ids))),
-            **rest,
+            target=target,
+            weight=weight,
         )
 
 
@@ -102,7 +106,7 @@ class PerEpochSamples(ABC, Sequence[Sample]):
     def at(self, epoch: int) -> Sequence[Sample]:
         """Return the samples of an epoch, counted from 0; a pure function of it."""
 
-    def __getitem__(self, number: Any) -> Any:
+    def __getitem__(self, number: int | slice) -> Any:
         """Return a sample of the first epoch."""
         return self.at(0)[number]
 
@@ -215,7 +219,7 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, scores: Tensor, targets: Tensor) -> Tensor:
         if (fused := cpu_ops.cross_entropy(scores, targets)) is not None:
             losses, gradients = fused
             ctx.save_for_backward(gradients)
@@ -237,7 +241,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: AutogradContext, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (gradients,) = ctx.saved_tensors
         return gradients * grad_outputs[0][:, None].to(gradients.dtype), None
 

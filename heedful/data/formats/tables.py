@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
 from heedful.data.formats.text_files import (
@@ -410,6 +410,7 @@ def class_label_names(feature: object) -> tuple[str, ...]:
     return ()
 
 
+@runtime_checkable
 class DatasetObject(Protocol):
     """A `datasets.Dataset`, or an object with the same attributes."""
 
@@ -420,11 +421,6 @@ class DatasetObject(Protocol):
     def column_names(self) -> Sequence[str]: ...
 
     def __iter__(self) -> Iterator[object]: ...
-
-
-def is_dataset_object(value: object) -> TypeGuard[DatasetObject]:
-    """Whether this is a `datasets.Dataset`, or has the same attributes."""
-    return hasattr(value, "features") and hasattr(value, "column_names") and isinstance(value, Iterable)
 
 
 def read_dataset_object(name: str, data: DatasetObject, row_errors: RowErrors) -> Table:

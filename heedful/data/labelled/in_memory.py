@@ -19,7 +19,7 @@ from heedful.data.examples import (
     Seq2SeqExample,
     TaggedExample,
 )
-from heedful.data.formats.tables import DatasetObject, is_dataset_object
+from heedful.data.formats.tables import DatasetObject
 from heedful.errors import DataError
 
 PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of a pair (inputs, targets)
@@ -47,7 +47,7 @@ class InMemoryRows:
 
 def is_in_memory(value: object) -> bool:
     """Whether this is data in memory: a dataset, a frame, a list of dicts, or a pair (inputs, targets)."""
-    return is_dataset_object(value) or _is_frame(value) or _is_rows(value) or _is_pair(value)
+    return isinstance(value, DatasetObject) or _is_frame(value) or _is_rows(value) or _is_pair(value)
 
 
 def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObject:
@@ -60,7 +60,7 @@ def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObjec
     Raises:
         DataError: If inputs and targets differ in number, or examples of that class need more than a pair.
     """
-    if is_dataset_object(value):
+    if isinstance(value, DatasetObject):
         return value
     if _is_pair(value):
         inputs, targets = map(_listed, value)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -194,5 +193,5 @@ def new_modules(width: int, teacher_width: int, seed: int) -> nn.ModuleDict:
     """Return new modules to train beside a student of that width: the map of states, and the head for pairs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head: list[Any] = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]
+        head: list[nn.Module] = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]
         return nn.ModuleDict({"states": nn.Linear(width, teacher_width), "pairs": nn.Sequential(*head)})
