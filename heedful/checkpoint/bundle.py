@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from heedful.checkpoint.config import BundleConfig
 from heedful.model.build import make_model
 from heedful.model.config import Learned, NextToken, SentenceEmbedding
-from heedful.model.heads import make_head, pooled_row
+from heedful.model.heads import HeadOutputs, make_head, pooled_row
 from heedful.model.initialise import initialise
 from heedful.model.trace import Trace
 from heedful.nn.inference_linear import Int8Linear, NativeLinear, OneDnnLinear
@@ -39,12 +38,12 @@ class ModelBundle(nn.Module):
         self.head = None if config.head is None else make_head(config.head, self.model)
         self.flush: Callable[[], None] = _nothing
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state with up-to-date weights, for copies and pickles."""
         self.flush()
         return self.__dict__.copy()
 
-    def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> Any:
+    def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> HeadOutputs:
         """Return the head's outputs, or the last hidden states without a head."""
         if self.head is None:
             return self.hidden_states(batch, target, trace=trace)
@@ -57,7 +56,7 @@ class ModelBundle(nn.Module):
         *,
         trace: Trace | None = None,
         output_rows: Tensor | None = None,
-    ) -> Any:
+    ) -> HeadOutputs:
         """Return the head's outputs; only the rows that it reads are computed.
 
         Args:
@@ -68,7 +67,8 @@ class ModelBundle(nn.Module):
         if output_rows is None:
             output_rows, head_batch = pooled_row(self.head, head_batch)
         target = self._decoder_inputs(batch, target)
-        return self.head(self.model(batch, target, trace=trace, output_rows=output_rows), head_batch)
+        outputs: HeadOutputs = self.head(self.model(batch, target, trace=trace, output_rows=output_rows), head_batch)
+        return outputs
 
     def hidden_states(
         self,

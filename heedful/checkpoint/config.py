@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from heedful.errors import ModelError, did_you_mean, quoted
 from heedful.families import FAMILIES
@@ -20,11 +19,11 @@ class BundleConfig:
     family: str
     model: ModelConfig
     head: Head | None = None
-    hf_config: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_config(
-    values: Mapping[str, Any], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
+    values: Mapping[str, object], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
 ) -> BundleConfig:
     """Read the values of a config.json; every key is read, known not to matter, or refused.
 
@@ -49,7 +48,7 @@ def read_config(
     return BundleConfig(family=model_type, model=model, head=head_config, hf_config=hf_config)
 
 
-def _architecture(family: Family, values: Mapping[str, Any], source: str, head: str | None) -> str:
+def _architecture(family: Family, values: Mapping[str, object], source: str, head: str | None) -> str:
     if head is not None:
         kinds = family.kinds()
         if head not in kinds:
@@ -62,7 +61,7 @@ def _architecture(family: Family, values: Mapping[str, Any], source: str, head: 
     return str(named[0])
 
 
-def write_config(config: BundleConfig) -> dict[str, Any]:
+def write_config(config: BundleConfig) -> dict[str, object]:
     """Return the values of a config.json; one that was read and not changed is returned as it was."""
     family = FAMILIES[config.family]
     read_values = {name: value for name, value in config.hf_config.items() if name != "torch_dtype"}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ class _FolderContents:
     """The configuration and the tensors of a folder, matched with each other."""
 
     config: BundleConfig
-    values: Mapping[str, Any]  # config.json
+    values: Mapping[str, object]  # config.json
     slots: dict[str, Slot]  # the model's tensors, by the names of the family's table
     other_slots: dict[str, Slot]  # those of other heads
     folder: Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +130,7 @@ def make_head_config(
     if head_map.head in (Classes, TokenClasses) and (not labels or len(set(labels)) < len(labels)):
         listed = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
         raise SettingError(f'labels are {listed}; a "{kind}" head needs one or more, each once')
-    values: dict[str, Any] = dict(config.hf_config or family.write(config.model))
+    values: dict[str, object] = dict(config.hf_config or family.write(config.model))
     values |= {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError
@@ -49,7 +48,7 @@ def read_notes(folder: Path) -> Notes:
     )
 
 
-def _numbers(path: Path, values: Mapping[str, Any], name: str) -> dict[str, float]:
+def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, float]:
     numbers = values.get(name, {})
     if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
         raise _wrong_type(path, name, numbers, "names with a number each")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from heedful.checkpoint.bundle import ModelBundle
 from heedful.checkpoint.config import BundleConfig, read_config
@@ -30,7 +29,7 @@ def published() -> Iterator[PublishedSize]:
             yield PublishedSize(family=model_type, name=name, config=config, parameters=_count(config))
 
 
-def count_parameters(model_type: str, values: Mapping[str, Any], head: str | None = None) -> int:
+def count_parameters(model_type: str, values: Mapping[str, object], head: str | None = None) -> int:
     """Return the exact number of parameters for a config.json; shared ones count once.
 
     Args:
@@ -39,7 +38,7 @@ def count_parameters(model_type: str, values: Mapping[str, Any], head: str | Non
     return _count(_config(model_type, values, head))
 
 
-def _config(model_type: str, values: Mapping[str, Any], head: str | None) -> BundleConfig:
+def _config(model_type: str, values: Mapping[str, object], head: str | None) -> BundleConfig:
     bare = {key: value for key, value in values.items() if key != "architectures"}
     return read_config(bare | {"model_type": model_type}, model_type, head=head)
 

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ def _slots(path: Path) -> dict[str, Slot]:
     return slots
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...], str]:
+def _entry(path: Path, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...], str]:
     if not name.isprintable() or len(name) > 1000:
         raise _broken(path, f"it names a tensor {quoted(name)}")
     match entry:
@@ -135,7 +135,7 @@ def _broken(path: Path, reason: str) -> ModelError:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[Any]:
+def _reading(path: Path) -> Iterator[BufferedReader]:
     try:
         with path.open("rb") as file:
             yield file
@@ -167,7 +167,7 @@ def read_tensors(slots: Mapping[str, Slot], dtype: torch.dtype) -> dict[str, Ten
     return tensors
 
 
-def _read(file: Any, slot: Slot) -> Tensor:
+def _read(file: BufferedReader, slot: Slot) -> Tensor:
     try:
         flat = torch.empty(math.prod(slot.shape), dtype=_FLOATS[slot.dtype])
     except (RuntimeError, MemoryError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from heedful.checkpoint.folder_json import read_folder_json, read_value
 from heedful.errors import ModelError, quoted
@@ -145,7 +144,7 @@ def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
 
     Several poolings in another order than that of the flags need version 6.
     """
-    pooling: dict[str, Any] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
+    pooling: dict[str, object] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
     if head.pooling != tuple(mode for mode in _FLAGS.values() if mode in head.pooling):
         names = {mode: name for name, mode in _POOLINGS.items()}
         pooling = {"pooling_mode": [names[mode] for mode in head.pooling]}

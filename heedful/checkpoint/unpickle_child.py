@@ -13,7 +13,6 @@ import os
 import re
 import resource
 import sys
-from typing import Any
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 
@@ -51,7 +50,7 @@ def convert(source: str, target: str, max_bytes: int) -> int:
     import torch
     from safetensors.torch import save_file
 
-    values: Any = torch.load(source, map_location="cpu", weights_only=True)
+    values: object = torch.load(source, map_location="cpu", weights_only=True)
     if not isinstance(values, dict):
         raise NotWeightsError(f"it holds a {type(values).__name__}; expected names and tensors")
     tensors = {}
@@ -98,7 +97,7 @@ def explain_refusal(error: BaseException) -> str:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    answer: dict[str, Any] = {"network": cut_off_network(), "tensors": 0}  # before threads, which forbid it
+    count, answer = 0, {"network": cut_off_network()}  # before threads, which forbid it
     try:
         import safetensors.torch  # noqa: F401
         import torch
@@ -107,10 +106,10 @@ def main() -> None:
         limit(job["max_bytes"], job["seconds"])
         for source, target in job["files"]:
             answer["file"] = os.path.basename(source)
-            answer["tensors"] += convert(source, target, job["max_bytes"])
+            count += convert(source, target, job["max_bytes"])
     except BaseException as error:
         answer["error"] = explain_refusal(error) if "file" in answer else f"torch cannot be used in the child: {error}"
-    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.write(json.dumps(answer | {"tensors": count}) + "\n")
 
 
 if __name__ == "__main__":

@@ -175,6 +175,9 @@ class NextTokenAndChoiceScores(NamedTuple):
     choice: Tensor
 
 
+HeadOutputs = Tensor | PretrainingScores | NextTokenAndChoiceScores
+
+
 class NextTokenAndChoiceHead(nn.Module):
     """Next tokens and multiple choice (GPT-2's double heads)."""
 

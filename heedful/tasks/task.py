@@ -286,7 +286,9 @@ class Task(Objective, ABC, Generic[AnyExample]):
             rows: All hidden states, if they are known; None: those that the head reads are computed.
         """
         if rows is None:
-            return upcast(loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows))
+            outputs = loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows)
+            assert isinstance(outputs, Tensor)
+            return upcast(outputs)
         assert loaded.head is not None
         return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
