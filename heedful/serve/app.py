@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,7 +20,9 @@ from starlette.types import Receive
 
 from heedful._version import __version__
 from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import InferenceFailedError
+from heedful.model.config import Classes
 from heedful.serve import open_inference, openapi, requests
 from heedful.serve.body import check_body_headers, parse_body, read_body
 from heedful.serve.context import RequestContext
@@ -39,7 +42,8 @@ FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/jav
 FILES["/web/page.css"] = ("page.css", "text/css")
 VALUES_PER_TOKEN = 6  # JSON values of a body, for each token that a request may have
 Respond = Callable[[Request], Awaitable[Response]]
-Ask = Callable[[RequestContext, Request, Any], Coroutine[Any, Any, Any]]
+Ask = Callable[[RequestContext, Request, Any], Awaitable[object]]
+View = dict[str, object]
 
 
 def create_app(
@@ -74,7 +78,7 @@ def _questions(service: Service) -> list[Route]:
     return [_post(service, endpoint.path, endpoint.body, ask(endpoint)) for endpoint in endpoints()]
 
 
-def _post(service: Service, path: str, body_type: Any, ask: Ask) -> Route:
+def _post(service: Service, path: str, body_type: type[Struct], ask: Ask) -> Route:
     max_values = VALUES_PER_TOKEN * service.settings.limits.max_request_tokens
 
     async def endpoint(request: Request) -> Response:
@@ -96,7 +100,7 @@ def _post(service: Service, path: str, body_type: Any, ask: Ask) -> Route:
     return Route(path, endpoint, methods=["POST"])
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
     """Return the result of `work`; cancel it when the client disconnects."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_left(receive))
@@ -124,17 +128,17 @@ def _record(request: Request, route: str) -> RequestLog:
     return record
 
 
-def _json(content: Any, status: int = 200) -> Response:
+def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = {404: "there is no such path: GET /openapi.json lists them", 405: "this path has another method"}
+    messages = {404: "there is no such path: GET /openapi.json lists them", 405: "this path has another method"}
     raise HTTPError(
         error.status_code,
         "not_found" if error.status_code == 404 else "validation",
-        told.get(error.status_code, "it cannot be answered"),
+        messages.get(error.status_code, "it cannot be answered"),
         list((error.headers or {}).items()),
     )
 
@@ -143,10 +147,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _protocol(service: Service) -> list[Route]:
-    async def infer(call: RequestContext, request: Request, body: Any) -> Any:
+    async def infer(call: RequestContext, request: Request, body: requests.InferBody) -> View:
         return await open_inference.infer(call, request.path_params["name"], body)
 
-    def facts(request: Request) -> Any:
+    def facts(request: Request) -> View:
         name, model_queue = service.select_model(request.path_params["name"], None)
         return {
             "name": name,
@@ -155,13 +159,13 @@ def _protocol(service: Service) -> list[Route]:
             "outputs": open_inference.output_tensors(head_kind(model_queue), _labels(model_queue.engine)),
         }
 
-    def ready(request: Request) -> Any:
+    def ready(request: Request) -> View:
         name = request.path_params["name"]
         if name not in service.model_queues:
             service.select_model(name, None)  # which says so
         return {"ready": service.model_queues[name].engine is not None and not service.queue.draining}
 
-    def server(request: Request) -> Any:
+    def server(request: Request) -> View:
         return {"name": "heedful", "version": __version__, "extensions": []}
 
     return [
@@ -175,7 +179,7 @@ def _protocol(service: Service) -> list[Route]:
 # -- what is shown --------------------------------------------------------------------------------------------------
 
 
-def _get(path: str, show: Callable[[Request], Any], status: Callable[[Any], int] = lambda shown: 200) -> Route:
+def _get(path: str, show: Callable[[Request], View], status: Callable[[View], int] = lambda shown: 200) -> Route:
     async def endpoint(request: Request) -> Response:
         _record(request, path)
         try:
@@ -192,14 +196,14 @@ def _get(path: str, show: Callable[[Request], Any], status: Callable[[Any], int]
 def _views(service: Service, keys: bool) -> list[Route]:
     document = orjson.dumps(openapi.document(__version__, keys))
 
-    def fit(shown: Any = None) -> int:
+    def fit(shown: View | None = None) -> int:
         return 200 if service.status == "ok" else 503
 
     async def metrics(request: Request) -> Response:
         _record(request, "/metrics")
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def models(request: Request) -> Any:
+    def models(request: Request) -> View:
         about = {"object": "model", "created": 0, "owned_by": "heedful"}
         return {"object": "list", "data": [{"id": name} | about for name in service.model_queues]}
 
@@ -214,20 +218,21 @@ def _views(service: Service, keys: bool) -> list[Route]:
     ]
 
 
-def info(service: Service, name: str | None) -> dict[str, Any]:
+def info(service: Service, name: str | None) -> View:
     """Describe a model and its routes, without paths of this machine."""
     name, model_queue = service.select_model(name, None)
-    engine: Any = model_queue.engine
+    engine = model_queue.engine
+    assert engine is not None, "select_model refuses models that are loading"
     limits, loaded = service.settings.limits, engine.loaded
     labels = _labels(engine)
     model_type: dict[str, Any] = {engine.kind: {}}
     if engine.kind == "embedding":
         model_type = {"embedding": {"pooling": getattr(loaded.config.head, "pooling", None)}}
-    elif engine.kind == "sequence_classification":
+    elif isinstance(head := loaded.config.head, Classes):
         numbered = dict(enumerate(labels or []))
         model_type = {"classifier": {"id2label": {str(id): label for id, label in numbered.items()}}}
         model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}
-        model_type["classifier"]["problem_type"] = loaded.config.head.problem_type
+        model_type["classifier"]["problem_type"] = head.problem_type
     return {
         "model_id": name,
         "model_dtype": engine.plan.precision if engine.plan else str(next(loaded.parameters()).dtype)[len("torch.") :],
@@ -252,10 +257,10 @@ def info(service: Service, name: str | None) -> dict[str, Any]:
     }
 
 
-def _labels(engine: Any) -> list[str] | None:
+def _labels(engine: BundleEngine | None) -> list[str] | None:
     from heedful.tasks.answering import unique_label_names
 
-    labels = getattr(engine.loaded.config.head, "labels", None)
+    labels = None if engine is None else getattr(engine.loaded.config.head, "labels", None)
     return None if labels is None else unique_label_names(labels)
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import torch
 
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
-from heedful.model.trace import Trace, check_numbers
+from heedful.model.trace import Part, Trace, check_numbers
 from heedful.packed import Packed
 from heedful.tasks.generation import decoder_prompts
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 
+class AttentionWeights(TypedDict):
+    """The response of /attention."""
+
+    tokens: list[dict[str, object]]
+    layers: list[dict[str, object]]
+
+
 def attention_response(
     engine: BundleEngine, item: TokenizerInput, layers: list[int] | None, heads: list[int] | None, most: int
-) -> Any:
+) -> AttentionWeights:
     """Return tokens and weights of layers and heads, counted from 0 (None: all); at most `most` weights."""
     loaded = engine.loaded
     read = item + loaded.text_suffix if isinstance(item, str) else item
@@ -27,7 +34,7 @@ def attention_response(
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
     if not stacks:
         raise HeedfulError("this model has no layers of self-attention to look into")
-    parts: list[Any] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
+    parts: list[Part] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
     for what, asked, count in (
         ("layers", layers, max(stack.layers for stack in stacks)),
         ("heads", heads, min(stack.heads for stack in stacks)),
@@ -44,16 +51,16 @@ def attention_response(
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():
         loaded.hidden_states(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
-    found = []
+    attention: list[dict[str, object]] = []
     for (part, layer, _), attended in sorted(trace.attention.items()):
         assert attended.weights is not None
         names = list(range(attended.weights.shape[0])) if heads is None else heads
         weights = attended.weights.to("cpu", torch.float64).round(decimals=6)
-        found.append({"part": part, "layer": layer, "heads": names, "weights": weights.tolist()})
-    return {"tokens": token_infos(encoded, engine.tokenizer), "layers": found}
+        attention.append({"part": part, "layer": layer, "heads": names, "weights": weights.tolist()})
+    return {"tokens": token_infos(encoded, engine.tokenizer), "layers": attention}
 
 
-def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, Any]]:
+def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, object]]:
     """Return the id and name of each token, and the characters of the text that it covers."""
     return [
         {"id": id, "text": tokenizer.name(id), "special": alone, "start": start, "stop": stop}

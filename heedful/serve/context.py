@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from heedful.infer.bundle_engine import EncodedInput
+from heedful.infer.bundle_engine import BundleEngine, EncodedInput
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.serve.middleware import RequestLog
 from heedful.serve.service import Service
 from heedful.serve.token_estimate import check_token_estimate, count_characters, group_in_turns
+from heedful.tasks.answering import Answer
+from heedful.tasks.generation import GenerationConfig
 
 CHARACTERS_PER_TOKEN = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
 Turns = Generator[None, None, list[EncodedInput]]  # yields where a thread may do something else in between
@@ -24,9 +25,9 @@ class RequestContext:
 
     service: Service
     record: RequestLog
-    given: tuple[str, ...] = ()
+    request_texts: tuple[str, ...] = ()
 
-    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
+    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
         """The model that answers."""
         return self.service.select_model(name, kinds)
 
@@ -39,50 +40,57 @@ class RequestContext:
             raise TooLongError(
                 f"the texts have {count} characters, and those of a request may have {limits.max_request_characters}"
             )
-        self.given = texts
+        self.request_texts = texts
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
 
-    def count(self, engine: Any, *, most: int | None = None, whole: bool = False) -> Iterator[None]:
+    def count(self, engine: BundleEngine, *, most: int | None = None, whole: bool = False) -> Iterator[None]:
         """Refuse texts that may have, and do, far more tokens than a request may, or `most`; few need be counted.
 
         It yields between parts of them.
         """
         limit = self.service.settings.limits.max_request_tokens
         most = limit if most is None else min(most, limit)
-        if sum(map(len, self.given)) > most:
-            yield from check_token_estimate(engine, self.given, most, whole=whole)
+        if sum(map(len, self.request_texts)) > most:
+            yield from check_token_estimate(engine, self.request_texts, most, whole=whole)
 
     async def ask(
         self,
-        model_queue: ModelQueue,
-        inputs: Sequence[Any],
+        model_queue: ModelQueue[BundleEngine],
+        inputs: Sequence[object],
         *,
-        encode: Callable[[Any, Sequence[Any]], Turns] | None = None,
+        encode: Callable[[BundleEngine], Turns] | None = None,
         sizes: Sequence[int] | None = None,
         top_k: int = 5,
-        **more: Any,
-    ) -> list[Any]:
+        writing: GenerationConfig | None = None,
+    ) -> list[Answer]:
         """The engine's answers.
 
         `encode` makes windows of the inputs, if not the engine alone; `sizes` are the characters of each that it
         tokenises, if not all of them.
         """
 
-        def read(engine: Any, inputs: Sequence[Any]) -> Turns:
+        def read(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
             yield from self.count(engine)
-            asked = yield from (encode or tokenize_in_turns)(engine, inputs)
+            asked = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
             if engine.kind in MASKS:
-                self._few_candidates(top_k * sum(len(piece.positions) for each in asked for piece in each.pieces))
+                self._few_candidates(top_k * sum(len(piece.positions) for encoded in asked for piece in encoded.pieces))
             return asked
 
-        found = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
-        how: Any = {"deadline": self.record.deadline, "left": self.record.left, "encode": read, "sizes": found}
-        answers, tokens = await model_queue.ask(inputs, top_k=top_k, **how, **more)
+        characters = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
+        answers, tokens = await model_queue.ask(
+            inputs,
+            deadline=self.record.deadline,
+            left=self.record.left,
+            encode=read,
+            top_k=top_k,
+            writing=writing,
+            sizes=characters,
+        )
         self.record.tokens += tokens
         return answers
 
-    def beginnings(self, engine: Any, texts: Sequence[str]) -> Turns:
+    def beginnings(self, engine: BundleEngine, texts: Sequence[str]) -> Turns:
         """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.
 
         16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
@@ -90,9 +98,11 @@ class RequestContext:
         """
         most = self.service.settings.limits.max_request_characters
         longest = most if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
-        found: list[EncodedInput] = yield from tokenize_in_turns(engine, [text[:longest] for text in texts])
+        encoded: list[EncodedInput] = yield from tokenize_in_turns(engine, [text[:longest] for text in texts])
         while longest < most and (
-            unread := [n for n, each in enumerate(found) if len(texts[n]) > longest and not each.dropped]
+            unread := [
+                n for n, encoded_text in enumerate(encoded) if len(texts[n]) > longest and not encoded_text.dropped
+            ]
         ):
             longest = min(most, CHARACTERS_PER_TOKEN * longest)
             more = [texts[n][:longest] for n in unread]
@@ -101,20 +111,20 @@ class RequestContext:
                     f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read"
                 )
             yield
-            for n, each in zip(unread, engine.tokenize(more), strict=True):
-                found[n] = each
-        return found
+            for n, encoded_text in zip(unread, engine.tokenize(more), strict=True):
+                encoded[n] = encoded_text
+        return encoded
 
     def _few_candidates(self, count: int) -> None:
         if count > (most := self.service.settings.limits.max_fill_mask_candidates):
             raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {most}")
 
 
-def tokenize_in_turns(engine: Any, inputs: Sequence[Any]) -> Turns:
+def tokenize_in_turns(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
     """Windows of inputs as the engine makes them of all at once; yields between groups of them."""
-    found: list[EncodedInput] = []
+    encoded: list[EncodedInput] = []
     for first, group in group_in_turns(inputs):
         if first:
             yield
-        found += engine.tokenize(group, first=first) if first else engine.tokenize(group)
-    return found
+        encoded += engine.tokenize(group, first=first) if first else engine.tokenize(group)
+    return encoded

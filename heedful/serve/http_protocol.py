@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import h11
 import orjson
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heedful.serve.connections import Connections
@@ -34,7 +34,7 @@ class _Connection(h11.Connection):
     chunks = received = 0
     flooded = False
 
-    def next_event(self) -> Any:
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.chunks = 0
@@ -62,12 +62,12 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.conn = _Connection(h11.SERVER, self.limits.max_header_bytes)
-        answer: Any = self.app
+        answer = self.app
 
-        async def told(scope: Any, receive: Any, send: Any) -> None:
+        async def answer_early(scope: Scope, receive: Receive, send: Send) -> None:
             cycle = self.cycle
 
-            async def sending(message: Any) -> None:
+            async def sending(message: Message) -> None:
                 last = message["type"] == "http.response.body" and not message.get("more_body")
                 early = last and self.conn.their_state is h11.SEND_BODY  # it is answered before it is whole
                 await send({**message, "more_body": True} if early else message)
@@ -81,7 +81,7 @@ class HttpProtocol(H11Protocol):
                 cycle.disconnected = True
                 self.transport.abort()
 
-        self.app = told
+        self.app = answer_early
         self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
         self._stall: asyncio.TimerHandle | None = None  # until when the client has to read something
         self._accepted = False  # counted among the open connections
@@ -132,7 +132,10 @@ class HttpProtocol(H11Protocol):
         super().pause_writing()
         self._watch(self.transport.get_write_buffer_size())
         self.unread[self] = None
-        while sum(each.transport.get_write_buffer_size() for each in self.unread) > self.limits.max_send_buffer_bytes:
+        while (
+            sum(connection.transport.get_write_buffer_size() for connection in self.unread)
+            > self.limits.max_send_buffer_bytes
+        ):
             oldest = next(iter(self.unread))
             oldest._is_read()
             oldest.transport.abort()

@@ -86,6 +86,12 @@ class _Shown:
             "cancelled_requests": ("Requests whose client disconnected", counts.cancelled),
         }
         return [
-            *(GaugeMetricFamily(f"heedful_{name}", told, value=value) for name, (told, value) in gauges.items()),
-            *(CounterMetricFamily(f"heedful_{name}", told, value=value) for name, (told, value) in totals.items()),
+            *(
+                GaugeMetricFamily(f"heedful_{name}", help_text, value=value)
+                for name, (help_text, value) in gauges.items()
+            ),
+            *(
+                CounterMetricFamily(f"heedful_{name}", help_text, value=value)
+                for name, (help_text, value) in totals.items()
+            ),
         ]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import randbelow
-from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -80,7 +79,7 @@ class RequestLog:
     status: int = 0
     tokens: int = 0
     reason: str = ""
-    text: Any = None
+    text: list[str] | None = None
     left: Callable[[], bool] = lambda: False  # whether the client has closed
     headers: dict[bytes, list[bytes]] = field(default_factory=dict)
 
@@ -187,11 +186,11 @@ class AccessMiddleware:
             self._log(scope, record)
 
     def _headers(self, record: RequestLog) -> list[tuple[bytes, bytes]]:
-        found = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
+        headers = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
         if (origin := record.header(b"origin")) in self.settings.cors_allow_origins and origin:
-            found += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
-            found += [(b"access-control-expose-headers", b"retry-after")]
-        return found
+            headers += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+            headers += [(b"access-control-expose-headers", b"retry-after")]
+        return headers
 
     def _preflight(self, scope: Scope, record: RequestLog) -> bool:
         """Return whether this is a preflight request of an allowed origin; browsers send it without a key."""
@@ -221,10 +220,10 @@ class AccessMiddleware:
         free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
         if self.keys and not free:
             self._check_key(record)
-        if given := record.header(b"x-request-timeout-ms"):
-            if not re.fullmatch(r"[0-9]{1,9}", given) or not int(given):
+        if timeout := record.header(b"x-request-timeout-ms"):
+            if not re.fullmatch(r"[0-9]{1,9}", timeout) or not int(timeout):
                 raise HTTPError(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
-            record.deadline = record.start + min(int(given) / 1000, self.settings.timeouts.max_request_seconds)
+            record.deadline = record.start + min(int(timeout) / 1000, self.settings.timeouts.max_request_seconds)
 
     def _check_origin(self, record: RequestLog) -> None:
         if b"origin" not in record.headers:
@@ -241,9 +240,9 @@ class AccessMiddleware:
             )
 
     def _check_key(self, record: RequestLog) -> None:
-        given = record.header(b"authorization").encode("latin-1")
-        given = given[7:] if given[:7].lower() == b"bearer " else b""
-        if not sum(hmac.compare_digest(given, key) for key in self.keys):  # a sum compares all of them
+        credential = record.header(b"authorization").encode("latin-1")
+        credential = credential[7:] if credential[:7].lower() == b"bearer " else b""
+        if not sum(hmac.compare_digest(credential, key) for key in self.keys):  # a sum compares all of them
             raise HTTPError(
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
             )
@@ -272,14 +271,16 @@ async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
     """Send an error response of at most 2 kB; in OpenAI's form for paths under /v1."""
     message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"
     message = message.encode("utf-8", "replace").decode()
-    content: Mapping[str, Any] = {"error": message, "error_type": trouble.kind}
+    content: Mapping[str, object] = {"error": message, "error_type": trouble.kind}
     if path.startswith("/v1/"):
         content = {"error": {"message": message, "type": trouble.kind, "code": trouble.status}}
     headers = [(name.encode(), value.encode()) for name, value in trouble.headers]
     await send_json(send, content, trouble.status, headers)
 
 
-async def send_json(send: Send, content: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+async def send_json(
+    send: Send, content: object, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Send a JSON response."""
     body = orjson.dumps(content)
     about = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from heedful.serve import requests, responses
 from heedful.serve.routes import endpoints
@@ -25,10 +26,11 @@ TOLD = {
     503: "loading, stopping, or too many connections or large bodies",
     504: "the deadline passed",
 }
+Schema: TypeAlias = dict[str, Any]  # JSON Schema, and JSON around it
 OPENAI = "/v1/"
 ALWAYS = (400, 401, 403, 404, 405, 431, 500, 503)
 WITH_BODY = (408, 413, 415, 422, 429, 504)
-VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in a sentence
+VIEWS: tuple[tuple[str, type[Struct], str], ...] = (  # of GET: path, what it answers, in a sentence
     ("/info", responses.Info, "A model, and what it may be asked."),
     ("/health", responses.Health, "Whether all models answer."),
     ("/live", responses.Live, "Whether the server runs."),
@@ -42,57 +44,55 @@ VIEWS: tuple[tuple[str, Any, str], ...] = (  # of GET: path, what it answers, in
 )
 
 
-def document(version: str, keys: bool) -> dict[str, Any]:
+def document(version: str, keys: bool) -> Schema:
     """OpenAPI 3.1."""
     asked = [
-        (endpoint.path, endpoint.body, endpoint.answer, endpoint.told, endpoint.example) for endpoint in endpoints()
+        (endpoint.path, endpoint.body, endpoint.answer, endpoint.summary, endpoint.example) for endpoint in endpoints()
     ]
     asked.append(
         ("/v2/models/{name}/infer", requests.InferBody, responses.InferResponse, "The Open Inference Protocol.", {})
     )
     types = [kind for _, body, answer, _, _ in asked for kind in (body, answer)]
     types += [answer for _, answer, _ in VIEWS] + [responses.ErrorResponse, responses.OpenAIErrorResponse]
-    made, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schema = iter(made)
-    paths: dict[str, Any] = {}
-    for path, _, _, told, example in asked:
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema = iter(schemas)
+    paths: Schema = {}
+    for path, _, _, summary, example in asked:
         body, answer = next(schema), next(schema)
         content = {"schema": body} | ({"example": example} if example else {})
         paths[path] = {
-            "post": _operation(path, told, answer, (*ALWAYS, *WITH_BODY))
+            "post": _operation(path, summary, answer, (*ALWAYS, *WITH_BODY))
             | {"requestBody": {"required": True, "content": {"application/json": content}}}
         }
-    for path, _, told in VIEWS:
+    for path, _, summary in VIEWS:
         more = (422,) if path == "/info" else ()
-        paths[path] = {"get": _operation(path, told, next(schema), (*ALWAYS, *more))}
+        paths[path] = {"get": _operation(path, summary, next(schema), (*ALWAYS, *more))}
     text = {"description": "Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
     paths["/metrics"] = {"get": _operation("/metrics", "Counts and histograms.", {}, ALWAYS)}
     paths["/metrics"]["get"]["responses"]["200"] = text
-    found: dict[str, Any] = {
+    contents: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "Heedful", "version": version},
         "paths": paths,
         "components": {"schemas": components},
     }
     if keys:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
-    return found
+        contents["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        contents["security"] = [{"key": []}]
+    return contents
 
 
-def _operation(path: str, told: str, answer: Any, statuses: tuple[int, ...]) -> dict[str, Any]:
+def _operation(path: str, summary: str, answer: Schema, statuses: tuple[int, ...]) -> Schema:
     error = "OpenAIErrorResponse" if path.startswith(OPENAI) else "ErrorResponse"
     refused = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
-    responses: dict[str, Any] = {
-        "200": {"description": "the answer", "content": {"application/json": {"schema": answer}}}
-    }
+    responses: Schema = {"200": {"description": "the answer", "content": {"application/json": {"schema": answer}}}}
     for status in sorted(statuses):
         responses[str(status)] = {"description": TOLD[status], "content": refused}
     if path.endswith("ready") or path == "/health":
         responses["503"]["content"] = responses["200"]["content"]
-    found: dict[str, Any] = {"summary": told, "responses": responses}
+    operation: Schema = {"summary": summary, "responses": responses}
     if "{name}" in path:
-        found["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if path == "/info":
-        found["parameters"] = [{"name": "model", "in": "query", "schema": {"type": "string"}}]
-    return found
+        operation["parameters"] = [{"name": "model", "in": "query", "schema": {"type": "string"}}]
+    return operation

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
@@ -17,16 +19,20 @@ from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
 from heedful.serve.text_pairs import parse_sequences
 from heedful.serve.token_estimate import group_in_turns
+from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding
 
+if TYPE_CHECKING:
+    from heedful.serve.attention import AttentionWeights
+
 MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 
-
-Handler = Callable[[RequestContext, Any], Coroutine[Any, Any, Any]]
+T = TypeVar("T")
+Handler = Callable[[RequestContext, Any], Awaitable[object]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,25 +41,25 @@ class Endpoint:
 
     path: str
     handler: Handler
-    body: Any
-    answer: Any
+    body: type[Struct]
+    answer: object  # its type
     kinds: tuple[str, ...] | None = None  # of heads; None: all
-    example: dict[str, Any] = field(default_factory=dict)
+    example: dict[str, object] = field(default_factory=dict)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The summary for OpenAPI: the first line of the handler's docstring."""
         return (self.handler.__doc__ or "").strip().partition("\n")[0]
 
 
-def as_list(given: Any) -> list[Any]:
+def as_list(value: T | list[T]) -> list[T]:
     """A list, whether one or several were given."""
-    return given if isinstance(given, list) else [given]
+    return value if isinstance(value, list) else [value]
 
 
-def match_input(given: Any, answers: list[Any]) -> Any:
+def match_input(value: object, answers: list[T]) -> T | list[T]:
     """One answer to one, a list to a list."""
-    return answers if isinstance(given, list) else answers[0]
+    return answers if isinstance(value, list) else answers[0]
 
 
 # -- sentence embeddings ----------------------------------------------------------------------------------------
@@ -61,7 +67,7 @@ def match_input(given: Any, answers: list[Any]) -> Any:
 
 async def vectors(
     call: RequestContext,
-    model_queue: ModelQueue,
+    model_queue: ModelQueue[BundleEngine],
     texts: list[str],
     *,
     truncate: bool | None = True,
@@ -74,9 +80,9 @@ async def vectors(
     cut = [text[:longest] for text in texts]
     call.texts(*cut)
 
-    def encode(engine: Any, texts: Sequence[str]) -> Turns:
+    def encode(engine: BundleEngine) -> Turns:
         asked = yield from call.beginnings(engine, texts)
-        if truncate is False and any(each.dropped for each in asked):
+        if truncate is False and any(encoded.dropped for encoded in asked):
             raise TooLongError(
                 f"a text has more tokens than the {engine.limit} this model reads, and truncate is false"
             )
@@ -85,14 +91,14 @@ async def vectors(
     answers = await call.ask(model_queue, texts, encode=encode, sizes=[len(text) for text in cut])
     if not answers:
         return np.zeros((0, 0))
-    found = np.array([answer["vector"] for answer in answers])
-    if dimensions is not None and dimensions > found.shape[1]:
-        raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {found.shape[1]}")
-    found = np.ascontiguousarray(found[:, :dimensions])
-    return found / np.linalg.norm(found, axis=1, keepdims=True).clip(1e-12) if unit else found
+    rows = np.array([answer["vector"] for answer in answers])
+    if dimensions is not None and dimensions > rows.shape[1]:
+        raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {rows.shape[1]}")
+    rows = np.ascontiguousarray(rows[:, :dimensions])
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) if unit else rows
 
 
-async def embed(call: RequestContext, body: requests.EmbedBody) -> Any:
+async def embed(call: RequestContext, body: requests.EmbedBody) -> np.ndarray:
     """A vector for each text."""
     _, model_queue = call.select_model(body.model, EMBEDDING)
     return await vectors(
@@ -100,37 +106,43 @@ async def embed(call: RequestContext, body: requests.EmbedBody) -> Any:
     )
 
 
-async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> Any:
+async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> dict[str, object]:
     """A vector for each text, in OpenAI's form."""
     name, model_queue = call.select_model(body.model, EMBEDDING)
-    found: Any = await vectors(call, model_queue, as_list(body.input), dimensions=body.dimensions)
+    rows = await vectors(call, model_queue, as_list(body.input), dimensions=body.dimensions)
+    embeddings: Iterable[object] = rows
     if body.encoding_format == "base64":
         from base64 import b64encode
 
-        found = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in found]
+        embeddings = [b64encode(vector.astype("<f4").tobytes()).decode() for vector in rows]
     return {
         "object": "list",
-        "data": [{"object": "embedding", "index": number, "embedding": each} for number, each in enumerate(found)],
+        "data": [
+            {"object": "embedding", "index": number, "embedding": embedding}
+            for number, embedding in enumerate(embeddings)
+        ],
         "model": name,
         "usage": {"prompt_tokens": call.record.tokens, "total_tokens": call.record.tokens},
     }
 
 
-async def compare_sentences(call: RequestContext, body: requests.SimilarityBody) -> Any:
+async def compare_sentences(call: RequestContext, body: requests.SimilarityBody) -> list[float]:
     """The cosine of a sentence's vector and that of each of the others."""
     _, model_queue = call.select_model(body.model, EMBEDDING)
     truncate = None if body.parameters is None else body.parameters.truncate
-    given = body.inputs
-    return _cosines(await vectors(call, model_queue, [given.source_sentence, *given.sentences], truncate=truncate))
+    comparison = body.inputs
+    return _cosines(
+        await vectors(call, model_queue, [comparison.source_sentence, *comparison.sentences], truncate=truncate)
+    )
 
 
-def _cosines(found: np.ndarray) -> list[float]:
+def _cosines(rows: np.ndarray) -> list[float]:
     """Return the cosines of the first vector with each other one."""
-    cosines: list[float] = (found[1:] @ found[0]).clip(-1, 1).tolist()
+    cosines: list[float] = (rows[1:] @ rows[0]).clip(-1, 1).tolist()
     return cosines
 
 
-async def rerank(call: RequestContext, body: requests.RerankBody) -> Any:
+async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[str, object]]:
     """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
     _, model_queue = call.select_model(body.model, RANKS)
     if getattr(model_queue.engine, "kind", "") == "embedding":
@@ -141,10 +153,10 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> Any:
         scores = [_relevance(answer, body.raw_scores) for answer in answers]
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
-    return [{"index": number, "score": scores[number]} | shown[number] for number in ranked]
+    return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
 
 
-def _relevance(answer: dict[str, Any], raw: bool) -> float:
+def _relevance(answer: Answer, raw: bool) -> float:
     """The one number, between 0 and 1 unless raw; or the probability of the second of two labels."""
     if "numbers" in answer and len(answer["numbers"]) == 1:
         (number,) = answer["numbers"].values()
@@ -157,75 +169,83 @@ def _relevance(answer: dict[str, Any], raw: bool) -> float:
 # -- heads ------------------------------------------------------------------------------------------------------
 
 
-async def predict(call: RequestContext, body: requests.PredictBody) -> Any:
+async def predict(
+    call: RequestContext, body: requests.PredictBody
+) -> list[dict[str, object]] | list[list[dict[str, object]]]:
     """The labels of each text or pair with their scores, best first."""
     _, model_queue = call.select_model(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
     loaded = getattr(model_queue.engine, "loaded", None)
-    given, alone = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
-    call.texts(*(text for each in given for text in as_list(list(each) if isinstance(each, tuple) else each)))
-    answers = await call.ask(model_queue, given)
-    found = [labels_of(answer) for answer in answers]
-    return found[0] if alone else found
+    sequences, alone = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
+    call.texts(
+        *(
+            text
+            for sequence in sequences
+            for text in as_list(list(sequence) if isinstance(sequence, tuple) else sequence)
+        )
+    )
+    answers = await call.ask(model_queue, sequences)
+    labels = [labels_of(answer) for answer in answers]
+    return labels[0] if alone else labels
 
 
-def labels_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+def labels_of(answer: Answer) -> list[dict[str, object]]:
     scores: dict[str, float] = answer.get("probabilities") or answer["numbers"]
     chosen = answer.get("labels")
-    found = [
+    best_first = sorted(scores.items(), key=lambda pair: -pair[1])
+    return [
         {"label": label, "score": score} | ({} if chosen is None else {"predicted": label in chosen})
-        for label, score in scores.items()
+        for label, score in best_first
     ]
-    return sorted(found, key=lambda each: -each["score"])
 
 
-async def classify_tokens(call: RequestContext, body: requests.TokenClassificationBody) -> Any:
+async def classify_tokens(call: RequestContext, body: requests.TokenClassificationBody) -> Answer | list[Answer]:
     """A label for each word, and the entities that they make."""
     _, model_queue = call.select_model(body.model, ("token_classification",))
-    given = as_list(body.inputs)
-    words = [[each] if isinstance(each, str) else each for each in given]
-    if len(given) > call.service.settings.limits.max_client_batch_size:
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    words = [[text] if isinstance(text, str) else text for text in texts]
+    if len(texts) > call.service.settings.limits.max_client_batch_size:
         raise TooLongError(
-            f"the request has {len(given)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
+            f"the request has {len(texts)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
         )
     call.texts(*(" ".join(sentence) for sentence in words))
-    return match_input(body.inputs, await call.ask(model_queue, given))
+    return match_input(body.inputs, await call.ask(model_queue, texts))
 
 
-async def answer_questions(call: RequestContext, body: requests.QuestionAnsweringBody) -> Any:
+async def answer_questions(call: RequestContext, body: requests.QuestionAnsweringBody) -> Answer | list[Answer]:
     """The answer to each question, as it is in its context."""
     _, model_queue = call.select_model(body.model, ("question_answering",))
-    given = as_list(body.inputs)
-    call.texts(*(each.question + each.context for each in given))
-    inputs = [{"question": each.question, "context": each.context} for each in given]
+    questions = as_list(body.inputs)
+    call.texts(*(question.question + question.context for question in questions))
+    inputs = [{"question": question.question, "context": question.context} for question in questions]
     return match_input(body.inputs, await call.ask(model_queue, inputs))
 
 
-async def choose_candidates(call: RequestContext, body: requests.MultipleChoiceBody) -> Any:
+async def choose_candidates(call: RequestContext, body: requests.MultipleChoiceBody) -> Answer | list[Answer]:
     """The candidate that fits each prompt best."""
     _, model_queue = call.select_model(body.model, ("multiple_choice",))
-    given = as_list(body.inputs)
-    call.texts(*(each.prompt + choice for each in given for choice in each.choices))
-    inputs = [{"prompt": each.prompt, "choices": each.choices} for each in given]
+    prompts = as_list(body.inputs)
+    call.texts(*(prompt.prompt + choice for prompt in prompts for choice in prompt.choices))
+    inputs = [{"prompt": prompt.prompt, "choices": prompt.choices} for prompt in prompts]
     return match_input(body.inputs, await call.ask(model_queue, inputs))
 
 
-async def predict_next_sentence(call: RequestContext, body: requests.NextSentenceBody) -> Any:
+async def predict_next_sentence(call: RequestContext, body: requests.NextSentenceBody) -> list[Answer]:
     """Whether the second text of each pair follows the first."""
     _, model_queue = call.select_model(body.model, ("next_sentence", "pretraining"))
     call.texts(*(text for pair in body.inputs for text in pair))
     return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
 
 
-async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Any:
+async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Answer | list[Answer]:
     """The likeliest tokens for each mask of each text."""
     _, model_queue = call.select_model(body.model, ("masked_lm", "pretraining"))
     call.texts(*as_list(body.inputs))
     return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), top_k=body.top_k))
 
 
-async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
+async def generate(call: RequestContext, body: requests.GenerateBody) -> Answer | list[Answer]:
     """A text for each text: translated, summed up, gone on from, as the model learned."""
     _, model_queue = call.select_model(body.model, ("language_model",))
     call.texts(*as_list(body.inputs))
@@ -247,14 +267,14 @@ async def generate(call: RequestContext, body: requests.GenerateBody) -> Any:
 # -- looking inside -----------------------------------------------------------------------------------------------
 
 
-async def show_attention(call: RequestContext, body: requests.AttentionBody) -> Any:
+async def show_attention(call: RequestContext, body: requests.AttentionBody) -> AttentionWeights:
     """Attention weights of the tokens of a text, in chosen layers and heads."""
     _, model_queue = call.select_model(body.model, None)
     item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
     call.texts(*as_list(body.inputs))
     most = call.service.settings.limits.max_attention_weights
 
-    def look(engine: Any) -> Any:
+    def look(engine: BundleEngine) -> AttentionWeights:
         from heedful.serve.attention import attention_response
 
         for _ in call.count(engine, most=engine.limit, whole=True):
@@ -264,29 +284,29 @@ async def show_attention(call: RequestContext, body: requests.AttentionBody) -> 
     size = 1 + min(
         sum(map(len, as_list(body.inputs))), call.service.settings.limits.max_request_tokens - 1
     )  # tokens, at most
-    found = await model_queue.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
-    call.record.tokens += len(found["tokens"])
-    return found
+    attention = await model_queue.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
+    call.record.tokens += len(attention["tokens"])
+    return attention
 
 
-async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> Any:
+async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> list[list[dict[str, object]]]:
     """The tokens of each text, as the model reads it."""
     _, model_queue = call.select_model(body.model, None)
     texts = as_list(body.inputs)
     call.texts(*texts)
     most = call.service.settings.limits.max_request_tokens
 
-    def cut(engine: Any) -> Generator[None, None, Any]:
+    def cut(engine: BundleEngine) -> Generator[None, None, list[list[dict[str, object]]]]:
         from heedful.serve.attention import token_infos
 
         yield from call.count(engine, whole=True)
-        found: list[Encoding] = []
+        encodings: list[Encoding] = []
         for _, group in group_in_turns(texts):
-            found += engine.tokenizer.encode_batch(group)
+            encodings += engine.tokenizer.encode_batch(group)
             yield
-        if (count := sum(map(len, found))) > most:
+        if (count := sum(map(len, encodings))) > most:
             raise TooLongError(f"the texts have {count} tokens, and an answer has at most {most}")
-        return [token_infos(each, engine.tokenizer, special=body.add_special_tokens) for each in found]
+        return [token_infos(encoding, engine.tokenizer, special=body.add_special_tokens) for encoding in encodings]
 
     record, sizes = call.record, [len(text) for text in texts]
     return await model_queue.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)

@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from heedful.csrc import unused_note
 from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.serve import memory, supervisor
 from heedful.serve.app import create_app
 from heedful.serve.http_protocol import Server, create_server, on_hangup
@@ -79,8 +79,8 @@ async def _serve(
         log(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
-            if said := unused_note():
-                log(said)
+            if note := unused_note():
+                log(note)
             memory.freeze_gc()
             log("ready")
             if line is not None:
@@ -127,7 +127,7 @@ def background(
     settings: ServeSettings | None = None,
     *,
     keys: tuple[bytes, ...] = (),
-    loader: Callable[[str], Any] | None = None,
+    loader: Callable[[str], BundleEngine] | None = None,
 ) -> Iterator[RunningServer]:
     """A server on a free port of this machine, with its models loaded, as for notebooks and tests."""
     chosen = settings or ServeSettings()
@@ -156,8 +156,8 @@ def background(
         serving.should_exit = True
         thread.join(30)
         service.queue.close()
-        for each in sockets:
-            each.close()
+        for listening in sockets:
+            listening.close()
 
 
 def open_files(count: int) -> int:

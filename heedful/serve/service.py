@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
 
 from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.scheduling.errors import UnavailableError
 from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
+from heedful.model.config import Classes
 from heedful.serve.body import BodyBudget
 from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import HTTPError
@@ -25,7 +26,7 @@ SCORED = {"regression": 1, "single_label_classification": 2}  # labels with whic
 LOG = logging.getLogger("heedful.serve")
 
 
-def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> Any:
+def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> BundleEngine:
     """An engine from a folder, a run or NAME[@REVISION] on the hub."""
     from heedful.infer.engine import Engine
 
@@ -36,7 +37,11 @@ class Service:
     """Models by name, each with its queue in one scheduler."""
 
     def __init__(
-        self, runs: dict[str, str], settings: ServeSettings | None = None, *, loader: Callable[[str], Any] | None = None
+        self,
+        runs: dict[str, str],
+        settings: ServeSettings | None = None,
+        *,
+        loader: Callable[[str], BundleEngine] | None = None,
     ) -> None:
         self.settings = settings or ServeSettings()
         self.loader = loader or partial(load_models, precision=self.settings.precision, device=self.settings.device)
@@ -52,7 +57,7 @@ class Service:
         )
         self.queue = Scheduler(queue_limits, readers=limits.tokenization_workers, seen=self.metrics.ran)
         self.metrics.watch(self.queue)
-        self.model_queues = {name: self.queue.add_model() for name in runs}
+        self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.queue.add_model() for name in runs}
         self.bodies = BodyBudget(
             max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
@@ -71,23 +76,23 @@ class Service:
     @property
     def loading(self) -> bool:
         """Whether a thread reads a model now."""
-        return any(each.is_alive() for each in self._loads)
+        return any(thread.is_alive() for thread in self._loads)
 
-    async def _load(self, name: str) -> Any:
+    async def _load(self, name: str) -> BundleEngine:
         """Its engine, read by a thread for which nobody waits when the server ends."""
-        made: Future[Any] = Future()
+        engine: Future[BundleEngine] = Future()
 
         def read() -> None:
-            made.set_running_or_notify_cancel()  # it is not cancelled
+            engine.set_running_or_notify_cancel()  # it is not cancelled
             try:
-                made.set_result(self.loader(self.runs[name]))
+                engine.set_result(self.loader(self.runs[name]))
             except BaseException as error:
-                made.set_exception(error)
+                engine.set_exception(error)
 
         thread = threading.Thread(target=read, name="heedful-load", daemon=True)
-        self._loads = [thread, *(each for each in self._loads if each.is_alive())]
+        self._loads = [thread, *(earlier for earlier in self._loads if earlier.is_alive())]
         thread.start()
-        return await asyncio.wrap_future(made)
+        return await asyncio.wrap_future(engine)
 
     async def start(self) -> None:
         """Load every model that has not been yet."""
@@ -120,7 +125,7 @@ class Service:
             self._swaps.add(task)
             task.add_done_callback(self._swaps.discard)
 
-    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue]:
+    def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
         """The model of that name, or the first that has one of these kinds of head."""
         if name is not None:
             if name not in self.model_queues:
@@ -141,19 +146,20 @@ class Service:
         raise HTTPError(422, "validation", "no model of this server can be asked that: GET /info lists what can")
 
 
-def head_kind(model_queue: ModelQueue) -> str:
+def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
     """Return the kind of the model's head; "" while it is loading."""
     return str(getattr(model_queue.engine, "kind", ""))
 
 
-def head_kinds(model_queue: ModelQueue) -> tuple[str, ...]:
+def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
     """Return the kind of the head, and "rank" if it gives a pair of texts one score."""
-    kind, engine = head_kind(model_queue), cast(Any, model_queue.engine)
-    if kind == "sequence_classification":
+    kind, engine = head_kind(model_queue), model_queue.engine
+    if kind == "sequence_classification" and engine is not None:
         head = engine.loaded.config.head
+        assert isinstance(head, Classes)
         return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
     return (kind,)
 
 
-def _meets(model_queue: ModelQueue, kinds: Sequence[str] | None) -> bool:
+def _meets(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:
     return kinds is None or bool({*head_kinds(model_queue)} & {*kinds})

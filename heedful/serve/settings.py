@@ -105,15 +105,15 @@ class ServeSettings:
 
 def name_models(runs: Iterable[str]) -> dict[str, str]:
     """Return model folders by name: NAME=FOLDER, else the last part of the folder's path."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for run in runs:
         name, equals, folder = run.partition("=")
         if not equals or not NAME.fullmatch(name):
             folder = run
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(run.partition("@")[0]).name).strip("-.")[:100] or "model"
-        if name in found:
+        if name in folders:
             raise HeedfulError(f"two models are called {name!r}: name them apart, as {name}-2={folder}")
-        found[name] = folder
-    if not found:
+        folders[name] = folder
+    if not folders:
         raise HeedfulError("no model was given: heedful serve RUN")
-    return found
+    return folders

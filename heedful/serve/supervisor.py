@@ -107,7 +107,7 @@ class _Supervisor:
         """Start a server; returns the connection between both, in both."""
         for refusal in self.refusals:  # a fork copies no threads
             refusal.join()
-        own, other = socket.socketpair()
+        own, peer = socket.socketpair()
         self.listening = self.ready = False
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both have their handlers
         self.server = os.fork()
@@ -116,7 +116,7 @@ class _Supervisor:
             for number in SIGNALS:
                 signal.signal(number, self._forward)
         else:
-            own, other = other, own
+            own, peer = peer, own
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
                 signal.signal(number, _initial_handler(number))
@@ -124,7 +124,7 @@ class _Supervisor:
             self.woken.close()
             self.wake.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        other.close()
+        peer.close()
         return own
 
     def _forward(self, number: int, frame: FrameType | None) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from heedful.errors import HeedfulError
 from heedful.serve.requests import TextPair
 
@@ -12,8 +10,10 @@ FORMS = (
     "two texts"
 )
 
+Sequences = str | TextPair | list[str | list[str] | TextPair]
 
-def parse_sequences(inputs: Any, learned: bool | None) -> tuple[list[Any], bool]:
+
+def parse_sequences(inputs: Sequences, learned: bool | None) -> tuple[list[str | tuple[str, ...]], bool]:
     """Return texts, pairs as tuples, and whether the request is a single one instead of a list.
 
     Args:
@@ -25,23 +25,22 @@ def parse_sequences(inputs: Any, learned: bool | None) -> tuple[list[Any], bool]
     """
     if not isinstance(inputs, list):
         return [_sequence(inputs, learned)], True
-    if inputs and all(isinstance(input_value, str) for input_value in inputs) and learned is not False:
+    texts = [text for text in inputs if isinstance(text, str)]
+    if texts and len(texts) == len(inputs) and learned is not False:
         if len(inputs) == 2 and learned:
-            return [tuple(inputs)], True
+            return [tuple(texts)], True
         if len(inputs) == 2 or learned:
             what = "two texts or a pair" if len(inputs) == 2 else "texts, and this model learned pairs"
             raise HeedfulError(f"inputs is a list of {what}: {FORMS}")
-    if any(isinstance(input_value, str) for input_value in inputs) and any(
-        isinstance(input_value, list) for input_value in inputs
-    ):
+    if texts and any(isinstance(input_value, list) for input_value in inputs):
         raise HeedfulError("inputs is a list of texts and of lists: write each text as [text] in it")
     return [_sequence(input_value, learned) for input_value in inputs], False
 
 
-def _sequence(given: Any, learned: bool | None) -> Any:
-    match given:
+def _sequence(value: str | list[str] | TextPair, learned: bool | None) -> str | tuple[str, ...]:
+    match value:
         case str():
-            return given
+            return value
         case [text]:
             return text
         case [text, pair]:
@@ -53,4 +52,4 @@ def _sequence(given: Any, learned: bool | None) -> Any:
             return text, pair
         case TextPair(text=text, text_pair=pair):
             return text if pair is None else (text, pair)
-    raise AssertionError(given)
+    raise AssertionError(value)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
+from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS
 
-PART_CHARACTERS = 16_384  # characters that are tokenised at a time
+T = TypeVar("T")
 SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
 
 
-def check_token_estimate(engine: Any, texts: Sequence[str], most: int, *, whole: bool = False) -> Iterator[None]:
+def check_token_estimate(
+    engine: BundleEngine, texts: Sequence[str], most: int, *, whole: bool = False
+) -> Iterator[None]:
     """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes.
 
     It yields after each part that was counted, so that a thread can do something else in between. What a model of
@@ -20,7 +24,12 @@ def check_token_estimate(engine: Any, texts: Sequence[str], most: int, *, whole:
     limit = engine.limit if engine.kind == "embedding" and not whole else None  # the others read it in windows
     counts = [0] * len(texts)
     total = 0
-    for group in _groups(texts):
+    parts = [
+        (number, text[start : start + TURN_CHARACTERS])
+        for number, text in enumerate(texts)
+        for start in range(0, len(text), TURN_CHARACTERS)
+    ]
+    for _, group in group_in_turns(parts, lambda part: len(part[1])):
         for (number, _), encoded in zip(group, engine.tokenizer.encode_batch([part for _, part in group]), strict=True):
             before = counts[number]
             counts[number] += len(encoded)
@@ -30,43 +39,29 @@ def check_token_estimate(engine: Any, texts: Sequence[str], most: int, *, whole:
         yield
 
 
-def count_characters(given: Any) -> int:
+def count_characters(value: object) -> int:
     """How many characters of an input are tokenised; a prompt is beside each of its choices."""
-    match given:
+    match value:
         case str():
-            return len(given)
+            return len(value)
         case {"prompt": prompt, "choices": choices}:
             return sum(len(prompt) + len(choice) for choice in choices)
         case dict():
-            return sum(map(count_characters, given.values()))
+            return sum(map(count_characters, value.values()))
         case list() | tuple():
-            return sum(map(count_characters, given)) + len(given)
+            return sum(map(count_characters, value)) + len(value)
     return 0
 
 
-def group_in_turns(inputs: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
-    """Some PART characters of inputs together, with the number of the first; an input is never divided."""
+def group_in_turns(
+    inputs: Sequence[T], count: Callable[[T], int] = count_characters
+) -> Iterator[tuple[int, Sequence[T]]]:
+    """Some TURN_CHARACTERS of inputs together, with the number of the first; an input is never divided."""
     first = size = 0
     for number, input_value in enumerate(inputs):
-        more = count_characters(input_value)
-        if number > first and size + more > PART_CHARACTERS:
+        more = count(input_value)
+        if number > first and size + more > TURN_CHARACTERS:
             yield first, inputs[first:number]
             first, size = number, 0
         size += more
     yield first, inputs[first:]
-
-
-def _groups(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
-    """Parts of texts, with the number of the text, some PART characters together."""
-    group: list[tuple[int, str]] = []
-    size = 0
-    for number, text in enumerate(texts):
-        for first in range(0, len(text), PART_CHARACTERS):
-            part = text[first : first + PART_CHARACTERS]
-            if group and size + len(part) > PART_CHARACTERS:
-                yield group
-                group, size = [], 0
-            group.append((number, part))
-            size += len(part)
-    if group:
-        yield group

@@ -161,9 +161,9 @@ class Order(Task):
 
 async def in_order(call: Any, body: NextSentenceBody) -> Any:
     """Whether the texts of each pair are in the right order."""
-    _, lane = call.lane(body.model, ("next_sentence",))
+    _, model_queue = call.select_model(body.model, ("next_sentence",))
     call.texts(*(text for pair in body.inputs for text in pair))
-    return await call.ask(lane, [tuple(pair) for pair in body.inputs])
+    return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
 
 
 ROUTE = Endpoint(

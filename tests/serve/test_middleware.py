@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import QueueFullError, TooLongError
+from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS
 from heedful.runs.overrides import override
 from heedful.serve.connections import Connections
 from heedful.serve.middleware import read_api_keys, to_http_error
 from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
-from heedful.serve.token_estimate import PART_CHARACTERS, check_token_estimate, count_characters, group_in_turns
+from heedful.serve.token_estimate import check_token_estimate, count_characters, group_in_turns
 from tests.support.http_client import ask, closed_after, open_socket, raw, status_of
 
 JSON = "content-type: application/json\r\n"
@@ -275,7 +276,7 @@ def test_far_too_many_tokens_are_refused_part_by_part(served: RunningServer, eng
         held.clear()
         with pytest.raises(TooLongError, match="may have 9000"):
             list(check_token_estimate(Watched(), texts, 9_000))
-        assert max(held) <= PART_CHARACTERS and 36_000 <= sum(held) <= 36_000 + 2 * PART_CHARACTERS
+        assert max(held) <= TURN_CHARACTERS and 36_000 <= sum(held) <= 36_000 + 2 * TURN_CHARACTERS
     list(check_token_estimate(Watched(), ["a " * 8_900], 9_000))
     Watched.kind = "embedding"
     list(check_token_estimate(Watched(), ["a " * 100_000], 9_000))
@@ -289,7 +290,7 @@ def test_inputs_are_read_in_turns_of_few_characters(sizes: list[int]) -> None:
     groups = list(group_in_turns(inputs))
     assert [item for _, group in groups for item in group] == inputs
     assert [first for first, _ in groups] == [sum(len(group) for _, group in groups[:n]) for n in range(len(groups))]
-    assert all(len(group) == 1 or sum(map(len, group)) <= PART_CHARACTERS for _, group in groups)
+    assert all(len(group) == 1 or sum(map(len, group)) <= TURN_CHARACTERS for _, group in groups)
     assert count_characters({"prompt": "ab", "choices": ["c", "def"]}) == 3 + 5
     assert count_characters({"question": "ab", "context": "c"}) == 3 and count_characters(("ab", "c")) == 5
 
@@ -298,7 +299,7 @@ def test_answers_are_the_same_however_many_turns_reading_took(
     served: RunningServer, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["ada lives in paris", "the cat", "a" * 30, "on a mat and who wrote it", ""] * 4
-    monkeypatch.setattr("heedful.serve.token_estimate.PART_CHARACTERS", 20)
+    monkeypatch.setattr("heedful.serve.token_estimate.TURN_CHARACTERS", 20)
     replies = ask(served.port, "/token-classification", {"inputs": texts}).json
     for text, (alone,) in zip(texts, map(engines["tag"], ([text] for text in texts)), strict=True):
         here = replies.pop(0)

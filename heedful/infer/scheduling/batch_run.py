@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from heedful.infer.finite import scores_are_finite
 from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, public_error
-from heedful.infer.scheduling.limits import QueueCounters
+from heedful.infer.scheduling.limits import QueueCounters, ScheduledEngine
 from heedful.model.decode import Decoding
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ScoreBatch = Callable[
 class PendingRequest:
     """A request: its pieces are in a heap, or in a batch, or have their scores."""
 
-    model_queue: ModelQueue
+    model_queue: ModelQueue[ScheduledEngine]
     engine: object
     deadline: float  # by the event loop's clock, which is time.monotonic
     future: asyncio.Future[Any]

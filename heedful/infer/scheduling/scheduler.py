@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from heedful.infer.bundle_engine import Chunk, EncodedInput
 from heedful.infer.scheduling.batch_run import BatchRun, PendingRequest, QueuedChunk, ScoreBatch, deliver
@@ -47,13 +47,13 @@ _Part = tuple[
     int, object, object, ScoreBatch, bool
 ]  # of a request: size, piece, key, run, and whether it is a decoding
 _Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in turns
-_Encode = Callable[[Any, Sequence[object]], _Encoded]  # of an engine and inputs
+EngineType = TypeVar("EngineType", bound=ScheduledEngine, covariant=True)
 
 
-class ModelQueue:
+class ModelQueue(Generic[EngineType]):
     """One model's place in the queue. `engine` may be exchanged at any time: each request ends with what it began."""
 
-    def __init__(self, queue: Scheduler, engine: ScheduledEngine | None) -> None:
+    def __init__(self, queue: Scheduler, engine: EngineType | None) -> None:
         self.queue = queue
         self.engine = engine
         self.heap: list[QueuedChunk] = []
@@ -88,7 +88,7 @@ class ModelQueue:
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
-        encode: _Encode = lambda engine, inputs: engine.tokenize(inputs),
+        encode: Callable[[EngineType, Sequence[object]], _Encoded] = lambda engine, inputs: engine.tokenize(inputs),
         top_k: int = 5,
         writing: GenerationConfig | None = None,
         sizes: Sequence[int] = (),
@@ -146,7 +146,12 @@ class ModelQueue:
         self._tokens = DENSITY_KEPT * self._tokens + max(0, tokens - AROUND * len(sizes))
 
     async def call(
-        self, function: Callable[[Any], T], *, tokens: int, deadline: float, left: Callable[[], bool] = lambda: False
+        self,
+        function: Callable[[EngineType], T],
+        *,
+        tokens: int,
+        deadline: float,
+        left: Callable[[], bool] = lambda: False,
     ) -> T:
         """function(engine), run by the engine thread in its turn as if it were that many tokens."""
         async with self._entered(deadline) as (engine, jobs):
@@ -159,7 +164,7 @@ class ModelQueue:
 
     async def read(
         self,
-        function: Callable[[Any], T | Generator[None, None, T]],
+        function: Callable[[EngineType], T | Generator[None, None, T]],
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
@@ -170,7 +175,7 @@ class ModelQueue:
             return await self._in_reader(lambda: function(engine), deadline, left, sizes)
 
     @contextlib.asynccontextmanager
-    async def _entered(self, deadline: float) -> AsyncIterator[tuple[ScheduledEngine, list[PendingRequest]]]:
+    async def _entered(self, deadline: float) -> AsyncIterator[tuple[EngineType, list[PendingRequest]]]:
         """Count a request in and out, and end it at its deadline, whatever it waits for."""
         engine = self.queue._enter(self, deadline)
         jobs: list[PendingRequest] = []
@@ -256,7 +261,7 @@ class Scheduler:
         """`seen` is called by the engine thread with the sequences, tokens and seconds of each batch."""
         self.limits = limits or QueueLimits()
         self.counts = QueueCounters()
-        self.model_queues: list[ModelQueue] = []
+        self.model_queues: list[ModelQueue[ScheduledEngine]] = []
         self.requests = 0  # that wait now; requests also while they run
         self.tokens = 0  # that wait now; requests also while they run
         self.draining = False
@@ -269,14 +274,14 @@ class Scheduler:
         self._thread = threading.Thread(target=self._work, name="heedful-engine", daemon=True)
         self._thread.start()
 
-    def add_model(self, engine: ScheduledEngine | None = None) -> ModelQueue:
+    def add_model(self, engine: EngineType | None = None) -> ModelQueue[EngineType]:
         """A place for a model; without an engine it is loading."""
         model_queue = ModelQueue(self, engine)
         with self._changed:
             self.model_queues.append(model_queue)
         return model_queue
 
-    def wait(self, model_queue: ModelQueue | None = None, more: int = 0) -> float:
+    def wait(self, model_queue: ModelQueue[ScheduledEngine] | None = None, more: int = 0) -> float:
         """Estimate the seconds until all requests that run and wait now are answered.
 
         For one model, with a number of tokens added: models take turns, so each of the others takes at most as much
@@ -318,7 +323,7 @@ class Scheduler:
 
     # -- called by the event loop
 
-    def _enter(self, model_queue: ModelQueue, deadline: float) -> ScheduledEngine:
+    def _enter(self, model_queue: ModelQueue[EngineType], deadline: float) -> EngineType:
         if self.draining or model_queue.engine is None:
             raise UnavailableError("this server is stopping" if self.draining else "the model is loading")
         if time.monotonic() >= deadline:
@@ -330,11 +335,11 @@ class Scheduler:
             self.requests += 1
         return model_queue.engine
 
-    def _full(self, model_queue: ModelQueue) -> QueueFullError:
+    def _full(self, model_queue: ModelQueue[ScheduledEngine]) -> QueueFullError:
         self.counts.full += 1
         return QueueFullError("too many requests wait already; try again later", self.wait(model_queue))
 
-    def _refuse_late(self, model_queue: ModelQueue, tokens: int, deadline: float) -> None:
+    def _refuse_late(self, model_queue: ModelQueue[ScheduledEngine], tokens: int, deadline: float) -> None:
         """Refuse it if it is not expected in a part of its time: behind what runs, and its own model's turns."""
         if self.wait(model_queue) and self.wait(model_queue, tokens) > SURE * (deadline - time.monotonic()):
             raise self._full(model_queue)
@@ -426,7 +431,7 @@ class Scheduler:
             deliver(ended)
             del chosen, run, ended  # what was answered is not kept while the thread sleeps
 
-    def _count(self, model_queue: ModelQueue, run: BatchRun) -> None:
+    def _count(self, model_queue: ModelQueue[ScheduledEngine], run: BatchRun) -> None:
         """Keep in mind how long a batch took."""
         seconds = max(run.seconds, 1e-6)
         if model_queue.took or run.size >= FULL * self.limits.max_batch_tokens:
@@ -440,7 +445,7 @@ class Scheduler:
         if self._seen is not None:
             self._seen(len(run.items), run.size, seconds)
 
-    def _next(self) -> tuple[ModelQueue, BatchRun] | None:
+    def _next(self) -> tuple[ModelQueue[ScheduledEngine], BatchRun] | None:
         if self._closed:
             return None
         for model_queue in sorted(self.model_queues, key=lambda model_queue: model_queue.used):
