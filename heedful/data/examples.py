@@ -8,11 +8,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 if TYPE_CHECKING:
     from heedful.data.formats.tables import Cells
-    from heedful.data.labelled.columns import RowReader
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -43,8 +42,8 @@ class Example:
         return "\x1f".join(self.texts)
 
     @classmethod
-    def from_cells(cls, read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-        """Yield the fields of each example in a row.
+    def from_cells(cls, read: Any, cells: Cells) -> Iterator[dict[str, object]]:
+        """Yield the fields of each example in a row; `read` is a RowReader.
 
         Overridden by classes of other modules; data/labelled/row_reader.py knows the classes of this one.
         """
