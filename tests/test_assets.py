@@ -38,7 +38,7 @@ def test_bundled_data_pass_the_check(name: str) -> None:
         assert {split: split_report.examples for split, split_report in report.splits.items()} == SIZES[name]
         assert not report.leaks
         assert not report.bad
-        assert not report.mended, "answers are exactly at their offsets"
+        assert not report.repairs, "answers are exactly at their offsets"
         for split_report in report.splits.values():
             assert (
                 split_report.alike,

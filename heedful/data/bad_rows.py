@@ -76,9 +76,9 @@ class RowErrors:
         self.policy = policy
         self.bad: Counter[str] = Counter()  # bad rows by file
         self.first: list[BadRow] = []
-        self.mended: Counter[str] = Counter()  # repaired cells by kind of repair
-        self._met: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, number) counted, by (file, stage)
-        self._made = False
+        self.repairs: Counter[str] = Counter()  # repaired cells by kind of repair
+        self._last_counted: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, number) counted, by (file, stage)
+        self._file_created = False
 
     def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
         """Raise, or count the row and write it to the quarantine file.
@@ -104,23 +104,23 @@ class RowErrors:
     def count_repair(self, what: str, file: str, line: int, number: int = 0) -> None:
         """Count a repaired cell under the kind of its repair."""
         if self._is_new(file, what, (line, number)):
-            self.mended[what] += 1
+            self.repairs[what] += 1
 
     def _is_new(self, file: str, stage: str, place: tuple[int, int]) -> bool:
-        if place <= self._met.get((file, stage), (0, -1)):
+        if place <= self._last_counted.get((file, stage), (0, -1)):
             return False
-        self._met[file, stage] = place
+        self._last_counted[file, stage] = place
         return True
 
     def _write(self, path: Path, line: dict[str, object]) -> None:
         try:
-            with path.open("a" if self._made else "x", encoding="utf-8") as file:
+            with path.open("a" if self._file_created else "x", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except FileExistsError:
             raise DataError(f"{path}: exists already; bad rows are set aside in a new file") from None
         except OSError as error:
             raise DataError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
-        self._made = True
+        self._file_created = True
 
 
 def shown(value: object) -> str:

@@ -24,19 +24,19 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
         for place, line, paragraph in _paragraphs(text):
             try:
                 context = _text(paragraph, "context")
-                asked = _list(paragraph, "qas")
+                questions = _list(paragraph, "qas")
             except CellError as wrong:
                 number += 1
                 _refuse(row_errors, file, line, number, place, wrong, paragraph)
                 continue
-            for index, raw in enumerate(asked):
+            for index, raw in enumerate(questions):
                 number += 1
                 try:
-                    example, mended = parse_question(raw, context)
+                    example, repairs = parse_question(raw, context)
                 except CellError as wrong:
                     _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
                     continue
-                for order, what in enumerate(mended):
+                for order, what in enumerate(repairs):
                     row_errors.count_repair(what, file.display_name, line, number * 1000 + min(order, 999))
                 yield replace(example, file=file.display_name, line=line)
 
@@ -47,12 +47,12 @@ def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, di
     with open_json(file) as text:
         for place, line, paragraph in _paragraphs(text):
             try:
-                context, asked = _text(paragraph, "context"), _list(paragraph, "qas")
+                context, questions = _text(paragraph, "context"), _list(paragraph, "qas")
             except CellError as wrong:
                 number += 1
                 _refuse(row_errors, file, line, number, place, wrong, paragraph)
                 continue
-            for index, raw in enumerate(asked):
+            for index, raw in enumerate(questions):
                 number += 1
                 try:
                     asked_text = _text(raw, "question")
@@ -97,9 +97,9 @@ def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
         raise CellError("is_impossible", f"is {shown(impossible)}, expected true or false")
     answers = _list(raw, "answers")
     pairs = [(_text(answer, "text", f"answers[{n}]."), answer.get("answer_start")) for n, answer in enumerate(answers)]
-    spans, mended = align_answers(pairs, context, impossible)
+    spans, repairs = align_answers(pairs, context, impossible)
     example = QuestionExample(id=str(name), question=text, context=context, answers=spans, impossible=impossible)
-    return example, mended
+    return example, repairs
 
 
 def align_answers(
@@ -122,7 +122,7 @@ def align_answers(
         raise CellError("answers", "has answers, but the question is marked impossible")
     if not impossible and not pairs:
         raise CellError("answers", "is empty, and the question is not marked impossible")
-    spans, mended = [], []
+    spans, repairs = [], []
     for number, (text, start) in enumerate(pairs):
         where = f"answers[{number}].answer_start"
         if not text:
@@ -131,9 +131,9 @@ def align_answers(
             raise CellError(where, f"is {shown(start)}, expected a whole number")
         if start < 0 or not context.startswith(text, start):
             start, what = _found(text, start, context, where)
-            mended.append(what)
+            repairs.append(what)
         spans.append(AnswerSpan(text, start))
-    return tuple(spans), mended
+    return tuple(spans), repairs
 
 
 def _found(text: str, start: int, context: str, where: str) -> tuple[int, str]:

@@ -127,7 +127,7 @@ class _Capped(io.RawIOBase):
 
     def __init__(self, path: Path, packed: BinaryIO, stream: ByteStream, size: int | None) -> None:
         self._path, self._packed, self._stream, self._size = path, packed, stream, size
-        self._made = 0
+        self._unpacked = 0
 
     def readable(self) -> bool:
         return True
@@ -136,11 +136,11 @@ class _Capped(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError) as error:
-            raise DataError(f"{self._path}: cannot be unpacked after {self._made:,} bytes: {error}") from None
+            raise DataError(f"{self._path}: cannot be unpacked after {self._unpacked:,} bytes: {error}") from None
         buffer[: len(data)] = data
-        self._made += len(data)
+        self._unpacked += len(data)
         used = self._packed.tell() if self._size is None else self._size
-        if self._made > FREE and self._made > MOST_RATIO * used:
+        if self._unpacked > FREE and self._unpacked > MOST_RATIO * used:
             raise DataError(
                 f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does: "
                 "if you trust it, unpack it and give the result"

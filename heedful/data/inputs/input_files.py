@@ -54,20 +54,20 @@ def _both(read: RowReader, cells: Cells) -> object:
 
 
 def _choices(read: RowReader, cells: Cells) -> object:
-    asked = read.value(cells, "question") if read.has("question") else None
-    if isinstance(asked, list):
-        raise CellError(read.name("question"), f"holds {len(asked)} questions: give each a row of its own")
+    questions = read.value(cells, "question") if read.has("question") else None
+    if isinstance(questions, list):
+        raise CellError(read.name("question"), f"holds {len(questions)} questions: give each a row of its own")
     value = read.value(cells, "candidates")
     if isinstance(value, dict) and isinstance(cells, dict):  # {"text": [...], "label": ["A", ...]}
         cells = {**cells, read.name("candidates"): value.get("text")}
     candidates = list(read.texts(cells, "candidates"))
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
-    ask = read.text(cells, "question") if read.has("question") else None
+    question = read.text(cells, "question") if read.has("question") else None
     if not read.has("prompt"):
-        return {"prompt": ask, "choices": candidates}
-    if ask is not None:
-        candidates = [fill_blank(ask, candidate) for candidate in candidates]
+        return {"prompt": question, "choices": candidates}
+    if question is not None:
+        candidates = [fill_blank(question, candidate) for candidate in candidates]
     return {"prompt": read.text(cells, "prompt"), "choices": candidates}
 
 
@@ -107,9 +107,9 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
     Raises:
         DataError: If columns are unknown to this head, or a required column is missing.
     """
-    asks = [ask for ask in INPUT_SPECS[kind] if set(keys_by_role) <= {*ask.needed, *ask.optional}]
-    if not asks:
-        roles = list(dict.fromkeys(chain(*((*ask.needed, *ask.optional) for ask in INPUT_SPECS[kind]))))
+    specs = [spec for spec in INPUT_SPECS[kind] if set(keys_by_role) <= {*spec.needed, *spec.optional}]
+    if not specs:
+        roles = list(dict.fromkeys(chain(*((*spec.needed, *spec.optional) for spec in INPUT_SPECS[kind]))))
         wrong = next((role for role in keys_by_role if role not in roles), None)
         if wrong is None:
             raise DataError(f"columns {' and '.join(keys_by_role)} do not go together for this model's {kind} head")
@@ -117,15 +117,15 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
             f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
             f"which this model's {kind} head reads"
         )
-    for ask in asks:
+    for spec in specs:
         try:
-            columns = find_columns(table, ask.needed, ask.optional, keys_by_role)
+            columns = find_columns(table, spec.needed, spec.optional, keys_by_role)
         except MissingColumnError:
-            if ask is asks[-1]:
+            if spec is specs[-1]:
                 raise
         else:
             by_cells = guessed_roles(table, columns, keys_by_role)
-            return ask, Columns(kind=TextExample, of=columns, unused=unused_columns(table, columns), proposed=by_cells)
+            return spec, Columns(kind=TextExample, of=columns, unused=unused_columns(table, columns), proposed=by_cells)
     raise AssertionError
 
 
@@ -142,16 +142,16 @@ class InputRow(NamedTuple):
     path: str = ""  # of the row's file, if the input is a folder with one text per file
 
 
-class _Listening(RowErrors):
+class _CollectedErrors(RowErrors):
     """Collects bad rows until their position is known."""
 
     def __init__(self) -> None:
         super().__init__(Skip())
-        self.heard: list[BadRow] = []
+        self.collected: list[BadRow] = []
 
     def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
-        self.heard.append(bad)
-        if len(self.heard) > MOST_BAD:
+        self.collected.append(bad)
+        if len(self.collected) > MOST_BAD:
             raise DataError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
 
 
@@ -168,18 +168,18 @@ class InputFile:
         self.table: Table | None = None  # None: the file has no rows
         self.roles: tuple[str, ...] = ()
         self.echo: list[str] = []  # first cells of columns without names
-        row_errors = _Listening()
+        row_errors = _CollectedErrors()
         try:
             self.table = open_input_table(self.path, settings, row_errors)
         except NoRowsError as error:
-            if row_errors.heard:
-                raise DataError(f"{path}: no row of it can be read, the first is {row_errors.heard[0]}") from None
+            if row_errors.collected:
+                raise DataError(f"{path}: no row of it can be read, the first is {row_errors.collected[0]}") from None
             self.notes = [str(error)]
             return
         keys_by_role = dict(settings.columns or {})
         if self.table.names == CONLL_COLUMNS:
             keys_by_role.pop("words", None)  # number of a column in the file, not a name
-        self._ask, columns = choose_spec(self.table, kind, keys_by_role)
+        self._spec, columns = choose_spec(self.table, kind, keys_by_role)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.of)
         self.notes = [*self.table.notes, f"{name}: {columns.note}"]
@@ -199,7 +199,7 @@ class InputFile:
         return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
 
     @cached_property
-    def called(self) -> dict[str, str]:
+    def display_names(self) -> dict[str, str]:
         """Names of the columns, by their names in the file."""
         return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
 
@@ -212,7 +212,7 @@ class InputFile:
         """Cells of a row by column name."""
         if not isinstance(cells, dict):
             return dict(zip(self.names, cells, strict=False))
-        return {self.called.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
+        return {self.display_names.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
 
     @property
     def share(self) -> float:
@@ -227,15 +227,15 @@ class InputFile:
         """Yield all rows in order, including bad rows."""
         if self.table is None:
             return
-        row_errors, number, self._ended = _Listening(), 0, False
+        row_errors, number, self._ended = _CollectedErrors(), 0, False
         source = self.table.rows(row_errors)
         while True:
             row = next(source, None)
-            for bad in row_errors.heard:
+            for bad in row_errors.collected:
                 number += 1
                 reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
                 yield InputRow(number, bad.line, None, reason, self._within(bad.file))
-            row_errors.heard.clear()
+            row_errors.collected.clear()
             if row is None:
                 self._ended = True
                 return
@@ -252,12 +252,12 @@ class InputFile:
         """Name of the file that a row comes from."""
         return f"{self.name}/{row.path}" if row.path else self.name
 
-    def ask(self, row: InputRow) -> tuple[object, str | None]:
+    def engine_input(self, row: InputRow) -> tuple[object, str | None]:
         """Return (input, error) of a row; one of them is None."""
         if row.cells is None:
             return None, row.error
         try:
-            return self._ask.make(self._reader, row.cells), None
+            return self._spec.make(self._reader, row.cells), None
         except CellError as wrong:
             return None, f"{wrong.column}: {wrong.reason}"
 
@@ -379,8 +379,8 @@ def settings_for_inputs(
         trained = replace(trained, format=None, columns=None)
     forms = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
     roles = {*(chosen.columns or ())}
-    asks = [{*ask.needed, *ask.optional} for ask in INPUT_SPECS[kind] if roles <= {*ask.needed, *ask.optional}]
-    columns = {role: keys for role, keys in (trained.columns or {}).items() if any(role in ask for ask in asks)}
+    specs = [{*spec.needed, *spec.optional} for spec in INPUT_SPECS[kind] if roles <= {*spec.needed, *spec.optional}]
+    columns = {role: keys for role, keys in (trained.columns or {}).items() if any(role in roles for roles in specs)}
     if not forms:
         columns = {}
     if kind == "token_classification":  # column numbers of CoNLL do not apply to tables

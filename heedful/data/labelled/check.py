@@ -77,7 +77,7 @@ class DataReport:
     leaks: tuple[Leak, ...]
     bad: Mapping[str, int]  # skipped rows by file
     bad_rows: tuple[BadRow, ...]  # the first of them
-    mended: Mapping[str, int]
+    repairs: Mapping[str, int]
     unit: str
     limit: int
     doubt: str = ""  # why the label column may be wrong; "": it seems right
@@ -88,10 +88,10 @@ class DataReport:
         for name, split in self.splits.items():
             lines += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
         lines += ["", self.doubt] if self.doubt else []
-        lines += [""] if self.leaks or self.bad or self.mended else []
+        lines += [""] if self.leaks or self.bad or self.repairs else []
         for leak in self.leaks:
             lines.append(_leak_line(leak))
-        lines += [f"{count:,} {what}" for what, count in self.mended.items()]
+        lines += [f"{count:,} {what}" for what, count in self.repairs.items()]
         lines += [f"{file}: {count:,} bad rows left out" for file, count in self.bad.items()]
         lines += [f"  {bad}" for bad in self.bad_rows[:EXAMPLES]]
         return lines
@@ -219,7 +219,7 @@ def check(
         leaks=tuple(_leaks(tallies)),
         bad=dict(source.row_errors.bad),
         bad_rows=tuple(source.row_errors.first),
-        mended=dict(source.row_errors.mended),
+        repairs=dict(source.row_errors.repairs),
         unit=unit,
         limit=limit,
         doubt=label_column_warning(first.labels, total) if source.kind in (LabelledExample, MultiLabelExample) else "",

@@ -240,7 +240,7 @@ def from_table(
     label = columns.of.get("label")
     if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
         raise MissingColumnError(
-            f"{table.display_name}: labels are hidden: {shown(label[0])} is -1, which stands for no label", "label"
+            f"{table.display_name}: labels are hidden: {shown(label[0])} is -1, which means no label", "label"
         )
 
     def read(row_errors: RowErrors) -> Iterator[Example]:

@@ -82,48 +82,55 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
     pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
     impossible = read.value(cells, "impossible") if read.has("impossible") else not pairs
-    spans, mended = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
+    spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
     question = read.text(cells, "question")
-    asked = str(read.value(cells, "id")) if read.has("id") else ""
-    fields = {"id": asked, "question": question, "context": context, "answers": spans, "impossible": not spans}
-    yield fields | {"mended": mended}
+    id_text = str(read.value(cells, "id")) if read.has("id") else ""
+    fields = {"id": id_text, "question": question, "context": context, "answers": spans, "impossible": not spans}
+    yield fields | {"repairs": repairs}
 
 
 def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    asked = read.value(cells, "question") if read.has("question") else None
-    if isinstance(asked, list):  # one passage with several questions
+    questions = read.value(cells, "question") if read.has("question") else None
+    if isinstance(questions, list):  # one passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
-        lists = [values for values in (options, answers) if isinstance(values, list) and len(values) == len(asked)]
+        lists = [values for values in (options, answers) if isinstance(values, list) and len(values) == len(questions)]
         if len(lists) < 2:
-            raise CellError(read.name("answer"), f"expected {len(asked)} answers and lists of options, one a question")
-        for number, (ask, some, answer) in enumerate(zip(asked, *lists, strict=True)):
+            raise CellError(
+                read.name("answer"), f"expected {len(questions)} answers and lists of options, one a question"
+            )
+        for number, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
             where = f"[{number}]"
-            ask = read.checked(ask, read.name("question") + where)
-            if not isinstance(some, list):
-                raise CellError(read.name("candidates") + where, f"is {shown(some)}, expected a list of texts")
-            candidates = tuple(read.checked(candidate, read.name("candidates") + where) for candidate in some)
-            yield _choice(read, cells, ask, candidates, answer, ())
+            question = read.checked(question, read.name("question") + where)
+            if not isinstance(texts, list):
+                raise CellError(read.name("candidates") + where, f"is {shown(texts)}, expected a list of texts")
+            candidates = tuple(read.checked(candidate, read.name("candidates") + where) for candidate in texts)
+            yield _choice(read, cells, question, candidates, answer, ())
         return
-    ask = read.text(cells, "question") if read.has("question") else None
+    question = read.text(cells, "question") if read.has("question") else None
     marks: Sequence[object] = ()
     value = read.value(cells, "candidates")
     if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
         marks = value.get("label") or ()
         cells = {**cells, read.name("candidates"): value.get("text")} if isinstance(cells, dict) else cells
-    yield _choice(read, cells, ask, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
+    yield _choice(read, cells, question, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
 
 
 def _choice(
-    read: RowReader, cells: Cells, ask: str | None, candidates: tuple[str, ...], answer: object, marks: Sequence[object]
+    read: RowReader,
+    cells: Cells,
+    question: str | None,
+    candidates: tuple[str, ...],
+    answer: object,
+    marks: Sequence[object],
 ) -> dict[str, object]:
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
     right = right_one(answer, candidates, marks, read.name("answer"))
     if not read.has("prompt"):
-        assert ask is not None
-        return {"prompt": ask, "candidates": candidates, "answer": right}
-    if ask is not None:
-        candidates = tuple(fill_blank(ask, candidate) for candidate in candidates)
+        assert question is not None
+        return {"prompt": question, "candidates": candidates, "answer": right}
+    if question is not None:
+        candidates = tuple(fill_blank(question, candidate) for candidate in candidates)
     return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": right}
 
 
@@ -194,7 +201,7 @@ def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest
             row_errors.reject(bad, number=ordinal, stage="cells")
             continue
         for example_fields in fields_of_examples:
-            repairs = example_fields.pop("mended", ())
+            repairs = example_fields.pop("repairs", ())
             assert isinstance(repairs, list | tuple)
             for number, what in enumerate(repairs):
                 row_errors.count_repair(what, table.display_name, line, ordinal * 1000 + min(number, 999))

@@ -383,7 +383,7 @@ class _Run:
             if len(rows) >= self._chunk or characters >= CHUNK_CHARACTERS:
                 yield chunk(part, False)
             rows.append((inputs, row))
-            parsed.append(inputs.ask(row))
+            parsed.append(inputs.engine_input(row))
             characters += _size(parsed[-1][0])
         if mine:
             yield chunk((number - 1) // size, True)

@@ -179,7 +179,7 @@ def input_arrow_types(several: Sequence[InputFile]) -> dict[str, pa.DataType]:
             if input_file.form == "parquet"
             else {}
         )
-        for there, name in input_file.called.items():
+        for there, name in input_file.display_names.items():
             kind = own.get(there, TEXT)
             types[name] = kind if types.get(name, kind) == kind else TEXT
     return types

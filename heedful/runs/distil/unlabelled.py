@@ -118,7 +118,7 @@ def read_unlabelled(
         for inputs in several:
             notes += inputs.notes
             for row in inputs.rows():
-                text, wrong = inputs.ask(row)
+                text, wrong = inputs.engine_input(row)
                 bad += wrong is not None
                 texts += [text] if wrong is None else []
     if not texts and not bad:

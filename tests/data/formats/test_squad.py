@@ -47,7 +47,7 @@ def test_wrong_starts(tmp_path: Path) -> None:
     found = list(source.examples("train")) and list(source.examples("train"))
     assert [[span.start for span in each.answers] for each in found] == [[13, 8], [0, 13]]
     assert all(CONTEXT.startswith(span.text, span.start) for each in found for span in each.answers)
-    assert source.row_errors.mended == {
+    assert source.row_errors.repairs == {
         "answers whose start was wrong, found at the only occurrence of their text in the context": 2,
         "answers whose start was wrong, found at the occurrence of their text that is nearest to it": 2,
     }

@@ -47,7 +47,7 @@ def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
     (inputs,) = open_inputs(
         [path], "token_classification", DataSettings(columns={"words": 2}), exclude=tmp_path / "out"
     )
-    found = [(row.line, row.error or inputs.ask(row)[0]) for row in inputs.rows()]
+    found = [(row.line, row.error or inputs.engine_input(row)[0]) for row in inputs.rows()]
     assert found == [
         (3, ["NNP", "VBZ"]),
         (7, "has 1 columns, and the words are in column 2"),
@@ -63,7 +63,7 @@ def test_squad_needs_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": asked}]}]}))
     (inputs,) = open_inputs([path], "question_answering", DataSettings(), exclude=tmp_path / "out")
-    found = [row.error or inputs.ask(row)[0] for row in inputs.rows()]
+    found = [row.error or inputs.engine_input(row)[0] for row in inputs.rows()]
     assert found == [
         {"question": "Who?", "context": "Ada is here."},
         {"question": "Where?", "context": "Ada is here."},
@@ -77,7 +77,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / "news" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "news" / name).write_text(text)
     (inputs,) = open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "out")
-    assert [(inputs.place(row), row.error or inputs.ask(row)[0]) for row in inputs.rows()] == [
+    assert [(inputs.place(row), row.error or inputs.engine_input(row)[0]) for row in inputs.rows()] == [
         ("news/cups/3", "2: holds a NUL character: the file is damaged or no text"),
         ("news/tea/1", "a\nb"),
         ("news/tea/2", "c"),
@@ -92,7 +92,7 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
     for folder, texts in ((tmp_path / "news" / "tea", ["a\nb", "c"]), (tmp_path / "news" / "tea" / "1", ["a\nb"])):
         settings = DataSettings(format="class-folders")
         (inputs,) = open_inputs([folder], "sequence_classification", settings, exclude=tmp_path / "out")
-        assert [inputs.ask(row)[0] for row in inputs.rows()] == texts
+        assert [inputs.engine_input(row)[0] for row in inputs.rows()] == texts
 
 
 def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_the_layout_of_a_run_holds_for_folders_and_names_without_a_format(tmp_pa
         == "class-files"
     )
     (inputs,) = open_inputs([tmp_path / "plot.tok"], "sequence_classification", files, exclude=tmp_path / "out")
-    assert [inputs.ask(row)[0] for row in inputs.rows()] == ["a", "b"]
+    assert [inputs.engine_input(row)[0] for row in inputs.rows()] == ["a", "b"]

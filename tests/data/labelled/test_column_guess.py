@@ -83,7 +83,7 @@ def test_scores_and_texts_alone(tmp_path: Path) -> None:
 def test_the_text_is_found_where_no_label_is_needed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(MESSAGES)
     (inputs,) = open_inputs([tmp_path / "a.csv"], "sequence_classification", DataSettings(), exclude=tmp_path / "out")
-    assert [inputs.ask(row)[0] for row in inputs.rows()][:2] == ["see you at the door", "win a prize now"]
+    assert [inputs.engine_input(row)[0] for row in inputs.rows()][:2] == ["see you at the door", "win a prize now"]
     assert any("text=column 2, by what is in their cells" in each for each in inputs.notes)
 
 

@@ -84,7 +84,7 @@ def test_questions(
     assert (len(found), sum(each.impossible for each in found)) == (questions, impossible)
     assert contexts in (None, len({each.context for each in found}))
     assert answers in (None, sum(len(each.answers) for each in found))
-    assert not source.row_errors.mended
+    assert not source.row_errors.repairs
 
 
 def test_topics(data_dir: Path) -> None:
