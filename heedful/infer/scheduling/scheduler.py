@@ -88,7 +88,7 @@ class ModelQueue(Generic[EngineType]):
         *,
         deadline: float,
         left: Callable[[], bool] = lambda: False,
-        encode: Callable[[EngineType, Sequence[object]], _Encoded] = lambda engine, inputs: engine.tokenize(inputs),
+        encode: Callable[[EngineType, Sequence[object]], _Encoded] | None = None,
         top_k: int = 5,
         writing: GenerationConfig | None = None,
         sizes: Sequence[int] = (),
@@ -100,11 +100,15 @@ class ModelQueue(Generic[EngineType]):
         that are to be tokenised: by them a request that does not fit is refused before it is tokenised.
         """
         async with self._entered(deadline) as (engine, jobs):
+
+            def read() -> _Encoded:
+                return engine.tokenize(inputs) if encode is None else encode(engine, inputs)
+
             job = self._job(engine, deadline, left)
             jobs.append(job)
             short = sum(sizes) <= TURN_CHARACTERS
             self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
-            asked = await self._in_reader(lambda: encode(engine, inputs), deadline, left, sizes)
+            asked = await self._in_reader(read, deadline, left, sizes)
             pieces = [piece for encoded in asked for piece in encoded.pieces]
             if sizes and short:
                 self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
