@@ -40,17 +40,17 @@ class TokenizerFiles:
     notes: list[str] = field(default_factory=list)
 
 
-def read_tokenizer_files(folder: Path, usual: Mapping[str, object] | None = None) -> TokenizerFiles:
+def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
-    `usual` completes the latter, which says little (see sentencepiece_model.unigram).
+    `defaults` completes the latter, which says little (see sentencepiece_model.unigram).
     """
     if not folder.is_dir():
         raise TokenizerError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
     notes: list[str] = []
     config = _config(folder)
     if (folder / "tokenizer.json").is_file():
-        backend = _whole(folder, notes)
+        backend = _read_tokenizer_json(folder, notes)
     elif (folder / "vocab.txt").is_file():
         entries = _vocabulary_lines(folder, "vocab.txt", notes)
         backend = build_wordpiece(entries, config, folder / "vocab.txt", notes)
@@ -58,10 +58,10 @@ def read_tokenizer_files(folder: Path, usual: Mapping[str, object] | None = None
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
-        if usual is None:
+        if defaults is None:
             notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
         backend = sentencepiece_model.build_unigram(
-            sentencepiece_model.read_model(folder, model.name), usual or {}, config, model
+            sentencepiece_model.read_model(folder, model.name), defaults or {}, config, model
         )
     else:
         raise _nothing(folder)
@@ -124,7 +124,7 @@ def _config(folder: Path) -> TokenizerConfig:
     return config
 
 
-def _whole(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
+def _read_tokenizer_json(folder: Path, notes: list[str]) -> tokenizers.Tokenizer:
     """tokenizer.json less its stored truncation, padding and dropout, which would change what a text means."""
     state, path = _object(folder, "tokenizer.json"), folder / "tokenizer.json"
     state["truncation"] = state["padding"] = None

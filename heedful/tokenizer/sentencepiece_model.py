@@ -146,19 +146,19 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def build_unigram(
-    model: SentencePieceModel, usual: Mapping[str, object], config: TokenizerConfig, path: Path
+    model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
     """Return the library's Unigram tokenizer for a model.
 
     Args:
         model: The model.
-        usual: Defaults of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+        defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
             ("special"), number of sentinels ("extra_ids"), "do_lower_case", "keep_accents", and whether double quotes
             are normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
         path: Of the model, for messages.
     """
-    special = usual.get("special", {})
+    special = defaults.get("special", {})
     assert isinstance(special, dict)
     for key, token in special.items():
         config.setdefault(key, token)
@@ -166,7 +166,7 @@ def build_unigram(
     scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in model.pieces]
     with translate_errors(f"{path} cannot be used", "fetch it again"):
         backend = tokenizers.Tokenizer(models.Unigram(scored, model.unknown, model.bytes))
-        backend.normalizer = normalizers.Sequence(_steps(model, usual, config))
+        backend.normalizer = normalizers.Sequence(_steps(model, defaults, config))
         inner = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
         backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=not inner)
         backend.decoder = decoders.Metaspace(
@@ -179,13 +179,13 @@ def build_unigram(
         backend.add_tokens(
             [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == USER]
         )
-        extra = config.get("extra_ids", usual.get("extra_ids", 0))
+        extra = config.get("extra_ids", defaults.get("extra_ids", 0))
         if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
             raise TokenizerError(
                 f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}"
             )
         backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
-        single, pair = usual.get("single", "$A"), usual.get("pair", "$A $B:1")
+        single, pair = defaults.get("single", "$A"), defaults.get("pair", "$A $B:1")
         around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}
         if missing := sorted(token for token in around if backend.token_to_id(token) is None):
             raise TokenizerError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
@@ -196,18 +196,18 @@ def build_unigram(
 
 
 def _steps(
-    model: SentencePieceModel, usual: Mapping[str, object], config: TokenizerConfig
+    model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig
 ) -> list[normalizers.Normalizer]:
-    def says(key: str, default: bool) -> bool:
+    def flag(key: str, default: bool) -> bool:
         value = config.get(key)
-        return bool(usual.get(key, default) if value is None else value)
+        return bool(defaults.get(key, default) if value is None else value)
 
     steps: list[normalizers.Normalizer] = []
-    if usual.get("quotes"):
+    if defaults.get("quotes"):
         steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not says("keep_accents", True):
+    if not flag("keep_accents", True):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if says("do_lower_case", False):
+    if flag("do_lower_case", False):
         steps.append(normalizers.Lowercase())
     if model.characters:
         steps.append(normalizers.Precompiled(model.characters))

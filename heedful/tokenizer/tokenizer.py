@@ -84,7 +84,7 @@ class Tokenizer:
                     single="$A:0", pair="$A:0 $B:1", special_tokens=[]
                 )
             numbers = list(backend.get_vocab(with_added_tokens=True).values())
-            self._state = self._whole()
+            self._state = self._tokenizer_json()
             probes = [backend.encode("a"), backend.encode("a", "a")]
         for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
             self._state["model"].pop(large, None)
@@ -101,9 +101,9 @@ class Tokenizer:
         self.special: SpecialIds = _special(self, probes[0])
 
     @classmethod
-    def load(cls, folder: str | Path, usual: Mapping[str, object] | None = None) -> Tokenizer:
+    def load(cls, folder: str | Path, defaults: Mapping[str, object] | None = None) -> Tokenizer:
         """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
-        (SentencePiece's Unigram), which `usual` completes: load() of a whole model folder knows it.
+        (SentencePiece's Unigram), which `defaults` completes: load() of a whole model folder knows it.
 
         tokenizer_config.json is read beside each; stored truncation and padding are dropped.
 
@@ -115,7 +115,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         try:
-            source = files.read_tokenizer_files(folder, usual)
+            source = files.read_tokenizer_files(folder, defaults)
         except OSError as error:
             raise TokenizerError(f"{folder} cannot be read: {error.strerror}; check its files and rights") from error
         try:
@@ -157,8 +157,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """ "sha256:..." of everything that decides ids: tokenizers with equal fingerprints give equal ids."""
-        state = self._whole()
-        decides = _bare({key: state[key] for key in DECIDES})
+        state = self._tokenizer_json()
+        decides = _canonical({key: state[key] for key in DECIDES})
         canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -169,17 +169,17 @@ class Tokenizer:
     @property
     def continues(self) -> NDArray[np.bool_]:
         """Whether each token continues a word, [size]."""
-        return self._parts[0]
+        return self._word_marks[0]
 
     def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
         """Mark the tokens of a text that begin a word; after the end of a line a token without a mark does, too."""
-        continues, ends_line = self._parts
+        continues, ends_line = self._word_marks
         starts: NDArray[np.bool_] = ~continues[tokens]
         starts[1:] |= ends_line[tokens[:-1]]
         return starts
 
     @cached_property
-    def _parts(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _word_marks(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Whether each token continues a word; and ends a line, in a vocabulary that marks the beginning of words."""
         names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
         inside = self._state["model"].get("continuing_subword_prefix") or ""
@@ -220,7 +220,7 @@ class Tokenizer:
         check_limits(max_length=max_length, truncate=truncate)
         results = []
         for number, encoding in enumerate(self._run(items, fast=False)):
-            positions, dropped = _within(encoding, number, max_length=max_length, truncate=truncate)
+            positions, dropped = _truncation(encoding, number, max_length=max_length, truncate=truncate)
             results.append(from_library(encoding, positions, dropped=dropped))
         return results
 
@@ -258,7 +258,7 @@ class Tokenizer:
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
         for number, encoding in enumerate(self._run(items, fast=True)):
-            positions, _ = _within(encoding, number, max_length=max_length, truncate=truncate)
+            positions, _ = _truncation(encoding, number, max_length=max_length, truncate=truncate)
             ids.append(select_entries(encoding.ids, positions))
             types.append(select_entries(encoding.type_ids, positions))
         return Packed.of(ids, types)
@@ -283,7 +283,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state = self._whole()
+        state = self._tokenizer_json()
         if state["model"].get("type") == "WordPiece":
             names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
             if [number for _, number in names] == list(range(len(names))):
@@ -314,15 +314,15 @@ class Tokenizer:
         return config
 
     @cached_property
-    def _for_words(self) -> tokenizers.Tokenizer:
+    def _pretokenized_backend(self) -> tokenizers.Tokenizer:
         """Byte-level BPE sees a space before each of the given words, the first one too, as it was trained."""
-        state, changed = self._whole(), False
+        state, changed = self._tokenizer_json(), False
         for step in [*_walk(state["pre_tokenizer"]), *_walk(state["post_processor"])]:
             if step.get("add_prefix_space") is False:
                 step["add_prefix_space"] = changed = True
         return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
 
-    def _whole(self) -> dict[str, Any]:
+    def _tokenizer_json(self) -> dict[str, Any]:
         """The contents of tokenizer.json."""
         state: dict[str, Any] = json.loads(self._backend.to_str())
         return state
@@ -345,7 +345,7 @@ class Tokenizer:
             inputs = [list(item.words) if isinstance(item, PreTokenized) else item for item in picked]
             try:
                 with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
-                    backend = self._for_words if words else self._backend
+                    backend = self._pretokenized_backend if words else self._backend
                     run = backend.encode_batch_fast if fast else backend.encode_batch
                     encodings = run(inputs, is_pretokenized=words)
             except HeedfulError:
@@ -380,7 +380,7 @@ def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
                 ) from None
 
 
-def _within(
+def _truncation(
     encoding: tokenizers.Encoding, number: int, *, max_length: int | None, truncate: Truncate
 ) -> tuple[list[int] | None, int]:
     """Positions of the tokens to keep (None: all), and the number of the others."""
@@ -425,13 +425,13 @@ def _walk(state: object) -> list[dict[str, Any]]:
     return [state, *(step for value in state.values() for step in _walk(value))]
 
 
-def _bare(state: object) -> object:
+def _canonical(state: object) -> object:
     """The state that all versions of the library write: no options that are off, no last digits of scores."""
     if isinstance(state, float):
         return f"{state:.9g}"
     if isinstance(state, dict):
-        return {key: _bare(value) for key, value in state.items() if value is not None and value is not False}
-    return [_bare(value) for value in state] if isinstance(state, list) else state
+        return {key: _canonical(value) for key, value in state.items() if value is not None and value is not False}
+    return [_canonical(value) for value in state] if isinstance(state, list) else state
 
 
 def _write(path: Path, text: str) -> None:

@@ -109,9 +109,11 @@ def build_corpus(
         count = 1 if size < SMALL else processes or available_cores()
         run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
         with run:
-            run.alone() if count == 1 else run.together(count)
+            run.in_this_process() if count == 1 else run.with_workers(count)
         if not run.progress.documents:
-            raise DataError(f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {run.why_none()}")
+            raise DataError(
+                f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {run.explain_empty()}"
+            )
         names, bad = {str(path): name for path, name in listed}, Counter[str]()
         for file, rows in source.row_errors.bad.items():  # by the names in the plan
             bad[names.get(file, file)] += rows
@@ -238,7 +240,7 @@ class _Run:
     ) -> None:
         self.progress = CorpusProgress()
         self.parts = 0
-        self._out, self._tokenizer, self._source, self._told, self._start = (
+        self._out, self._tokenizer, self._source, self._on_progress, self._start = (
             output_dir,
             tokenizer,
             source,
@@ -246,17 +248,17 @@ class _Run:
             start,
         )
         self._left: Counter[str] = Counter()
-        self._judge: Deduplicator | None = None
+        self._deduplicator: Deduplicator | None = None
         near = settings.dedup == "near"
         if settings.dedup != "none":
-            self._judge = Deduplicator(
+            self._deduplicator = Deduplicator(
                 near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
             )
         self._job = ShardSpec(
             folder=output_dir.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
             shortest=settings.min_document_chars,
-            judged=self._judge is not None,
+            judged=self._deduplicator is not None,
             bands=lsh_bands(settings.jaccard_threshold)[0] if near else 0,
             unknown=tokenizer.special.unknown,
         )
@@ -264,16 +266,16 @@ class _Run:
         self._waiting: dict[
             int, tuple[Worker | None, DedupKeys | None]
         ] = {}  # workers with their keys, by the number of the chunk
-        self._turn = 0  # next chunk to deduplicate
+        self._next_chunk = 0  # next chunk to deduplicate
 
     def __enter__(self) -> None:
-        self._tell(Counter())
+        self._report_progress(Counter())
 
     def __exit__(self, *_: object) -> None:
-        if self._judge is not None:
-            self._judge.close()
+        if self._deduplicator is not None:
+            self._deduplicator.close()
 
-    def why_none(self) -> str:
+    def explain_empty(self) -> str:
         """Why no document is left, for a message."""
         return (
             f"{self._left['short']:,} are too short, {self._left['empty']:,} have no text, {self._bad():,} are bad rows"
@@ -282,48 +284,50 @@ class _Run:
     def _bad(self) -> int:
         return sum(self._source.row_errors.bad.values())
 
-    def alone(self) -> None:
+    def in_this_process(self) -> None:
         """Build in this process."""
         maker = ShardWriter(self._job, self._ids)
         for chunk in self._source.chunks():
             if chunk is None:
-                self._tell(Counter())
+                self._report_progress(Counter())
                 continue
             number, self.parts = self.parts, self.parts + 1
             if self._is_done(number):
-                self._take_up(number)
+                self._count_finished(number)
                 continue
             offer = maker.begin(chunk)
-            verdict = self._judge.judge(offer.hashes, offer.signatures) if self._judge is not None else None
-            self._tell(maker.end(number, verdict))
+            verdict = (
+                self._deduplicator.check(offer.hashes, offer.signatures) if self._deduplicator is not None else None
+            )
+            self._report_progress(maker.end(number, verdict))
 
     def _ids(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         ids = self._tokenizer.ids(texts)
         return np.concatenate(ids), np.array([len(text_ids) for text_ids in ids], np.int64)
 
-    def together(self, processes: int) -> None:
+    def with_workers(self, processes: int) -> None:
         """Read here, tokenise in workers; at most one chunk waits."""
         with start_workers(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
-                    self._serve(workers, 0)
-                    self._tell(Counter())
+                    self._receive_answers(workers, 0)
+                    self._report_progress(Counter())
                     continue
                 number, self.parts = self.parts, self.parts + 1
                 if self._is_done(number):
-                    if self._judge is None:
-                        self._take_up(number)
+                    if self._deduplicator is None:
+                        self._count_finished(number)
                     else:
                         self._waiting[number] = (None, None)
-                        self._decide()
+                        self._deduplicate_waiting()
                     continue
                 while all(worker.busy for worker in workers):
-                    self._serve(workers, None)
+                    self._receive_answers(workers, None)
                 next(worker for worker in workers if not worker.busy).send((number, chunk), number)
             while any(worker.busy for worker in workers):
-                self._serve(workers, None)
+                self._receive_answers(workers, None)
 
-    def _serve(self, workers: Sequence[Worker], patience: float | None) -> None:
+    def _receive_answers(self, workers: Sequence[Worker], patience: float | None) -> None:
         """Receive answers of workers; `patience` None: wait for one, 0: do not wait."""
         busy = {worker.answers: worker for worker in workers if worker.busy}
         for answers in select.select(list(busy), [], [], patience)[0]:
@@ -331,33 +335,33 @@ class _Run:
             match worker.receive():
                 case DedupKeys() as offer:
                     self._waiting[worker.number] = (worker, offer)
-                    self._decide()
+                    self._deduplicate_waiting()
                 case dict() as tally:
                     worker.busy = False
-                    self._tell(tally)
+                    self._report_progress(tally)
 
-    def _decide(self) -> None:
+    def _deduplicate_waiting(self) -> None:
         """Deduplicate the waiting chunks, in order."""
-        assert self._judge is not None
-        while self._turn in self._waiting:
-            worker, offer = self._waiting.pop(self._turn)
+        assert self._deduplicator is not None
+        while self._next_chunk in self._waiting:
+            worker, offer = self._waiting.pop(self._next_chunk)
             if worker is None or offer is None:
-                self._take_up(self._turn)
+                self._count_finished(self._next_chunk)
             else:
-                worker.send(self._judge.judge(offer.hashes, offer.signatures), self._turn)
-            self._turn += 1
+                worker.send(self._deduplicator.check(offer.hashes, offer.signatures), self._next_chunk)
+            self._next_chunk += 1
 
     def _is_done(self, number: int) -> bool:
         return part_path(self._out, number).is_file() and (self._out / shard_name(number)).is_file()
 
-    def _take_up(self, number: int) -> None:
+    def _count_finished(self, number: int) -> None:
         """Count a shard that an earlier build wrote."""
         part, counts = read_part(self._out, number)
-        if self._judge is not None:
-            self._judge.judge(part["offered"], part["signatures"])
-        self._tell(counts)
+        if self._deduplicator is not None:
+            self._deduplicator.check(part["offered"], part["signatures"])
+        self._report_progress(counts)
 
-    def _tell(self, tally: Mapping[str, int]) -> None:
+    def _report_progress(self, tally: Mapping[str, int]) -> None:
         self._left.update({name: tally.get(name, 0) for name in ("short", "empty")})
         was, now = self.progress, time.monotonic()
         self.progress = CorpusProgress(
@@ -369,6 +373,6 @@ class _Run:
             seconds=now - self._start,
             share=self._source.share,
         )
-        if self._told is not None and (tally or now - self._last > 0.1):
+        if self._on_progress is not None and (tally or now - self._last > 0.1):
             self._last = now
-            self._told(self.progress)
+            self._on_progress(self.progress)

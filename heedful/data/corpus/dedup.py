@@ -156,7 +156,7 @@ class Deduplicator:
         self._seen = _Table(values=False)
         self._near = _Near(similarity, file) if near else None
 
-    def judge(self, hashes: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    def check(self, hashes: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> NDArray[np.uint8]:
         """Return KEEP, EXACT or NEAR for each of the next documents, [documents]."""
         verdict = np.full(len(hashes), EXACT, np.uint8)
         keys, first = np.unique(np.maximum(hashes, np.uint64(1)), return_index=True)
@@ -169,7 +169,7 @@ class Deduplicator:
             left = np.flatnonzero(verdict == KEEP)
             for start in range(0, len(left), AT_ONCE):
                 some = left[start : start + AT_ONCE]
-                verdict[some[self._near.judge(signatures[some])]] = NEAR
+                verdict[some[self._near.check(signatures[some])]] = NEAR
         return verdict
 
     def close(self) -> None:
@@ -191,15 +191,15 @@ class _Near:
     def close(self) -> None:
         self._file.close()
 
-    def judge(self, signatures: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    def check(self, signatures: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Whether each document is a near duplicate of a kept one, [documents]."""
         keys = self._keys(signatures)
         near = np.zeros(len(signatures), bool)
         earlier, slots = self._table.find(keys.ravel())
         pairs = np.unique(np.stack([earlier // self._bands, self._table.value(slots)], axis=1), axis=0)
         for some in np.array_split(pairs, max(len(pairs) // 10_000, 1)):
-            near[some[self._alike(signatures[some[:, 0]], self._signatures(some[:, 1])), 0]] = True
-        self._among_themselves(signatures, keys, near)
+            near[some[self._are_near(signatures[some[:, 0]], self._signatures(some[:, 1])), 0]] = True
+        self._mark_batch_duplicates(signatures, keys, near)
         distinct = np.flatnonzero(~near)
         self._put(keys[distinct], signatures[distinct])
         return near
@@ -212,7 +212,7 @@ class _Near:
             keys = _mixed(keys + rows[:, :, row] * _ODD)
         return np.maximum(keys, np.uint64(1))
 
-    def _among_themselves(
+    def _mark_batch_duplicates(
         self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], near: NDArray[np.bool_]
     ) -> None:
         """Mark near duplicates of earlier kept documents within the batch, in order."""
@@ -223,14 +223,14 @@ class _Near:
         for index in np.flatnonzero(shared.any(axis=1) & ~near).tolist():
             mine = number[index][shared[index]].tolist()
             others = sorted({earlier for bucket in mine for earlier in buckets.get(bucket, ())})
-            if others and self._alike(signatures[others], signatures[index]).any():
+            if others and self._are_near(signatures[others], signatures[index]).any():
                 near[index] = True
                 continue
             for bucket in mine:
                 if len(held := buckets.setdefault(bucket, [])) < CHAIN:
                     held.append(index)
 
-    def _alike(self, signatures: NDArray[np.uint32], signature: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    def _are_near(self, signatures: NDArray[np.uint32], signature: NDArray[np.uint32]) -> NDArray[np.bool_]:
         return np.asarray((signatures == signature).sum(axis=-1) >= self._least)
 
     def _signatures(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:

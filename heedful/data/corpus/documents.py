@@ -168,7 +168,7 @@ class DocumentReader:
         for path, size in zip(self._files, self._sizes, strict=True):
             self._at = path
             if not size:
-                self._say(f"{path.name}: is empty")
+                self._add_note(f"{path.name}: is empty")
             elif SUFFIXES.get(stem_and_suffix(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
@@ -176,7 +176,7 @@ class DocumentReader:
                 settings = DataSettings(columns={"text": column} if column else None)
                 part = open_data_file(path, TextExample, settings, self.row_errors)
                 for note in part.notes:
-                    self._say(f"{path.name}: {note}" if not note.startswith(path.name) else note)
+                    self._add_note(f"{path.name}: {note}" if not note.startswith(path.name) else note)
                 for example in part.read(self.row_errors):
                     assert isinstance(example, TextExample)
                     yield example.text, False
@@ -186,11 +186,11 @@ class DocumentReader:
     def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
         file, notes = detect_encoding(path)
         for note in notes:
-            self._say(note)
+            self._add_note(note)
         form = self._settings.sample_by
         if form == "auto":
             form = layout(read_head(file))
-            self._say(f"{path.name}: {LAYOUTS[form]}")
+            self._add_note(f"{path.name}: {LAYOUTS[form]}")
         if form == "line":
             yield from ((line, False) for _, line in read_text_lines(file, self.row_errors) if line.strip())
             return
@@ -214,7 +214,7 @@ class DocumentReader:
         if block:
             yield block
 
-    def _say(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         if text not in self.notes and len(self.notes) < 1000:
             self.notes.append(text)
 

@@ -44,19 +44,19 @@ class Worker:
             pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
             self._process.stdin.flush()
         except BrokenPipeError:
-            self._dead()
+            self._raise_exit()
 
     def receive(self) -> object:
         """Receive an answer; an error of the worker is raised here."""
         try:
             answer = pickle.load(self.answers)
         except (EOFError, pickle.UnpicklingError):
-            self._dead()
+            self._raise_exit()
         if isinstance(answer, HeedfulError):
             raise answer
         return answer
 
-    def _dead(self) -> NoReturn:
+    def _raise_exit(self) -> NoReturn:
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""

@@ -40,7 +40,7 @@ def read_sentences(
         line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
         cells = split_columns(line)
         if not line or cells[0] == BORDER:
-            yield from _whole(file, start, words, tags, bad, row_errors)
+            yield from _sentence(file, start, words, tags, bad, row_errors)
             words, tags, size, bad = [], [], 0, None
             continue
         if header:
@@ -55,7 +55,7 @@ def read_sentences(
         elif bad is None:
             words.append(cells[word - 1])
             tags.append(cells[tag - 1])
-    yield from _whole(file, start, words, tags, bad, row_errors)
+    yield from _sentence(file, start, words, tags, bad, row_errors)
 
 
 def split_columns(line: str) -> list[str]:
@@ -79,7 +79,7 @@ def missing_blank_line(file: TextFile) -> str:
     return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
 
 
-def _whole(
+def _sentence(
     file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, row_errors: RowErrors
 ) -> Iterator[TaggedExample]:
     if bad is not None:

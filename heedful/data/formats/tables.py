@@ -63,7 +63,7 @@ class _Feed:
 
     def __init__(self, file: TextFile) -> None:
         self._source: Iterator[Line] = all_lines(file)
-        self._again: deque[Line] = deque()
+        self._pushed_back: deque[Line] = deque()
         self._longest = file.longest
         self.taken: list[Line] = []
         self._length = 0
@@ -74,13 +74,13 @@ class _Feed:
 
     def give_back(self) -> None:
         """Read all lines but the first again."""
-        self._again.extendleft(reversed(self.taken[1:]))
+        self._pushed_back.extendleft(reversed(self.taken[1:]))
 
     def __iter__(self) -> _Feed:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._source)
+        line = self._pushed_back.popleft() if self._pushed_back else next(self._source)
         self.taken.append(line)
         self._length += len(line[1])
         if line[2] is not None and not line[1]:

@@ -295,7 +295,7 @@ class JsonStream:
                 return self._text[self._at]
             if self._ended:
                 return ""
-            self._more()
+            self._read_more()
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the next object; the caller must read each value."""
@@ -334,7 +334,7 @@ class JsonStream:
                 self._fail(str(error))
             if len(self._text) - self._at > self.file.longest:
                 self._fail(f"a value is longer than {self.file.longest:,} characters, the most that is read")
-            self._more()
+            self._read_more()
 
     def _members(self, first: str, last: str) -> Iterator[int]:
         self._take(first)
@@ -351,7 +351,7 @@ class JsonStream:
             self._fail(f"expected {mark}")
         self._at += 1
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         line = self.line
         newline = self._text.rfind("\n", 0, self._at)
         self._before = self._at - newline - 1 + (self._before if newline < 0 else 0)

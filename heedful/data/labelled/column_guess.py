@@ -33,14 +33,14 @@ class ColumnGuess:
 
     def __str__(self) -> str:
         """Describe the columns, and the settings that choose them."""
-        looks = [self._look(role, numbers) for role, numbers in self.columns.items() if numbers]
+        looks = [self._describe(role, numbers) for role, numbers in self.columns.items() if numbers]
         if not looks:
             return ""
         settings = [_setting(role, numbers) for role, numbers in self.columns.items()]
         text = " and ".join(looks)
         return f"{text[0].upper()}{text[1:]}: say {' '.join(settings)}"
 
-    def _look(self, role: str, numbers: Sequence[int]) -> str:
+    def _describe(self, role: str, numbers: Sequence[int]) -> str:
         several = "columns" if len(numbers) > 1 else "column"
         values = f" ({self.values[numbers[0]]} values)" if role == "label" and len(numbers) == 1 else ""
         look = "look" if len(numbers) > 1 else "looks"

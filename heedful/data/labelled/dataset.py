@@ -48,21 +48,21 @@ class Dataset(Generic[Kind]):
         self.row_errors = row_errors  # counts bad rows and repairs of the rows read so far
         self.layout: class_folders.Layout | None = None  # set if labels are names of files or folders
         self.known: tuple[str, ...] = ()  # labels of a model; (): the labels of the first split are known
-        self._parts = dict(parts)
+        self._files = dict(parts)
         self._notes = tuple(notes)
         self.has_generated_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits: train, dev, test, then others."""
-        names = [*self._parts, *(["dev"] if self.has_generated_dev else [])]
+        names = [*self._files, *(["dev"] if self.has_generated_dev else [])]
         order = ("train", "dev", "dev-mismatched", "test")
         return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
 
     @property
     def places(self) -> dict[str, tuple[str, ...]]:
         """Paths of files, or names of objects, of each split."""
-        return {split: tuple(part.display_name for part in parts) for split, parts in self._parts.items()}
+        return {split: tuple(part.display_name for part in parts) for split, parts in self._files.items()}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Dataset(Generic[Kind]):
         if self._named:
             return self._named
         seen: set[str] = set()
-        for example in self._whole(self._first_split):
+        for example in self._in_iob2(self._first_split):
             assert isinstance(example, LabelledExample | MultiLabelExample)
             seen.update((example.label,) if isinstance(example, LabelledExample) else example.labels)
             if len(seen) > MANY:
@@ -115,7 +115,7 @@ class Dataset(Generic[Kind]):
         whole = "train" if generated else split
         known = frozenset(self.known or (self.labels if named or whole != first else ()))
         tags = self.kind is TaggedExample and bool(self.known)
-        for number, example in enumerate(self._whole(whole)):
+        for number, example in enumerate(self._in_iob2(whole)):
             if unseen := unknown_labels(_labels(example), known, tags=tags) if known else []:
                 where = f"among those that come with {first}:" if named else f"in {first}, which has"
                 where = "one that the model knows:" if self.known else where
@@ -129,22 +129,22 @@ class Dataset(Generic[Kind]):
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Column names of each role in the first file; "1", "2", ... without a header."""
-        return dict(self._parts[self._first_split][0].columns)
+        return dict(self._files[self._first_split][0].columns)
 
     @property
     def _first_split(self) -> str:
-        return "train" if "train" in self._parts else next(iter(self._parts))
+        return "train" if "train" in self._files else next(iter(self._files))
 
     @property
     def _named(self) -> tuple[str, ...]:
         """Label names that come with the data, or ()."""
-        return self._parts[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
+        return self._files[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
 
     @cached_property
     def _scheme(self) -> conll.TagScheme:
         return conll.detect_scheme(self._raw(self._first_split))
 
-    def _whole(self, split: str) -> Iterator[Kind]:
+    def _in_iob2(self, split: str) -> Iterator[Kind]:
         """Yield the examples of a split before the dev split is separated, with tags in IOB2."""
         if self.kind is not TaggedExample or not self._scheme.name:
             yield from self._raw(split)
@@ -153,7 +153,7 @@ class Dataset(Generic[Kind]):
             yield replace(example, tags=to_iob2(example.tags))
 
     def _raw(self, split: str) -> Iterator[Any]:
-        for part in self._parts[split]:
+        for part in self._files[split]:
             yield from part.read(self.row_errors)
 
 

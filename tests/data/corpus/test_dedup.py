@@ -37,7 +37,7 @@ def judged(texts: list[str], tmp_path: Path, *, near: bool, size: int, similarit
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
         hashes = np.array([hash_document(text) for text in some], np.uint64)
-        found += judge.judge(hashes, minhash_signatures(some if near else [])).tolist()
+        found += judge.check(hashes, minhash_signatures(some if near else [])).tolist()
     judge.close()
     return found
 
