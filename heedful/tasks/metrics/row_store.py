@@ -31,5 +31,5 @@ class RowStore:
         return store
 
     def rows(self, width: int) -> Rows:
-        """Return all rows, [examples, width]; `width` matters where there are none."""
+        """Return all rows, [examples, width]; `width` is that of an empty store."""
         return np.concatenate((np.zeros((0, width)), *self.parts))
