@@ -29,12 +29,14 @@ from typing import (
 )
 
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.toml_json import as_json, cut, format_path, parse, to_plain_data, toml_lines
+from heedful.toml_json import Json, as_json, cut, format_path, parse, to_plain_data, toml_lines
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pydantic import TypeAdapter, ValidationError
+    from typing_extensions import TypeIs
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 Value = TypeVar("Value")
 Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups of mutually exclusive fields
 
@@ -43,7 +45,7 @@ MOST_PROBLEMS = 10  # that one message lists
 _FORGET: list[Callable[[], None]] = []  # clears a cache
 
 
-def cache_by_class(function: Callable[[Any], Value]) -> Callable[[Any], Value]:
+def cache_by_class(function: Callable[[type], Value]) -> Callable[[type], Value]:
     """Cache a function of a class of settings, until `clear_type_caches`."""
     cached = cache(function)
     _FORGET.append(cached.cache_clear)
@@ -57,12 +59,12 @@ def clear_type_caches() -> None:
 
 
 @cache_by_class
-def type_hints(cls: Any) -> dict[str, Any]:
+def type_hints(cls: type) -> dict[str, object]:
     """Return the types of a dataclass's fields, with unions in place of base classes that have members."""
     return {name: _members_of(hint) for name, hint in get_type_hints(cls).items()}
 
 
-def _members_of(hint: Any) -> Any:
+def _members_of(hint: object) -> object:
     members = getattr(hint, "MEMBERS", None)
     return hint if members is None or dataclasses.is_dataclass(hint) else Union[tuple(members)]  # noqa: UP007
 
@@ -109,7 +111,7 @@ def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
     return from_mapping(cls, load_mapping(path), source=str(path))
 
 
-def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
+def load_mapping(path: str | PathLike[str]) -> dict[str, Json]:
     """Read the plain data of a .toml or .json file: small, UTF-8, not too deep, no key twice, finite numbers."""
     path = Path(path)
     if path.suffix not in (".toml", ".json"):
@@ -130,14 +132,16 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Any]:
     return parse(text, "TOML" if path.suffix == ".toml" else "JSON", str(path))
 
 
-def overlay(settings: Settings, data: Mapping[str, Any], *, source: str) -> Settings:
+def overlay(settings: Settings, data: Mapping[str, object], *, source: str) -> Settings:
     """Return the settings overlaid with plain data, table by table; another `kind` resets its table to its defaults."""
     mapping = to_mapping(settings)
-    merge(mapping, to_plain_data(data, (), source), type(settings))
+    changes = to_plain_data(data, (), source)
+    assert isinstance(changes, dict)
+    merge(mapping, changes, type(settings))
     return from_mapping(type(settings), mapping, source=source)
 
 
-def merge(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
+def merge(table: dict[str, Json], data: Mapping[str, Json], *classes: type) -> None:
     """Update a table of settings in place with another, table by table; another `kind` starts its table anew.
 
     Args:
@@ -151,13 +155,13 @@ def merge(table: dict[str, Any], data: dict[str, Any], *classes: type) -> None:
         if any(is_set(data.get(name)) for name in group):
             table.update(dict.fromkeys(group))
     for key, value in data.items():
-        if isinstance(value, dict) and isinstance(table.get(key), dict):
-            merge(table[key], value, *(below for cls in classes for below in _tables(type_hints(cls).get(key))))
+        if isinstance(value, dict) and isinstance(below := table.get(key), dict):
+            merge(below, value, *(inner for cls in classes for inner in _tables(type_hints(cls).get(key))))
         else:
             table[key] = value
 
 
-def exclusive(cls: Any) -> Exclusive:
+def exclusive(cls: type) -> Exclusive:
     """Return a dataclass's groups of mutually exclusive fields."""
     return getattr(cls, "EXCLUSIVE", ())
 
@@ -168,7 +172,7 @@ def is_set(value: object) -> bool:
 
 
 @cache_by_class
-def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
+def exclusive_paths(cls: type) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Return the groups of a dataclass and of the tables in it, as paths."""
     groups: list[tuple[tuple[str, ...], ...]] = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
@@ -177,20 +181,20 @@ def exclusive_paths(cls: Any) -> tuple[tuple[tuple[str, ...], ...], ...]:
     return tuple(groups)
 
 
-def _tables(kind: Any) -> list[Any]:
+def _tables(kind: object) -> list[type[DataclassInstance]]:
     """The dataclasses among a type or the members of a union."""
-    return [cls for cls in (get_args(kind) if _is_union(kind) else (kind,)) if dataclasses.is_dataclass(cls)]
+    return [cls for cls in (get_args(kind) if _is_union(kind) else (kind,)) if _is_table(cls)]
 
 
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def to_mapping(settings: Any) -> dict[str, Any]:
+def to_mapping(settings: DataclassInstance) -> dict[str, Json]:
     """Return settings as plain data for JSON: the inverse of `from_mapping`."""
     return {field.name: _data(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init}
 
 
-def to_toml(settings: Any) -> str:
+def to_toml(settings: DataclassInstance) -> str:
     """Return all settings as the text of a TOML file, checked to read back the same."""
     text = "\n".join(toml_lines(to_mapping(settings), ())) + "\n"
     if from_mapping(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
@@ -198,7 +202,7 @@ def to_toml(settings: Any) -> str:
     return text
 
 
-def _data(value: Any) -> Any:
+def _data(value: object) -> Json:
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -206,6 +210,7 @@ def _data(value: Any) -> Any:
             return [_data(item) for item in value]
         case dict():
             return {key: _data(item) for key, item in value.items()}
+    assert dataclasses.is_dataclass(value) and not isinstance(value, type)
     return to_mapping(value)
 
 
@@ -220,16 +225,17 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     assert dataclasses.is_dataclass(cls), f"{cls} is not a dataclass"
-    return TypeAdapter(_form(cls))
+    form: Any = _form(cls)
+    return TypeAdapter(form)
 
 
-def _form(kind: Any) -> Any:
+def _form(kind: object) -> object:
     """A type as pydantic should see it: tables with strict keys that become dataclasses, unions with their kinds."""
     from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, with_config
     from typing_extensions import TypedDict  # typing's own has no config before Python 3.12
 
-    if dataclasses.is_dataclass(kind):
-        cls: Any = kind
+    if _is_table(kind):
+        cls = kind
         hints = type_hints(cls)
         forms = {}
         for field in _fields(cls):
@@ -250,9 +256,9 @@ def _form(kind: Any) -> Any:
     return kind
 
 
-def _laid(default: Any, value: Any) -> Any:
+def _laid(default: object, value: object) -> object:
     """Part of a default's table lies over it; another `kind`, or what may be meant for one, starts the table anew."""
-    if not dataclasses.is_dataclass(default) or not isinstance(value, dict):
+    if not isinstance(value, dict) or not dataclasses.is_dataclass(default) or isinstance(default, type):
         return value
     table = to_mapping(default)
     if "kind" not in value and not value.keys() <= table.keys():
@@ -261,7 +267,7 @@ def _laid(default: Any, value: Any) -> Any:
     return table
 
 
-def _union_form(members: tuple[Any, ...]) -> Any:
+def _union_form(members: tuple[object, ...]) -> object:
     from pydantic import BeforeValidator, Discriminator, Tag
 
     tables, others = _by_kind(members)
@@ -276,18 +282,18 @@ def _union_form(members: tuple[Any, ...]) -> Any:
     return form
 
 
-def _by_kind(members: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any]]:
+def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInstance]], list[object]]:
     """A union's dataclasses, each under the mark of its kind, and its other members without None."""
     tables = {
         f"{_MARK}{kind}": member
         for member in members
-        if dataclasses.is_dataclass(member)
+        if _is_table(member)
         for kind in get_args(type_hints(member).get("kind")) or [""]
     }
-    return tables, [cls for cls in members if cls is not types.NoneType and not dataclasses.is_dataclass(cls)]
+    return tables, [cls for cls in members if cls is not types.NoneType and not _is_table(cls)]
 
 
-def _tag(value: Any, tables: dict[str, Any]) -> str | None:
+def _tag(value: object, tables: Mapping[str, object]) -> str | None:
     if not isinstance(value, dict):
         return _OTHERS
     if len(tables) == 1:
@@ -295,11 +301,15 @@ def _tag(value: Any, tables: dict[str, Any]) -> str | None:
     return f"{_MARK}{value['kind']}" if "kind" in value else None
 
 
-def _is_union(kind: Any) -> bool:
+def _is_table(kind: object) -> TypeIs[type[DataclassInstance]]:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def _is_union(kind: object) -> bool:
     return get_origin(kind) in (Union, types.UnionType)
 
 
-def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+def _fields(cls: type[DataclassInstance]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
@@ -309,10 +319,16 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 # ---------------------------------------------------------------------------------------------------- words
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: '"none"'}
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    types.NoneType: '"none"',
+}
 
 
-def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the path and a sentence for detail problem."""
     for detail in error.errors(include_url=False):
         extra, wrong = detail["type"] == "extra_forbidden", detail.get("ctx", {}).get("error")
@@ -323,6 +339,7 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
         if extra:
             if _is_union(kind):  # with None
                 (kind,) = _by_kind(get_args(kind))[0].values()
+            assert _is_table(kind)
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
             key = cut(str(detail["loc"][-1]))
@@ -340,20 +357,22 @@ def _problems(cls: type[Any], plain: Any, error: ValidationError) -> Iterator[tu
             yield path, f"{name} {state}, expected {_expected(kind)}"
 
 
-def _field_of_message(kind: Any, place: Sequence[str | int], message: str) -> tuple[tuple[str | int, ...], str]:
+def _field_of_message(kind: object, place: Sequence[str | int], message: str) -> tuple[tuple[str | int, ...], str]:
     """The path and the text of an error of __post_init__, whose message begins with the field that is wrong."""
     tables = _by_kind(get_args(kind))[0].values() if _is_union(kind) else [kind]
     field, _, rest = message.partition(" ")
-    if any(field == known.name for table in tables for known in _fields(table)) and rest.startswith(("is ", "would ")):
+    if any(field == known.name for table in tables if _is_table(table) for known in _fields(table)) and rest.startswith(
+        ("is ", "would ")
+    ):
         path = (*place, field)
         return path, f"{format_path(path)} {rest}"
     return tuple(place), f"{format_path(place)}: {message}" if place else message
 
 
-def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], Any, Any]:
+def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], object, object]:
     """The place that pydantic means in the user's data, the type that was expected and the value that is there."""
     place: list[str | int] = []
-    kind = cls
+    kind: object = cls
     for part in loc:
         if _is_union(kind):
             tables, others = _by_kind(get_args(kind))
@@ -362,10 +381,10 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
                 continue
             if len(tables) + len(others) > 1:
                 break  # the part names a member that was tried
-            (kind,) = [*tables.values(), *others]
+            kind = next(iter((*tables.values(), *others)))
         if isinstance(part, int) and part >= len(value):
             break  # a list that is too short
-        if dataclasses.is_dataclass(kind):
+        if _is_table(kind):
             kind = type_hints(kind)[str(part)]
         else:
             arguments = [argument for argument in get_args(kind) if argument is not ...]
@@ -375,7 +394,7 @@ def _locate(cls: Any, value: Any, loc: Sequence[str | int]) -> tuple[list[str | 
     return place, kind, value
 
 
-def _expected(kind: Any) -> str:
+def _expected(kind: object) -> str:
     """Describe a type for users.
 
     >>> _expected(int | tuple[float, ...] | None)
@@ -391,7 +410,7 @@ def _expected(kind: Any) -> str:
     if _is_union(kind):
         *most, last = map(_expected, arguments)
         return f"{', '.join(most)} or {last}"
-    if dataclasses.is_dataclass(kind):
+    if _is_table(kind):
         ((tag, _),) = list(_by_kind((kind,))[0].items())[:1]
         names = ", ".join(field.name for field in _fields(kind)) or "nothing"
         return f"a table of {names}" if tag == _MARK else f"a table of kind {as_json(tag.removeprefix(_MARK))}"

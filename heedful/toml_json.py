@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from heedful.errors import HeedfulError
 
@@ -33,11 +33,11 @@ _TEXT = re.compile(
 )
 
 
-def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Any]:
+def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Json]:
     """Parse a table; `source` is the origin of the text, for messages."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table: dict[str, Any] = {}
+    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        table: dict[str, Json] = {}
         for key, value in pairs:
             if key in table:
                 raise HeedfulError(f"{source}: the key {as_json(key)} is given twice in one table")
@@ -72,7 +72,7 @@ def _refuse_depth(text: str, source: str) -> None:
         raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
 
 
-def to_plain_data(value: Any, path: tuple[str | int, ...], source: str) -> Any:
+def to_plain_data(value: object, path: tuple[str | int, ...], source: str) -> Json:
     """Return the data as dict, list, text, finite numbers, true, false and None; anything else is refused."""
     if len(path) > DEEPEST:
         raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
@@ -102,7 +102,7 @@ def _writable(text: str) -> bool:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def toml_lines(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def toml_lines(mapping: Mapping[str, Json], path: tuple[str, ...]) -> Iterator[str]:
     """Yield the lines of the table at a path; tables inside it come last."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
@@ -113,7 +113,7 @@ def toml_lines(mapping: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
             yield from toml_lines(value, (*path, key))
 
 
-def _value(value: Any) -> str:
+def _value(value: Json) -> str:
     match value:
         case None:
             return '"none"'
@@ -138,7 +138,7 @@ def format_path(path: Sequence[str | int]) -> str:
     return ".".join(cut(str(key)) for key in path) or "the top level"
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """Return a value as JSON, cut, for messages."""
     return cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
 

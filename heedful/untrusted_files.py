@@ -110,7 +110,7 @@ def read_json(folder: Path, name: str, *, max_bytes: int | None = None) -> Any:
 def parse_json(raw: bytes, path: Path) -> Any:
     """Parse JSON in UTF-8; duplicate keys, numbers that are not finite and endless nesting raise ModelError."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
         if len(values) < len(pairs):
             (duplicate, _), *_ = Counter(name for name, _ in pairs).most_common(1)

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
@@ -23,7 +23,7 @@ from heedful.toml_json import DEEPEST, Json, as_json, cut, parse, to_plain_data
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 SUGGESTED = 5  # paths that an error lists
 
 
@@ -220,8 +220,7 @@ def replace_setting(settings: Settings, path: str, value: object) -> Settings:
     """Return frozen settings with another value at a path."""
     assert is_dataclass(settings) and not isinstance(settings, type)
     name, _, rest = path.partition(".")
-    changed = replace(settings, **{name: replace_setting(getattr(settings, name), rest, value) if rest else value})
-    return cast(Settings, changed)
+    return replace(settings, **{name: replace_setting(getattr(settings, name), rest, value) if rest else value})
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

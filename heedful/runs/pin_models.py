@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from heedful.checkpoint import hub
 from heedful.errors import HeedfulError
 from heedful.runs.overrides import flatten_settings, replace_setting, setting_at
 from heedful.settings import load_mapping
 
-Settings = TypeVar("Settings")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
 SETTINGS = "settings.toml"  # of a run's folder
 MODELS = (
     "init.model",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.csrc import unused_note
@@ -31,8 +31,11 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 from heedful.train.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 CARD = "README.md"
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 class Training(Protocol):

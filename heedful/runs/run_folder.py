@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -36,9 +36,12 @@ from heedful.train.run_lock import LOCK
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import DivergedError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 Precision = Literal["float32", "bfloat16"]
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 START_MODEL = "start"  # folder of the initial model, if it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # folders that pre-training makes from text
 CORPUS_FOLDERS = {TOKENIZER, CORPUS}
@@ -120,7 +123,7 @@ def _precision_of_run(folder: Path) -> Precision | None:
     return None
 
 
-def can_resume(folder: Path, settings: object) -> bool:
+def can_resume(folder: Path, settings: DataclassInstance) -> bool:
     """Tell whether the folder holds a run with these settings; files of one that has no checkpoint yet are removed.
 
     A tokenizer and a corpus stay if only settings that do not concern the text differ; if they are removed, a warning
@@ -173,7 +176,7 @@ def read_settings(folder: Path, kind: type[Settings], name: str = SETTINGS) -> S
         ) from None
 
 
-def _earlier_settings(folder: Path, settings: object) -> object:
+def _earlier_settings(folder: Path, settings: DataclassInstance) -> DataclassInstance | None:
     """The settings in the folder if they are of the same kind, else None."""
     try:
         return from_file(type(settings), folder / SETTINGS)
@@ -181,7 +184,7 @@ def _earlier_settings(folder: Path, settings: object) -> object:
         return None
 
 
-def _differences(before: object, now: object) -> str:
+def _differences(before: DataclassInstance, now: DataclassInstance) -> str:
     """Names of settings that differ, with both values."""
     old, new = (dict(flatten_settings(to_mapping(settings))) for settings in (before, now))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
@@ -192,7 +195,7 @@ def _differences(before: object, now: object) -> str:
 # -- begin ------------------------------------------------------------------------------------------------------------
 
 
-def init_run_folder(folder: Path, settings: object) -> None:
+def init_run_folder(folder: Path, settings: DataclassInstance) -> None:
     """Write settings and environment, or check that the run in the folder has the same settings.
 
     For runs that compare their data themselves; see `init_labelled_run` for the others.
@@ -204,7 +207,7 @@ def init_run_folder(folder: Path, settings: object) -> None:
 
 def init_labelled_run(
     folder: Path,
-    settings: object,
+    settings: DataclassInstance,
     source: Dataset[Example],
     counts: Mapping[str, int],
     reopen: Callable[[Quarantine], Dataset[Example]],

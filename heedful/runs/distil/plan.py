@@ -237,7 +237,8 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
 
 def dev_split_settings(run: str) -> JsonObject:
     """The settings that decide which examples of a run's train split became its dev split."""
-    table = load_mapping(Path(run) / SETTINGS).get("data", {})
+    table = load_mapping(Path(run) / SETTINGS).get("data")
+    table = table if isinstance(table, dict) else {}
     defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
     return {name: table.get(name, value) for name, value in defaults.items()}
 

@@ -317,7 +317,7 @@ def distil_overrides(
         named = {
             path: value
             for path, value in flatten_settings({"student": table})
-            if path in NAMED_BY_STUDENT[table["kind"]]
+            if path in NAMED_BY_STUDENT[str(table["kind"])]
         }
         flags[name] = named
     if loss:

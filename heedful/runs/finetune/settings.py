@@ -159,7 +159,7 @@ def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
     data, own = DataSettings(), table.get("data")
     if isinstance(own, Mapping):  # pre-training has the paths of its text there
         data = overlay(data, own, source=f"{path}: data")
-    return replace(data, dev_fraction=0.0), table.get("long_inputs", "stride")
+    return replace(data, dev_fraction=0.0), "truncate" if table.get("long_inputs") == "truncate" else "stride"
 
 
 def check_task(task: str) -> str:
