@@ -4,7 +4,8 @@ HEEDFUL_DATA=folder python benchmarks/encoder.py --tasks SST-2 MRPC --seeds 1 2 
 HEEDFUL_DATA=folder python benchmarks/encoder.py --vectors --starts shipped minilm
 HEEDFUL_DATA=folder python benchmarks/encoder.py --fill
 
-Beside it are MiniLM and random weights of the same shape, with the rate of RATES that is best on dev with seed 1.
+`--out` adds what is measured to a file. Beside it are MiniLM and random weights of the same shape, with the rate of
+RATES that is best on dev with seed 1.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def vectors(start: str, model: str) -> dict[str, Any]:
     ]
     pairs = {
         "STS-B test": [(row[5], row[6], float(row[4])) for row in rows],
-        "SICK test": [(row[1], row[2], float(row[3])) for row in sick[1:]],
+        "SICK test": [(row[1], row[2], float(row[3])) for row in sick],
     }
     record: dict[str, Any] = {"start": start}
     for task, triples in pairs.items():
@@ -216,26 +217,33 @@ def main() -> None:
     if options.out is not None:
         check_destination(options.out)
     torch.set_num_threads(options.threads)
+    record: dict[str, Any] = {"facts": facts()}
+    if options.out is not None and options.out.exists():
+        record = json.loads(options.out.read_text(encoding="utf-8"))
+
+    def add(part: str, entry: dict[str, Any]) -> None:
+        record.setdefault(part, []).append(entry)
+        print(json.dumps({name: value for name, value in entry.items() if name != "numbers"}), flush=True)
+        if options.out is not None:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
     if options.fill:
         for filled in fill(options.model):
-            print(f"{filled['text']}  {', '.join(filled['words'])}")
+            add("fill", filled)
         return
     if options.vectors:
         for start in options.starts:
-            print(json.dumps(vectors(start, options.model)), flush=True)
+            add("vectors", vectors(start, options.model))
         return
-    runs: list[dict[str, Any]] = []
     rates: dict[str, float] = {}
     for seed in options.seeds:
         for task in options.tasks:
             for start in options.starts:
                 if start == "random" and task not in rates:
                     rates[task] = best_rate(task, options.model)
-                runs.append(scored(task, start, options.model, seed, rates.get(task) if start == "random" else None))
-                print(json.dumps({name: value for name, value in runs[-1].items() if name != "numbers"}), flush=True)
-                if options.out is not None:
-                    options.out.parent.mkdir(parents=True, exist_ok=True)
-                    options.out.write_text(json.dumps({"facts": facts(), "runs": runs}, indent=2) + "\n")
+                rate = rates.get(task) if start == "random" else None
+                add("runs", scored(task, start, options.model, seed, rate))
 
 
 if __name__ == "__main__":
