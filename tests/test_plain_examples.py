@@ -13,7 +13,7 @@ PLAIN = sorted((Path(__file__).parents[1] / "examples" / "plain").glob("*.py"))
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
 def test_bare_pytorch_equals_the_library(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert "assert " in text and text.count("\n") < 70
+    assert "assert " in text and text.count("\n") < 75
     runpy.run_path(str(path))["main"]()
 
 

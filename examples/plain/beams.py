@@ -4,13 +4,14 @@
 """
 
 from itertools import product
+from random import Random
 
 import torch
 
 from heedful import Packed
 from heedful.checkpoint import BundleConfig, create
 from heedful.model.config import NextToken
-from heedful.model.decode import BeamSearch, Greedy, Sampling, generate
+from heedful.model.decode import BeamSearch, generate
 from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.seq2seq import transformer_config
 
@@ -19,9 +20,7 @@ NEXT = {  # after the last word: probabilities of the next one
     "START": {"the": 0.6, "a": 0.4},
     "the": {"cat": 0.4, "dog": 0.3, "bird": 0.3},
     "a": {"dog": 0.9, "cat": 0.1},
-    "cat": {"STOP": 1.0},
-    "dog": {"STOP": 1.0},
-    "bird": {"STOP": 1.0},
+    **{noun: {"STOP": 1.0} for noun in ("cat", "dog", "bird")},
 }
 TABLE = torch.tensor([[NEXT.get(a, {"STOP": 1.0}).get(b, 1e-9) for b in WORDS] for a in WORDS])
 
@@ -46,18 +45,27 @@ def beam(width: int) -> tuple[str, ...]:
     return kept[0][1][1:-1]
 
 
+def sample(seed: int) -> tuple[str, ...]:
+    """Draw each word by its probability."""
+    draw, text = Random(seed), ["START"]
+    while text[-1] != "STOP":
+        words, shares = zip(*NEXT[text[-1]].items(), strict=True)
+        text += draw.choices(words, shares)
+    return tuple(text[1:-1])
+
+
 def main() -> dict[str, str]:
-    """Return what each method writes; the library gets the same table as its scores."""
-    shape = TransformerInit(layers=1, width=8, heads=1, inner=8)
-    config = transformer_config(shape, len(WORDS))
-    model = create(BundleConfig(family="heedful", model=config, head=NextToken()), seed=0).eval().model
-    written = {}
-    for method in (Greedy(), BeamSearch(num_beams=2, normalization="none"), *[Sampling()] * 8):
-        more = {"max_new_tokens": 3, "stop": [1], "source": Packed.of([[2]]), "seed": len(written)}
-        (texts,) = generate(model, lambda rows, batch: TABLE[batch.tokens].log(), Packed.of([[0]]), method, **more)
-        written[f"{method.kind} {len(written)}"] = tuple(WORDS[token] for token in texts[0].tokens)
+    """Return what each method writes; the library's search is given the table in place of a model's scores."""
     best = max(product(WORDS[2:4], WORDS[4:]), key=probability)
-    assert written["greedy 0"] == beam(1) == ("the", "cat") and written["beam 1"] == beam(2) == best == ("a", "dog")
+    assert beam(1) == ("the", "cat") and beam(2) == best == ("a", "dog")
+    config = transformer_config(TransformerInit(layers=1, width=8, heads=1, inner=8), len(WORDS))
+    model = create(BundleConfig(family="heedful", model=config, head=NextToken())).eval().model
+    for width in (1, 2):
+        method = BeamSearch(num_beams=width, normalization="none")
+        options = {"max_new_tokens": 3, "stop": [1], "source": Packed.of([[2]]), "seed": 0}
+        (texts,) = generate(model, lambda _, batch: TABLE[batch.tokens].log(), Packed.of([[0]]), method, **options)
+        assert tuple(WORDS[token] for token in texts[0].tokens) == beam(width)
+    written = {"greedy": beam(1), "2 beams": beam(2)} | {f"sample {seed}": sample(seed) for seed in range(1, 6)}
     return {name: f"{' '.join(text)}, probability {probability(text):.2f}" for name, text in written.items()}
 
 

@@ -36,24 +36,31 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 def main(lengths: tuple[int, ...] = LENGTHS) -> list[tuple[float, ...]]:
     """Return for each length: share of operations, milliseconds of matrices, attention and the kernel, megabytes."""
     torch.manual_seed(0)
-    size, found = WIDTH // HEADS, []
-    project, up, down = (torch.randn(shape) / 16 for shape in ((WIDTH, 4 * WIDTH),) * 2 + ((4 * WIDTH, WIDTH),))
-    for n in lengths:
-        x, (q, k, v) = torch.randn(n, WIDTH), torch.randn(3, HEADS, n, size)
-        rows, layout = [each.transpose(0, 1).contiguous() for each in (q, k, v)], Layout.of([0, n])
-        kernel = attend(*rows, layout, scale=size**-0.5)
-        assert torch.allclose(kernel.transpose(0, 1), written_out(q, k, v), atol=1e-5)
-        share = 2 * n * n * WIDTH / (2 * n * n * WIDTH + 12 * n * WIDTH**2)
-        matrices = seconds(lambda x=x: (x @ project, (x @ up).relu() @ down))
-        plain = seconds(lambda q=q, k=k, v=v: written_out(q, k, v))
-        fused = seconds(lambda rows=rows, layout=layout: attend(*rows, layout, scale=size**-0.5))
-        megabytes = [4 * HEADS * n * n / 1e6, 4 * n * WIDTH / 1e6]  # float32: all weights; one tensor of rows
-        found.append((n, share, 1e3 * matrices, 1e3 * plain, 1e3 * fused, *megabytes))
-    return found
+    return [costs(n) for n in lengths]
+
+
+def costs(n: int) -> tuple[float, ...]:
+    """Return one line of the table."""
+    size = WIDTH // HEADS
+    q_k_v_out = torch.randn(WIDTH, 4 * WIDTH) / 16  # the four projections, side by side
+    up, down = torch.randn(WIDTH, 4 * WIDTH) / 16, torch.randn(4 * WIDTH, WIDTH) / 16  # the feed-forward network
+    x, (q, k, v) = torch.randn(n, WIDTH), torch.randn(3, HEADS, n, size)
+    rows, layout = [tensor.transpose(0, 1).contiguous() for tensor in (q, k, v)], Layout.of([0, n])
+
+    def matrices() -> object:
+        return x @ q_k_v_out, (x @ up).relu() @ down
+
+    def kernel() -> torch.Tensor:
+        return attend(*rows, layout, scale=size**-0.5)
+
+    assert torch.allclose(kernel().transpose(0, 1), written_out(q, k, v), atol=1e-5)
+    share = 2 * n * n * WIDTH / (2 * n * n * WIDTH + 12 * n * WIDTH**2)
+    times = [1e3 * seconds(step) for step in (matrices, lambda: written_out(q, k, v), kernel)]
+    return n, share, *times, 4 * HEADS * n * n / 1e6, 4 * n * WIDTH / 1e6  # float32 numbers have 4 bytes
 
 
 if __name__ == "__main__":
     print("    n operations  matrices attention    kernel  weights     rows")
     for n, share, *milliseconds, weights, rows in main(tuple(int(n) for n in sys.argv[1:]) or LENGTHS):
-        times = " ".join(f"{each:6.1f} ms" for each in milliseconds)
+        times = " ".join(f"{duration:6.1f} ms" for duration in milliseconds)
         print(f"{n:5} {share:10.0%} {times} {weights:5.1f} MB {rows:5.2f} MB")
