@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
@@ -21,10 +21,13 @@ from heedful.settings import to_mapping
 from heedful.tasks.predictions import AnyPrediction
 from heedful.train.fit import Reporter
 
+if TYPE_CHECKING:
+    from heedful.toml_json import Json
+
 Device = Literal["cpu", "cuda"]
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
-DataInput: TypeAlias = Any  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
-ModelInput: TypeAlias = Any  # a text, a pair, or a dict, by head
+DataInput: TypeAlias = object  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
+ModelInput: TypeAlias = object  # a text, a pair, or a dict, by head
 PATHS = {  # paths of settings whose keyword is not their unique last component
     "epochs": "train.epochs",
     "max_steps": "train.max_steps",
@@ -249,7 +252,9 @@ def _collect_overrides(
     return collected
 
 
-def _recipe(recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None) -> Any:
+def _recipe(
+    recipe: str | Path | None, settings: FinetuneSettings | PretrainSettings | DistilSettings | None
+) -> str | Path | dict[str, Json] | None:
     """Return the recipe, or the settings as a mapping, which runs accept as a recipe.
 
     Raises:

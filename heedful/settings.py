@@ -239,7 +239,7 @@ def _form(kind: object) -> object:
         hints = type_hints(cls)
         forms = {}
         for field in _fields(cls):
-            form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_laid, field.default))]
+            form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_merge_default, field.default))]
             forms[field.name] = form if _required(field) else NotRequired[form]
         make_table: Any = TypedDict
         table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, forms))
@@ -256,7 +256,7 @@ def _form(kind: object) -> object:
     return kind
 
 
-def _laid(default: object, value: object) -> object:
+def _merge_default(default: object, value: object) -> object:
     """Part of a default's table lies over it; another `kind`, or what may be meant for one, starts the table anew."""
     if not isinstance(value, dict) or not dataclasses.is_dataclass(default) or isinstance(default, type):
         return value

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +25,9 @@ from heedful.cli.options import (
 from heedful.cli.output import escape, note, print_json, print_table
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
 
 
 def distil(
@@ -134,7 +136,7 @@ def distil(
     print(f"  heedful bench {quote(str(result.output_dir))}")
 
 
-def show_verdict(results: Mapping[str, Any]) -> None:
+def show_verdict(results: JsonObject) -> None:
     """Print the students that a search has tried, and the comparison of student, teacher and baseline."""
     from heedful.runs.card.verdict import verdict_table
     from heedful.runs.distil.search import FLATTERED

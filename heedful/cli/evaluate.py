@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +23,9 @@ from heedful.cli.results import show_split
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
 
 
 def evaluate(
@@ -138,7 +140,7 @@ def _evaluate_suite(
     print_table(rows, head=["task", "score", "", "examples"], right={1, 3})
 
 
-def _official_metrics(task: Mapping[str, Any]) -> str:
+def _official_metrics(task: JsonObject) -> str:
     """Return the official metrics of a task of a suite, in percent."""
     names = [name for name, value in task.items() if isinstance(value, float) and name != "score"]
     return ", ".join(f"{name} {100 * task[name]:.2f}" for name in names)

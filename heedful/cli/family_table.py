@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from heedful.checkpoint import read_config
 from heedful.checkpoint.published_sizes import count_parameters
@@ -13,6 +13,9 @@ from heedful.cli.output import note, print_json, print_table
 from heedful.families import FAMILIES
 from heedful.families.family_facts import FAMILY_FACTS, FamilyFacts
 from heedful.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"  # only in a checkout, not in a package
 
@@ -76,7 +79,7 @@ def family_row(facts: FamilyFacts, records: Path) -> FamilyRow:
     }
 
 
-def ties_embeddings(kind: str, config: dict[str, Any]) -> bool:
+def ties_embeddings(kind: str, config: JsonObject) -> bool:
     """Whether a language modelling head of the family is tied to the input embedding."""
     names = (name for name, entry in FAMILIES[kind].heads.items() if hasattr(entry.head, "tied"))
     heads = (read_config(config | {"architectures": [name]}, kind).head for name in names)

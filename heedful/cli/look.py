@@ -296,9 +296,9 @@ def _print_report(report: HeadReport) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in report["counts"].items())
     print(f"\n{counts}")
     if report["price"]:
-        print(report["price"]["said"])
+        print(report["price"]["summary"])
     if report["passed_over"] or not report["price"]:
-        print(report["said"])
+        print(report["summary"])
 
 
 def _head_cells(record: HeadRecord) -> list[str]:

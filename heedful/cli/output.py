@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from heedful.errors import HeedfulError, HeedfulWarning
 
 if TYPE_CHECKING:
     from heedful.checkpoint import ModelBundle
     from heedful.data import DataSettings
+    from heedful.tasks.answering import Answer
 
 
 MAX_INPUT_CHARS = 500  # characters of an input that are printed
+EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a table with a question or choices
 
 
-def show_answer(item: Any, answer: Mapping[str, Any], top_k: int) -> None:
+def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
     """Print a prediction: the input, and below it a table of what was predicted.
 
     Args:
@@ -50,7 +52,7 @@ def _shorten(text: str) -> str:
     return f"{escape(text[:MAX_INPUT_CHARS])} ... ({len(text):,} characters)"
 
 
-def _answer_rows(item: Any, answer: Mapping[str, Any], top_k: int) -> Iterator[list[str]]:
+def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list[str]]:
     """Yield the rows of the table for an answer of any kind of head."""
     match answer:
         case {"masks": masks}:
@@ -64,7 +66,7 @@ def _answer_rows(item: Any, answer: Mapping[str, Any], top_k: int) -> Iterator[l
             for entity in entities or words:
                 text = escape(entity.get("text", entity.get("word")))
                 yield [_percent(entity["probability"]), entity["label"] or "", text]
-        case {"choice": _, "probabilities": list(probabilities)}:
+        case {"choice": _, "probabilities": list(probabilities)} if isinstance(item, dict):
             ranked = sorted(zip(probabilities, item["choices"], strict=True), key=lambda pair: -pair[0])
             yield from ([_percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +18,9 @@ from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
+    from heedful.cli.output import EngineInput
     from heedful.infer.engine import Engine
+    from heedful.tasks.answering import Answer
     from heedful.tasks.generation import GenerationConfig
 
 LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
@@ -153,7 +155,7 @@ def generation_settings(
     return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)
 
 
-def _answer_chunk(engine: Engine, items: list[Any], top_k: int, first_line: int) -> Iterable[dict[str, Any]]:
+def _answer_chunk(engine: Engine, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:
     """Predict on all items at once. If one fails, yield predictions up to it, then raise an error that names its line.
 
     Args:
@@ -167,7 +169,7 @@ def _answer_chunk(engine: Engine, items: list[Any], top_k: int, first_line: int)
         return _answer_singly(engine, items, top_k, first_line)
 
 
-def _answer_singly(engine: Engine, items: list[Any], top_k: int, first_line: int) -> Iterator[dict[str, Any]]:
+def _answer_singly(engine: Engine, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
     for number, item in enumerate(items, start=first_line):
         try:
             yield from engine([item], top_k=top_k)
@@ -221,7 +223,7 @@ def _check_options(engine: Engine, options: set[str], *, needed: bool) -> None:
         raise HeedfulError(f"the {engine.kind} head of this model needs --{accepted[0]} beside the texts")
 
 
-def _engine_input(text: str, pair: str | None, question: str | None, choice: list[str] | None) -> Any:
+def _engine_input(text: str, pair: str | None, question: str | None, choice: list[str] | None) -> EngineInput:
     """Return the input that the engine expects for a text and its options."""
     if question is not None:
         return {"question": question, "context": text}

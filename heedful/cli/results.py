@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from heedful.cli.output import escape, note, print_table
 
@@ -31,7 +30,7 @@ def show_results(results: JsonObject) -> None:
             print(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
 
 
-def show_split(split: str, numbers: Mapping[str, Any], intervals: Mapping[str, Any]) -> None:
+def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
     """Print the scalar metrics of one split with their 95 % confidence intervals."""
     rows = []
     for name, value in numbers.items():

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anywidget import AnyWidget
+
+    from heedful.checkpoint import ModelBundle
+    from heedful.look.notebook import TextInput
 
 
 class _Callable(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, model: str | Path | ModelBundle, *texts: TextInput, target: str | None = None, word: str = ""
+    ) -> AnyWidget:
         """See `heedful.look.notebook.look`."""
         from heedful.look.notebook import look
 
-        return look(*args, **kwargs)
+        return look(model, *texts, target=target, word=word)
 
 
 look = sys.modules[__name__]

@@ -222,7 +222,7 @@ def _token_score(
     positions = _generated_positions(inspection) if generates else _mask_positions(inspection)
     if not positions:
         raise RequestError("the text has no mask token: write one where a token is to be predicted")
-    usual = positions[0][0] if not generates or "said" in inspection.sides else len(outputs) - 1
+    usual = positions[0][0] if not generates or "generated" in inspection.sides else len(outputs) - 1
     row = usual if position is None else _check_index(position, len(outputs))
     chosen = int(outputs[row].argmax()) if label is None else _check_index(label, outputs.shape[1])
     best = outputs[row].topk(min(MAX_CANDIDATES, outputs.shape[1])).indices.tolist()
@@ -272,8 +272,8 @@ def _mask_positions(inspection: Inspection) -> Choices:
 
 def _generated_positions(inspection: Inspection) -> Choices:
     """Return the rows at which tokens are generated; without an encoder each is named by the token before."""
-    if "said" in inspection.sides:
-        return tuple((row, token["text"]) for row, token in enumerate(inspection.sides["said"]))
+    if "generated" in inspection.sides:
+        return tuple((row, token["text"]) for row, token in enumerate(inspection.sides["generated"]))
     return tuple((row, f"after {token['text']}") for row, token in enumerate(inspection.sides["source"]))
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
 from heedful.checkpoint import ModelBundle
-from heedful.data import Dataset, DataSettings, Skip, read
+from heedful.data import Dataset, DataSettings, Example, Skip, read
 from heedful.errors import HeedfulError, RequestError
 from heedful.look.head_masking import gated_heads, open_gates
 from heedful.look.head_patterns import (
@@ -27,6 +27,7 @@ from heedful.look.head_patterns import (
 )
 from heedful.model.config import MaskedTokens, Pretraining
 from heedful.model.heads import PretrainingHead
+from heedful.objectives import Batch, Sample
 from heedful.packed import Packed
 from heedful.runs.evaluate import build_eval_task, open_for_model
 from heedful.tasks.task import Task
@@ -35,7 +36,6 @@ MAX_EXAMPLES = 200  # examples whose loss is computed
 ROWS_PER_BATCH = 512  # importance is a mean over batches
 MASK_PROB = 0.15  # of the masked language modelling loss
 PRUNING_POINTS = 12  # points of the curve of pruning losses
-Example: TypeAlias = Any  # of the data, by task
 BatchLoss = Callable[[], Tensor]  # returns the sum of the losses of a batch
 HeadIndex = tuple[str, int, int]  # part, layer, head
 
@@ -46,7 +46,7 @@ class PruningCurve(TypedDict):
     measure: str
     values: list[float]
     masked: list[int]
-    said: str
+    summary: str
 
 
 class HeadReport(TypedDict):
@@ -61,7 +61,7 @@ class HeadReport(TypedDict):
     counts: dict[str, int]  # heads by name
     strongest: list[HeadRecord]  # by pattern
     heads: list[HeadRecord]
-    said: str
+    summary: str
     measure: str  # what the loss is; "": the model has no loss on the data
     price: PruningCurve | None
 
@@ -140,9 +140,9 @@ def _masking_gates(loaded: ModelBundle, heads: Sequence[HeadIndex]) -> dict[str,
 # -- losses -----------------------------------------------------------------------------------------------------
 
 
-def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Any]) -> tuple[list[BatchLoss], list[float]]:
+def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Sample]) -> tuple[list[BatchLoss], list[float]]:
     """Return the task's loss of each batch of samples, and the number of losses in each batch."""
-    groups: list[list[Any]] = []
+    groups: list[list[Sample]] = []
     rows = 0
     for sample in samples:
         if not groups or rows + len(sample.tokens) > ROWS_PER_BATCH:
@@ -154,7 +154,7 @@ def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Any]) -> tupl
     with torch.no_grad():
         counts = [float(task.loss(loaded, batch).count) for batch in batches]
 
-    def loss(batch: Any) -> Tensor:
+    def loss(batch: Batch) -> Tensor:
         return task.loss(loaded, batch).sum
 
     return [partial(loss, batch) for batch in batches], counts
@@ -270,7 +270,7 @@ def head_report(
         "counts": count_names(heads),
         "strongest": strongest,
         "heads": records,
-        "said": _summary(data, len(texts), skipped, dataset, task if importance is None else None),
+        "summary": _summary(data, len(texts), skipped, dataset, task if importance is None else None),
         "measure": "" if importance is None else importance.measure,
         "price": None if importance is None else _pruning_curve(importance),
     }
@@ -282,7 +282,7 @@ def _example_text(example: Example) -> str | tuple[str, str]:
     return (first, others[0]) if others else first
 
 
-def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Any], no_loss: Task | str | None) -> str:
+def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Example], no_loss: Task | str | None) -> str:
     """Return the sentences that say what was measured.
 
     Args:
@@ -320,7 +320,7 @@ def _pruning_curve(importance: HeadImportance) -> PruningCurve:
         "measure": importance.measure,
         "values": importance.pruning_losses,
         "masked": importance.masked_counts,
-        "said": sentence,
+        "summary": sentence,
     }
 
 
@@ -337,7 +337,9 @@ def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Exampl
     return None
 
 
-def _open_data(loaded: ModelBundle, data: str | Path, settings: DataSettings) -> tuple[Dataset[Any], Task | str, str]:
+def _open_data(
+    loaded: ModelBundle, data: str | Path, settings: DataSettings
+) -> tuple[Dataset[Example], Task | str, str]:
     """Open the data for the model's head, or else as any texts.
 
     Returns:
@@ -353,5 +355,5 @@ def _open_data(loaded: ModelBundle, data: str | Path, settings: DataSettings) ->
     return dataset, reason, _choose_split(dataset)
 
 
-def _choose_split(dataset: Dataset[Any]) -> str:
+def _choose_split(dataset: Dataset[Example]) -> str:
     return next((name for name in ("test", "dev") if name in dataset.splits), dataset.splits[0])

@@ -116,7 +116,7 @@ class Inspection:
         if decoder_input is not None:
             self.sides["target"] = token_records(decoder_input.tokens.tolist(), self.tokenizer)
         if self.target is not None and loaded.config.head is not None and loaded.config.head.kind == "language_model":
-            self.sides["said"] = self._generated_tokens(self.target)
+            self.sides["generated"] = self._generated_tokens(self.target)
         if any(view.rows == "text" for view in self.views):
             self.sides["text"] = [_record("the text", None)]
 

@@ -192,7 +192,7 @@ def _other_scores(inspection: Inspection) -> Iterator[Params]:
             for number in range(min(MAX_SCORES, len(labels))):
                 yield {"label": number}
         case NextToken():
-            count = len(inspection.sides.get("said", ()))
+            count = len(inspection.sides.get("generated", ()))
             for position in range(min(MAX_SCORES, count)):
                 yield {"place": position}
 

@@ -264,7 +264,7 @@ class PageAPI:
             "eigenvalues": encode_tensor(spectrum.eigenvalues),
             "symmetric": spectrum.symmetric_share,
             "positive": spectrum.positive_share,
-            "said": spectrum.summary,
+            "summary": spectrum.summary,
         }
 
     def heads(self, params: Params) -> Json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from heedful.look.attribution import (
 from heedful.look.classic_attention import HIERARCHY_NAMES
 from heedful.look.inspection import Inspection
 from heedful.tasks.answer_heads import answer_heads_of
+from heedful.tasks.answering import Answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class TextExplanation:
 class Explanation:
     """The explanation of a prediction; parts that are not available are None, with the reason."""
 
-    answer: dict[str, Any] | None = None  # the engine's answer, as JSON
+    answer: Answer | None = None  # the engine's answer, as JSON
     answer_error: str = ""
     attribution: Attribution | None = None
     score: ExplainedScore | None = None  # the explained score
@@ -89,7 +89,7 @@ def explain_prediction(
     return explanation
 
 
-def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> dict[str, Any] | None:
+def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> Answer | None:
     """Return the engine's answer to the text, without embeddings; None if the head answers no such input.
 
     Args:
@@ -98,20 +98,21 @@ def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | 
     head = inspection.loaded.config.head
     if head is None or not answer_heads_of(head.kind):
         return None
-    item: Any = inspection.item
+    item = inspection.item
+    engine_input: object = item
     if pair is not None:
-        item = tuple(text.item for text in pair)
+        engine_input = tuple(text.item for text in pair)
     elif head.kind == "question_answering":
         if isinstance(item, str):
             return None
-        item = {"question": item[0], "context": item[1]}
+        engine_input = {"question": item[0], "context": item[1]}
     elif head.kind == "multiple_choice":
         if not inspection.choices:
             raise RequestError("one candidate has no probability: give all candidates, each with --choice")
-        item = {"prompt": item[0], "choices": list(inspection.choices)}
+        engine_input = {"prompt": item[0], "choices": list(inspection.choices)}
     elif head.kind == "next_sentence" and isinstance(item, str):
         return None
-    answer = Engine(inspection.loaded)([item], top_k=8)[0]
+    answer = Engine(inspection.loaded)([engine_input], top_k=8)[0]
     if head.kind == "multiple_choice":
         answer["choices"] = list(inspection.choices)
     return {name: value for name, value in answer.items() if name not in ("vector", "vectors")}
@@ -150,7 +151,7 @@ def attention_shares(inspection: Inspection, score: ExplainedScore | None) -> At
     """
     first, last = inspection.views[0].part, inspection.views[-1].part
     row = None if score is None else score.row
-    if "said" in inspection.sides and row is not None and last == "cross":
+    if "generated" in inspection.sides and row is not None and last == "cross":
         layers = range(inspection.view("cross").layers)
         weights = torch.stack([inspection.weights("cross", layer)[:, row].mean(0) for layer in layers])
         return AttentionShares(

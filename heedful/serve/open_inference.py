@@ -21,7 +21,7 @@ _READS = {
 _PAIRS = ("sequence_classification",)  # may have a second text
 
 
-class TensorSpec(TypedDict):
+class TensorMetadata(TypedDict):
     """A tensor that a model reads or writes."""
 
     name: str
@@ -29,24 +29,24 @@ class TensorSpec(TypedDict):
     shape: list[int]
 
 
-class OutputTensor(TensorSpec):
+class ResponseOutput(TensorMetadata):
     """A tensor with its numbers or texts."""
 
     data: object
 
 
-def input_tensors(kind: str) -> list[TensorSpec]:
+def input_tensors(kind: str) -> list[TensorMetadata]:
     """The tensors that a model of such a head reads."""
     names = _READS.get(kind, ("text",))
     return [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in names]
 
 
-def output_tensors(kind: str, labels: list[str] | None) -> list[TensorSpec]:
+def output_tensors(kind: str, labels: list[str] | None) -> list[TensorMetadata]:
     """Return the output tensors of a model with such a head; values other than numbers are JSON."""
     if kind == "embedding":
         return [{"name": "embedding", "datatype": "FP32", "shape": [-1, -1]}]
     if kind == "sequence_classification":
-        scores: TensorSpec = {"name": "scores", "datatype": "FP32", "shape": [-1, len(labels or [])]}
+        scores: TensorMetadata = {"name": "scores", "datatype": "FP32", "shape": [-1, len(labels or [])]}
         return [scores, {"name": "label", "datatype": "BYTES", "shape": [-1]}]
     return [{"name": "answer", "datatype": "BYTES", "shape": [-1]}]
 
@@ -101,7 +101,7 @@ def _rows(columns: dict[str, list[str]]) -> list[object]:
     return list(columns["text"])
 
 
-def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[OutputTensor]:
+def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[ResponseOutput]:
     count = len(answers)
     if isinstance(answers, np.ndarray):
         return [_tensor("embedding", [count, answers.shape[1]], answers.ravel())]
@@ -113,6 +113,6 @@ def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[OutputTensor
     return [_tensor("answer", [count], [orjson.dumps(answer).decode() for answer in answers])]
 
 
-def _tensor(name: str, shape: list[int], data: object) -> OutputTensor:
+def _tensor(name: str, shape: list[int], data: object) -> ResponseOutput:
     numbers = name in ("embedding", "scores")
     return {"name": name, "shape": shape, "datatype": "FP32" if numbers else "BYTES", "data": data}

@@ -59,7 +59,7 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     masked = [Inspection(small, text, name="heedful-mini-en") for text in MASKS]
     yield PageAPI(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
     report = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
-    report["said"] = report["said"].replace(str(ROOT / "heedful/assets/intents"), "intents")
+    report["summary"] = report["summary"].replace(str(ROOT / "heedful/assets/intents"), "intents")
     yield PageAPI(masked[:1], report=report), {"heads": ("heads", False, 1250)}
     alike = [Inspection(minilm, text, name="all-MiniLM-L6-v2") for text in ALIKE]
     yield PageAPI(alike), {"similarity": ("prediction", False, 900)}

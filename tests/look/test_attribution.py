@@ -125,7 +125,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
     loaded = create(BundleConfig(family="heedful-classic", model=nets, head=NextToken()), words, seed=1).eval()
     loaded.tokenizer = ending(words)
     inside = Inspection(loaded, TEXT)
-    side_texts = [side["text"] for side in inside.sides["said"]]
+    side_texts = [side["text"] for side in inside.sides["generated"]]
     steps = decoding_report(inside)["steps"]
     assert side_texts[: len(steps)] == [step["token"] for step in steps]
     answer = PageAPI([inside])("prediction", {"place": "2"})
@@ -136,7 +136,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
         and answer["choices"]["label"] == answer["choices"]["labels"][0][0]
     )
     inspection = Inspection(loaded, TEXT, target=TEXT[:11])
-    assert [side["text"] for side in inspection.sides["said"]][:-1] == TEXT[:11].split()
+    assert [side["text"] for side in inspection.sides["generated"]][:-1] == TEXT[:11].split()
     assert PageAPI([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
 
 
@@ -165,7 +165,7 @@ def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
     report = head_report(loaded, plain)
-    assert report["measure"] == "" and "since there is no loss: " in report["said"]
+    assert report["measure"] == "" and "since there is no loss: " in report["summary"]
     best = {head["name"]: head["patterns"][head["name"]]["lift"] for head in report["strongest"]}
     assert best["next"] == max(head["patterns"]["next"]["lift"] for head in report["heads"])
 

@@ -109,13 +109,13 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
     report = head_report(loaded, data)
     assert (
         report["price"] is None
-        and "No head was masked, since there is no loss: the data has the labels" in report["said"]
+        and "No head was masked, since there is no loss: the data has the labels" in report["summary"]
     )
-    assert report["said"].endswith("Rename them in the data")
+    assert report["summary"].endswith("Rename them in the data")
     data.write_text("text,label\nthe cat sat,good\nthe dog ran,odd\na dog,bad\nthe cat,strange\n")
     report = head_report(loaded, data)
     assert report["texts"] == 2 and report["measure"] == "loss on 2 examples"
-    assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in report["said"]
+    assert ' 2 rows were left out; line 3: the label "odd" is not one that the model knows: ' in report["summary"]
 
 
 def test_the_report_reads_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,13 +174,15 @@ def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     data.write_text("\n".join(["text,label", *rows, "cat " * 60 + ",bad", ""]))
     report = head_report(loaded, data)
     assert (report["texts"], report["passed_over"]) == (3, 1)
-    assert report["said"].startswith(f"3 texts of {data} (1 more was skipped: empty, or too long to be read at once): ")
+    assert report["summary"].startswith(
+        f"3 texts of {data} (1 more was skipped: empty, or too long to be read at once): "
+    )
     assert report["measure"] == "loss on 3 examples"
     short = tmp_path / "short.csv"
     short.write_text("\n".join(["text,label", *rows, ""]))
     assert [head["patterns"] for head in head_report(loaded, short)["heads"]] == [
         head["patterns"] for head in report["heads"]
     ]
-    assert head_report(loaded, short)["said"].startswith(f"3 texts of {short}: ")
+    assert head_report(loaded, short)["summary"].startswith(f"3 texts of {short}: ")
     with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):
         head_patterns.find_head_patterns(loaded, ["cat " * 60, "dog " * 60])

@@ -81,7 +81,7 @@ def asks(tmp_path_factory: pytest.TempPathFactory) -> PageAPI:
              "patterns": {"next": {"score": 0.9, "chance": 0.1, "lift": 0.89, "z": 20.0, "rows": 9}}}
             for layer in range(2) for head in range(4)
         ],
-        "said": "told", "measure": "", "price": None,
+        "summary": "told", "measure": "", "price": None,
     }  # fmt: skip
     return PageAPI([Inspection(loaded, PAIR), second], extra=[Inspection(loaded, PAIR[0])], word="mat", report=report)
 
@@ -466,7 +466,7 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
     with serve_in_background(PageAPI([inside])) as server:
         chrome.open(f"{server.url}#view=alignment&layer=1")
         names = chrome.js("return [...document.querySelectorAll('.map .rows span')].map((e) => e.textContent)")
-        assert names == [side["text"] for side in inside.sides["said"]]
+        assert names == [side["text"] for side in inside.sides["generated"]]
         chrome.js(
             "const s = document.querySelector('.panel select'); s.value = '2'; s.dispatchEvent(new Event('change'))"
         )

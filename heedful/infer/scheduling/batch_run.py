@@ -7,26 +7,22 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from heedful.infer.finite import scores_are_finite
 from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, public_error
-from heedful.infer.scheduling.limits import QueueCounters, ScheduledEngine
+from heedful.infer.scheduling.limits import QueueCounters
 from heedful.model.decode import Decoding
 
-if TYPE_CHECKING:
-    from heedful.infer.scheduling.scheduler import ModelQueue
-
-ScoreBatch = Callable[
-    [list[Any]], Sequence[object] | Decoding
-]  # pieces -> their scores, or a decoding that is to be stepped
+# pieces -> their scores, or a decoding that is to be stepped
+ScoreBatch = Callable[[list[Any]], Sequence[object] | Decoding]
 
 
 @dataclass(kw_only=True, eq=False)
 class PendingRequest:
     """A request: its pieces are in a heap, or in a batch, or have their scores."""
 
-    model_queue: ModelQueue[ScheduledEngine]
+    model_queue: Any  # a ModelQueue, whose module imports this one
     engine: object
     deadline: float  # by the event loop's clock, which is time.monotonic
     future: asyncio.Future[Any]

@@ -43,9 +43,8 @@ DENSITY_KEPT = 0.99  # of characters and tokens, in estimates, after each reques
 
 
 T = TypeVar("T")
-_Part = tuple[
-    int, object, object, ScoreBatch, bool
-]  # of a request: size, piece, key, run, and whether it is a decoding
+# of a request: size, piece, key, run, and whether it is a decoding
+_Part = tuple[int, object, object, ScoreBatch, bool]
 _Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in turns
 EngineType = TypeVar("EngineType", bound=ScheduledEngine, covariant=True)
 

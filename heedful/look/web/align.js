@@ -27,7 +27,7 @@ export async function alignmentView(context) {
   const shown = places.get(layer) ?? [];
   const all = await Promise.all(shown.map((head) => context.source.ask("weights", { ...place, head })));
   const heads = all.map((each) => unpack(each.weights).values);
-  const [rows, keys] = [look.sides.said ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
+  const [rows, keys] = [look.sides.generated ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
   const every = shown.length === part.heads; // or else there is no mean
   let head = every ? "mean" : String(shown[0]);
@@ -61,7 +61,7 @@ export async function alignmentView(context) {
       show();
     }),
   );
-  const about = !look.sides.said ? READ : look.written ? WRITTEN : GIVEN;
+  const about = !look.sides.generated ? READ : look.written ? WRITTEN : GIVEN;
   return make("section", { class: "alignment-view panel" }, bar, picture, note(about));
 }
 

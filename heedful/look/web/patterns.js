@@ -48,7 +48,7 @@ export async function headsView(context) {
       make(
         "div", { class: "panel" }, make("h2", {}, "The price of pruning"),
         lines(plain(report.price.measure, 60), [report.price.values], { across: "heads masked, the least important ones first", ticks: report.price.masked.map(String) }),
-        note(plain(report.price.said, 300)),
+        note(plain(report.price.summary, 300)),
       ),
     );
   }
@@ -97,5 +97,5 @@ function legendOf(report) {
     list.append(make("dt", {}, name), make("dd", {}, plain(String(about), 120) + told));
   }
   list.append(make("dt", {}, "mixed"), make("dd", {}, "none of these stands out"));
-  return make("div", { class: "detail" }, list, note(plain(report.said, 400)));
+  return make("div", { class: "detail" }, list, note(plain(report.summary, 400)));
 }

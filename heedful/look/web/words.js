@@ -141,7 +141,7 @@ export async function similarityView(context) {
       "div", { class: "panel" },
       make("h2", {}, `Layer ${context.state.layer}, head ${context.state.head}`),
       make("p", {}, "Without biases and positions a score is ", formula("x M y"), " with M made of ", formula("W_Q"), " and ", formula("W_K"), ": a learned similarity of two rows."),
-      make("p", { class: "answer" }, found.said),
+      make("p", { class: "answer" }, found.summary),
       note(`${percent(found.symmetric)} of M is symmetric; ${percent(found.positive)} of its symmetric part is positive.`),
       make(
         "div", { class: "beside" },

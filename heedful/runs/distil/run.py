@@ -75,7 +75,7 @@ def distil(
     student: str = "",
     loss: str = "",
     unlabelled: Sequence[str | Path] = (),
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",

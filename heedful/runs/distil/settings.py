@@ -302,7 +302,7 @@ def distil_overrides(
     student: str = "",
     loss: str = "",
     unlabelled: Sequence[str | Path] = (),
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:

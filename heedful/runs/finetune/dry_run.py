@@ -70,7 +70,7 @@ def dry_run(
     output_dir: str | Path,
     *,
     model: str | Path = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",

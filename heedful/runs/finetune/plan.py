@@ -52,7 +52,7 @@ def plan_finetune(
     data: object,
     *,
     model: str | Path = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",

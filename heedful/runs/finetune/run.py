@@ -62,7 +62,7 @@ def finetune(
     output_dir: str | Path,
     *,
     model: str | Path = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",

@@ -178,7 +178,7 @@ def finetune_overrides(
     overrides: Mapping[str, object] | Overrides | None = None,
     *,
     model: str | Path = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Overrides:

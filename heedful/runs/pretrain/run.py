@@ -56,7 +56,7 @@ def pretrain(
     model: str | Path = "",
     tokenizer: str | Path = "",
     teacher: str | Path = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",

@@ -199,7 +199,7 @@ def pretrain_overrides(
     model: str = "",
     tokenizer: str = "",
     teacher: str = "",
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, object]] | None = None,
     overrides: Mapping[str, object] | Overrides | None = None,
