@@ -11,7 +11,7 @@ COPY dist/*.whl /tmp/dist/
 RUN for wheel in /tmp/dist/*.whl; do pip install --no-cache-dir "$wheel[serve]"; done && rm -r /tmp/dist
 
 USER heedful
-WORKDIR /home/heedful
+WORKDIR /tmp
 EXPOSE 8080
 HEALTHCHECK --start-period=60s --interval=10s --timeout=5s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/ready', timeout=4)"]
