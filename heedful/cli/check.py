@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, print_json
+from heedful.cli.output import escape, print_json, print_text
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -49,4 +49,4 @@ def check(
     report = check_data(dataset, limit=limit)
     if as_json:
         return print_json(asdict(report))
-    print("\n".join(map(escape, report.lines())))
+    print_text("\n".join(map(escape, report.lines())))

@@ -22,7 +22,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import escape, note, print_json, print_table
+from heedful.cli.output import escape, note, print_json, print_table, print_text
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
@@ -132,7 +132,7 @@ def distil(
     if as_json:
         return print_json({"folder": str(result.output_dir)} | result.results)
     show_verdict(result.results)
-    print(f"\nThe run is in {result.output_dir}: model, verdict, plots, model card.\nNext:")
+    print_text(f"\nThe run is in {result.output_dir}: model, verdict, plots, model card.\nNext:")
     print(f"  heedful bench {quote(str(result.output_dir))}")
 
 
@@ -142,7 +142,9 @@ def show_verdict(results: JsonObject) -> None:
     from heedful.runs.distil.search import FLATTERED
 
     if search := results.get("search"):
-        print(f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}")
+        print_text(
+            f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}"
+        )
         lines = []
         for student in sorted(search["tried"], key=lambda student: student["p50"]):
             ratio = student.get("quality_ratio")
@@ -158,8 +160,8 @@ def show_verdict(results: JsonObject) -> None:
             )
         print_table(lines, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
         if search["split"] != "dev":
-            print(f"\n{escape(search['taken'])} was {FLATTERED}.")
+            print_text(f"\n{escape(search['taken'])} was {FLATTERED}.")
         print()
     head, lines = verdict_table(results["verdict"])
     print_table([list(map(escape, line)) for line in lines], head=head, right=set(range(2, len(head))))
-    print(f"\n{escape(results['verdict']['sentence'])}")
+    print_text(f"\n{escape(results['verdict']['sentence'])}")

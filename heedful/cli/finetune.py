@@ -25,7 +25,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import note, print_json, print_table
+from heedful.cli.output import note, print_json, print_table, print_text
 from heedful.cli.results import show_results
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
@@ -116,10 +116,10 @@ def finetune(
         return print_json({"folder": str(folder)} | result.results)
     show_results(result.results)
     if not result.results["splits"]:
-        print("nothing was evaluated: the data has neither a dev nor a test split")
+        print_text("nothing was evaluated: the data has neither a dev nor a test split")
     patterns = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
     contents = ["model", *(name for name, pattern in patterns.items() if any(folder.glob(pattern))), "model card"]
-    print(f"\nThe run is in {folder}: {', '.join(contents)}.\nNext:")
+    print_text(f"\nThe run is in {folder}: {', '.join(contents)}.\nNext:")
     pair = ' --pair "Its pair."' if learned_pairs(folder, result.results) else ""
     print(f"  heedful predict {quote(str(folder))} {specs_named(task)[0].predict_arguments}{pair}")
     print(f"  heedful evaluate {quote(str(folder))} --data YOUR-DATA")

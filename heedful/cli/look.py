@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful.cli.options import Checkpoint, HeadKind, checkpoint_path
-from heedful.cli.output import escape, note, print_json, print_table
+from heedful.cli.output import escape, note, print_json, print_table, print_text
 from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
@@ -223,9 +223,9 @@ def _print_positions(folder: str, as_json: bool) -> None:
             [{"name": view.name, "about": view.about, **values} for view, values in zip(views, tensors, strict=True)]
         )
     if not views:
-        print("The model does not represent positions: the order of its tokens changes nothing.")
+        print_text("The model does not represent positions: the order of its tokens changes nothing.")
     for view in views:
-        print(f"{view.name}\n{view.about}")
+        print_text(f"{view.name}\n{view.about}")
         if "distance" in view.tensors:
             values = view.tensors["distance"].tolist()
             print_table(
@@ -294,11 +294,11 @@ def _print_report(report: HeadReport) -> None:
     head = ["pattern", "part", "layer", "head", "share", "by chance", "lift", "z"]
     print_table(rows, head=head, right={2, 3, 4, 5, 6, 7})
     counts = ", ".join(f"{count} {name}" for name, count in report["counts"].items())
-    print(f"\n{counts}")
+    print_text(f"\n{counts}")
     if report["price"]:
-        print(report["price"]["summary"])
+        print_text(report["price"]["summary"])
     if report["passed_over"] or not report["price"]:
-        print(report["summary"])
+        print_text(report["summary"])
 
 
 def _head_cells(record: HeadRecord) -> list[str]:

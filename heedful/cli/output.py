@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 
 MAX_INPUT_CHARS = 500  # characters of an input that are printed
+MAX_WIDTH = 100  # columns of prose on a terminal
+LONGEST_WORD = 24  # columns that a table keeps for a word before it cuts it
+COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # lines that are copied and not wrapped
 EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a table with a question or choices
 
 
@@ -125,7 +130,15 @@ def print_table(
     table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
     for number in range(max(map(len, [*rows, head or []]), default=0)):
         title = Text(head[number], style="bold") if head else ""
-        table.add_column(title, justify="right" if number in right else "left", overflow="fold")
+        cells = [row[number] for row in (*rows, head or ()) if number < len(row)]
+        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
+        table.add_column(
+            title,
+            justify="right" if number in right else "left",
+            overflow="fold",
+            no_wrap=number in right,
+            min_width=min(longest, LONGEST_WORD),
+        )
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -175,8 +188,32 @@ def print_json(value: object) -> None:
 
 
 def note(text: str) -> None:
-    """Print a message on stderr."""
-    print(text, file=sys.stderr)
+    """Print a message on stderr, wrapped at words on a terminal."""
+    print_text(text, file=sys.stderr)
+
+
+def print_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print prose, wrapped at words on a terminal; commands stay whole, so that they can be copied."""
+    stream = sys.stdout if file is None else file
+    width = min(MAX_WIDTH, shutil.get_terminal_size().columns) if stream is not None and stream.isatty() else None
+    print(text if width is None else "\n".join(wrapped(line, width) for line in text.split("\n")), file=stream)
+
+
+def wrapped(line: str, width: int) -> str:
+    """Return a line wrapped at words, each part indented as the line is.
+
+    >>> print(wrapped("  two texts of this data are equal", 20))
+      two texts of this
+      data are equal
+    """
+    text = line.lstrip(" ")
+    if len(line) <= width or text.startswith(COMMANDS):
+        return line
+    indent = line[: len(line) - len(text)]
+    parts = textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(parts)
 
 
 def note_data_settings(settings: DataSettings) -> None:

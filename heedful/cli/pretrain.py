@@ -23,7 +23,7 @@ from heedful.cli.options import (
     replacing_run,
     with_trackers,
 )
-from heedful.cli.output import escape, note, print_json, print_table
+from heedful.cli.output import escape, note, print_json, print_table, print_text
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
@@ -118,7 +118,7 @@ def pretrain(
     rows = [[escape(name), f"{value:.4f}"] for name, value in numbers.items() if name != "count"]
     print_table(rows, right={1}, indent=2)
     for line in baseline_lines(result.results):
-        print(escape(line))
-    print(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
+        print_text(escape(line))
+    print_text(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
     print(f"  heedful finetune classify YOUR-DATA.csv --model {quote(str(folder))}")
     print(f"  heedful pretrain MORE-TEXT --model {quote(str(folder))}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, note, print_json, print_table
+from heedful.cli.output import escape, note, print_json, print_table, print_text
 from heedful.cli.results import show_results
 
 
@@ -47,16 +47,16 @@ def quickstart(
         for answer in quick.answers
     ]
     print_table(rows, right={2}, indent=2)
-    code = f"import heedful; print(heedful.Engine({str(out)!r})(['When do you open?']))"
-    print(
+    print_text(
         f"\nThe run is in {out}: the model, plots, predictions (the worst first), a model card in model/README.md.\n"
         f"\nNext:\n{_activation()}"
         f'  heedful predict {folder} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"
         f"\nTo serve it over HTTP, after pip install 'heedful[serve]':\n  heedful serve {folder}\n"
-        "\nOr from your own process:\n"
-        f"  python -c {quote(code)}"
+        "\nOr in Python:\n"
+        "  import heedful\n"
+        f'  print(heedful.Engine({str(out)!r})(["When do you open?"]))'
     )
 
 

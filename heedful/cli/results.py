@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from heedful.cli.output import escape, note, print_table
+from heedful.cli.output import escape, note, print_table, print_text
 
 if TYPE_CHECKING:
     from heedful.runs.results import JsonObject
@@ -20,14 +20,14 @@ def show_results(results: JsonObject) -> None:
     for split, metrics in results["splits"].items():
         show_split(split, metrics["numbers"], metrics["intervals"])
     for line in baseline_lines(results):
-        print(escape(line))
+        print_text(escape(line))
     if sentence := baseline_warning(results):
         note(escape(sentence))
     for split, spread in results["across_seeds"].items():
         if spread["std"] is not None:
             metric, count = results["metric"], spread["seeds"]
             mean, deviation = (format_metric(metric, spread[name]) for name in ("mean", "std"))
-            print(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
+            print_text(f"{split} {metric} over {count} seeds: {mean}, standard deviation {deviation}")
 
 
 def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:

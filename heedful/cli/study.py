@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import note, print_json, print_table
+from heedful.cli.output import note, print_json, print_table, print_text
 from heedful.errors import DataError, HeedfulError, RunError, did_you_mean
 
 
@@ -94,12 +94,12 @@ def study(
             }
         )
     else:
-        print(f"{STUDIES[name]}\n\n{completed.result.about}\n")
+        print_text(f"{STUDIES[name]}\n\n{completed.result.about}\n")
         print_table(rows, head=head, right=set(range(1, len(head))))
         print("")
         for sentence in completed.result.verdicts:
-            print(f"* {sentence}")
-        print(f"\n{completed.seconds:.0f} s. Table, plots and numbers: {', '.join(map(str, completed.files))}")
+            print_text(f"* {sentence}")
+        print_text(f"\n{completed.seconds:.0f} s. Table, plots and numbers: {', '.join(map(str, completed.files))}")
     if completed.write_error:
         raise RunError(f"{completed.write_error}: results are printed above but were not all saved")
 

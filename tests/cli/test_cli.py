@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import main
-from heedful.cli.output import print_json
+from heedful.cli.output import print_json, print_table, print_text
 from heedful.cli.predict import LINES_PER_CHUNK, generation_settings
 from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -838,3 +838,33 @@ def test_predict_refuses_answers_that_are_not_finite(run: Any, folders: dict[str
 def test_json_output_has_no_nan() -> None:
     with pytest.raises(HeedfulError, match="not finite"):
         print_json({"loss": float("inf")})
+
+
+def test_prose_on_a_terminal_is_wrapped_at_words_and_commands_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
+    command = "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER"
+    prose = "  the split of this data has several texts that occur more than once"
+    print_text(f"{prose}\n{command}", file=(terminal := Terminal()))
+    *wrapped, last = terminal.getvalue().splitlines()
+    assert last == command and len(wrapped) == 2 and all(len(line) <= 40 and line.startswith("  ") for line in wrapped)
+    assert " ".join(line.strip() for line in wrapped) == prose.strip()
+    print_text(prose, file=(piped := io.StringIO()))
+    assert piped.getvalue() == f"{prose}\n"
+
+
+def test_a_table_does_not_cut_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    row = [
+        "classification",
+        "the message is about borrowing a tent or a stove from the library",
+        "reservation",
+        "0.123",
+    ]
+    print_table([row, row], head=["task", "message", "prediction", "score"], right={3})
+    words = capsys.readouterr().out.split()
+    assert {"classification", "reservation", "borrowing", "0.123"} <= set(words)

@@ -122,6 +122,38 @@ def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, lo
     assert asked and all(url.startswith(local.url) for url in asked)
 
 
+ACTIVE = """
+const active = document.activeElement;
+return active.getAttribute("aria-label") ?? active.closest("label")?.textContent ?? active.tagName;
+"""
+
+
+def test_keys_work_on_a_fresh_page_and_the_focus_stays(chrome: Browser, local: LocalServer) -> None:
+    """Layers change before anything has the focus, and what has it keeps it when the page is drawn anew."""
+    chrome.open(f"{local.url}#view=neuron&layer=0&head=0")
+    chrome.until(lambda: chrome.js("return document.querySelector('.body').dataset.view") == "neuron")
+    labels = "[...document.querySelectorAll('.controls label')]"
+    find = f"const s = {labels}.find((l) => l.textContent.startsWith('Layer')).lastChild;"
+    layer = f"{find} return s.value"
+    assert chrome.js("return document.activeElement.tagName") == "BODY"
+    for key, expected in (("]", "1"), ("[", "0"), ("]", "1")):
+        chrome.keys(key)
+        chrome.until(lambda expected=expected: chrome.js(layer) == expected)
+    chrome.js(f"{find} s.focus()")
+    before = chrome.js(ACTIVE)
+    chrome.js(f"{find} s.value = '0'; s.dispatchEvent(new Event('change'))")
+    chrome.until(
+        lambda: chrome.js(layer) == "0" and chrome.js("return document.querySelector('.body').ariaBusy") == "false"
+    )
+    assert before.startswith("Layer") and chrome.js(ACTIVE) == before
+    chrome.focus('[data-view="steps"]')
+    chrome.keys("\ue007")  # Enter
+    chrome.until(lambda: chrome.js("return document.querySelector('.body').dataset.view") == "steps")
+    chrome.keys("]", "]")
+    chrome.settle()
+    assert chrome.js("return document.activeElement.dataset.view") == "steps"
+
+
 def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer, asks: PageAPI) -> None:
     inside = asks.inspections[0]
     segments = [0, *(s for s in inside.encoded.segments[1:])]

@@ -1,7 +1,7 @@
 // @ts-check
 // The page: what is looked at, the views to choose from, and what they share.
 
-import { arrows, choice, cut, make, note, plain } from "./parts.js";
+import { choice, cut, focusKey, make, note, plain, restoreFocus } from "./parts.js";
 import { kernelSource, keptSource, serverSource } from "./source.js";
 import { headView } from "./head.js";
 import { modelView } from "./model.js";
@@ -124,8 +124,10 @@ async function open(root, source, { remember }) {
     }
     turn += 1;
     const mine = turn;
+    const focused = focusKey(root);
     tabs.replaceChildren(...fitting.map((each) => tab(each, each === view, now)));
     controls.replaceChildren(...controlsOf(now, view));
+    restoreFocus(root, focused);
     body.setAttribute("aria-label", view.name);
     body.setAttribute("aria-busy", "true");
     /** @type {Node} */
@@ -136,7 +138,9 @@ async function open(root, source, { remember }) {
       made = note(/** @type {Error} */ (error).message, "problem");
     }
     if (mine !== turn) return;
+    const within = focusKey(root) ?? focused;
     body.replaceChildren(made);
+    restoreFocus(root, within);
     body.setAttribute("aria-busy", "false");
     body.dataset.view = view.key;
   };
@@ -146,7 +150,7 @@ async function open(root, source, { remember }) {
   let headed = null; // whose header stands at the top
   root.replaceChildren(top, tabs, controls, body, footer(source));
   arrowsOnTabs(tabs);
-  shortcuts(root, context);
+  shortcuts(remember ? document : root, context);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", show);
   root.addEventListener("themed", show);
@@ -289,13 +293,14 @@ function footer(source) {
 }
 
 /**
- * @param {HTMLElement} root
+ * Keys for layers and heads.
+ * @param {Document | HTMLElement} where what hears the keys: the document of a page, the element of a widget
  * @param {() => Context} context
  */
-function shortcuts(root, context) {
-  root.addEventListener("keydown", (event) => {
-    const where = /** @type {HTMLElement} */ (event.target);
-    if (where.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+function shortcuts(where, context) {
+  where.addEventListener("keydown", (/** @type {any} */ event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     const now = context();
     const { state, layers, heads } = now;
     const step = { "[": -1, "]": 1 }[event.key];

@@ -126,6 +126,46 @@ export function short(value) {
 }
 
 /**
+ * The element that has the focus, as what finds it again after a part of the page was drawn anew.
+ * @param {HTMLElement} root
+ * @returns {{key: string, among: number} | null} null: the focus is not within the page
+ */
+export function focusKey(root) {
+  const active = /** @type {any} */ (root.getRootNode()).activeElement;
+  if (!(active instanceof HTMLElement) || active === root || !root.contains(active)) return null;
+  const key = nameOfControl(active);
+  return { key, among: controlsNamed(root, key).indexOf(active) };
+}
+
+/**
+ * Give the focus back to the element that had it, or to what takes its place; nothing happens where it was not lost.
+ * @param {HTMLElement} root
+ * @param {{key: string, among: number} | null} kept
+ */
+export function restoreFocus(root, kept) {
+  if (!kept || focusKey(root)) return;
+  const named = controlsNamed(root, kept.key);
+  const to = named[Math.min(kept.among, named.length - 1)] ?? root.querySelector("main");
+  if (to instanceof HTMLElement) to.focus({ preventScroll: true });
+}
+
+/** @param {HTMLElement} element */
+function nameOfControl(element) {
+  const label = element.getAttribute("aria-label") ?? element.closest("label")?.firstElementChild?.textContent ?? "";
+  const own = element.matches("select, input, textarea, canvas") ? "" : element.textContent;
+  return [element.tagName, element.getAttribute("class") ?? "", label, label ? "" : own].join("|");
+}
+
+/**
+ * @param {HTMLElement} root
+ * @param {string} key
+ */
+function controlsNamed(root, key) {
+  const all = /** @type {HTMLElement[]} */ ([...root.querySelectorAll("button, select, input, textarea, [tabindex]")]);
+  return all.filter((each) => nameOfControl(each) === key);
+}
+
+/**
  * Arrow keys move the focus within a group of elements, of which the Tab key reaches one.
  * @param {HTMLElement} group
  * @param {string} which a selector
