@@ -198,7 +198,7 @@ def test_a_header_without_known_names_is_never_answered(run: Any, folder: Path, 
     (tmp_path / "in.tsv").write_text("\n".join(map("\t".join, [("author", "phrase"), *QUESTIONS])))
     arguments = ("--file", tmp_path / "in.tsv", "--format", "jsonl", "--output", "out")
     code, _, err = run(trained, *arguments)
-    assert code == 2 and '"author", "phrase", may name the columns: say --data.header=true' in err
+    assert code == 2 and '"author", "phrase", may name the columns: set --data.header=true' in err
     code, _, err = run(trained, *arguments, "--data.header=true", "--data.columns.text=phrase")
     assert code == 0 and [row["input"]["phrase"] for row in answered(tmp_path / "out")] == [q for _, q in QUESTIONS]
     (tmp_path / "in.tsv").write_text("author\tphrase\tlabel\nx\ty\tz\n")

@@ -106,7 +106,7 @@ def test_a_file_that_the_run_learned_from_is_told(
     assert evaluate(single / "run", single / "data").trained_on == ()
     assert evaluate(single / "run", single / "data", split="train").trained_on == (str(single / "data" / "train.csv"),)
     assert evaluate(load(single / "run"), mine).trained_on == (), "a model by itself has no data"
-    told = "mine.csv: this run was trained on it, so the numbers say what it remembers, not how good it is"
+    told = "mine.csv: this run was trained on it, so the metrics do not measure generalization"
     for more in ([], ["--json"]):
         with pytest.raises(SystemExit, match="0"):
             main(["evaluate", str(single / "run"), "--data", str(mine), *more])

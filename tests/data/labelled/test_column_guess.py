@@ -59,7 +59,7 @@ def test_several_texts_are_proposed_in_one_message(tmp_path: Path) -> None:
 def test_a_first_row_that_may_be_a_header_is_asked_about(tmp_path: Path, data: str) -> None:
     path, kind = tmp_path / ("a.tsv" if "\t" in data else "a.csv"), ScoredExample if "Wert" in data else LabelledExample
     with pytest.raises(
-        HeedfulError, match=r"The first row, .* may name the columns: say --data.header=true if it does"
+        HeedfulError, match=r"The first row, .* may name the columns: set --data.header=true if it does"
     ):
         opened(path, data, kind)
     if kind is LabelledExample:

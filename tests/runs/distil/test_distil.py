@@ -679,15 +679,15 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     assert planned(teacher, rows, "data.dev_fraction=0.2").notes == (), "a part of the teacher's dev"
     for wish in ("data.dev_fraction=0.4", "data.seed=1"):
         (note,) = planned(teacher, rows, wish).notes
-        assert note.startswith("the teacher has learned from texts of dev: its quality there is what it remembers")
+        assert note.startswith("the teacher was trained on texts of dev: its quality there is optimistic")
     other = as_csv(tmp_path / "other.csv", classified(60, seed=3))
     assert planned(teacher, other).settings.data == DataSettings(), "other texts may be parted otherwise"
     (note,) = planned(teacher, {"train": other, "test": rows}).notes
-    assert note.startswith("the teacher has learned from texts of test")
+    assert note.startswith("the teacher was trained on texts of test")
     (teacher / "data.json").write_text(json.dumps(facts | {"made_dev": False}))
     assert len(planned(teacher, rows).notes) == 1, "it had another dev, and learned from all of this file"
     (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.0\n")
-    with pytest.raises(HeedfulError, match=r"neither dev nor test .* that the teacher has not learned from"):
+    with pytest.raises(HeedfulError, match=r"neither dev nor test .* that the teacher was not trained on"):
         planned(teacher, rows)
 
 
