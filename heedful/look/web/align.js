@@ -39,7 +39,8 @@ export async function alignmentView(context) {
     const which = part.heads === 1 ? "" : head === "mean" ? `, the mean of ${part.heads} heads` : `, head ${head}`;
     picture.replaceChildren(
       heatmap(context.root, drawn.values, {
-        rows: down, columns: across, gain: 0.8, size: 640, name: part.layers > 1 || which ? `Layer ${layer}${which}` : "Where it looked",
+        rows: down, columns: across, size: 640, scale: { chosen: context.state.relative, change: (relative) => context.set({ relative }) },
+        name: part.layers > 1 || which ? `Layer ${layer}${which}` : "Where it looked",
         say: (i, j, value) => `${plain(down[i])} from ${plain(across[j])}: ${percent(value)}`,
       }),
     );

@@ -97,7 +97,8 @@ async function sideBySide(context, chosen) {
   const most = Math.max(0.05, largest);
   const map = (/** @type {string} */ title, /** @type {any} */ sent, signed = false) =>
     heatmap(context.root, unpack(sent).values, {
-      rows, columns, signed, name: title, size: 280, limit: signed ? most : undefined,
+      rows, columns, signed, name: title, size: 280, limit: signed ? most : undefined, unit: percent,
+      scale: signed ? undefined : { chosen: context.state.relative, change: (relative) => context.set({ relative }) },
       say: (i, j, value) => `${plain(rows[i])} → ${plain(columns[j])}: ${signed && value > 0 ? "+" : ""}${percent(value)}`,
     });
   const models = context.looks[0].name !== context.looks[1].name;
@@ -114,7 +115,7 @@ async function sideBySide(context, chosen) {
     const furthest = reach(moved);
     made.push(
       heatmap(context.root, moved.map((each) => each / Math.max(furthest, 0.001)), {
-        rows: layers, columns: names, gain: 1, size: 520,
+        rows: layers, columns: names, gain: 1, size: 520, unit: (value) => short(value * Math.max(furthest, 0.001)),
         name: `How far each token's row moved, layer by layer: 1 − cosine, up to ${short(furthest)}`,
         say: (i, j) => `${layers[i]}, ${plain(names[j])}: cosine ${short(values[i * names.length + j])}`,
       }),

@@ -1,7 +1,7 @@
 // @ts-check
 // Heat maps: one pixel for each number, made large by the style; colours come from the style sheet.
 
-import { make, plain, shown, short } from "./parts.js";
+import { make, percent, plain, shown, short, toggle } from "./parts.js";
 import { reach } from "./numbers.js";
 
 /**
@@ -24,6 +24,11 @@ export function colours(where, names) {
   return table;
 }
 
+export const GAIN = 0.6; // shares are coloured by their power of this, so that small ones can be seen
+const MANY = 4_096; // numbers of a map, from which on colours are relative to the largest unless something else was chosen
+const TICKS = [0, 0.05, 0.2, 0.5, 1];
+const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // where colours follow the numbers themselves
+
 export const HEAT = ["--heat-0", "--heat-1", "--heat-2", "--heat-3"];
 export const SIGNED = ["--cold-2", "--cold-1", "--heat-0", "--warm-1", "--warm-2"];
 
@@ -33,20 +38,53 @@ export const SIGNED = ["--cold-2", "--cold-1", "--heat-0", "--warm-1", "--warm-2
  * @param {ArrayLike<number>} values
  * @param {number} rows
  * @param {number} columns
- * @param {{signed?: number, gain?: number, lut: Uint8ClampedArray}} how gain below 1 lifts small shares
+ * @param {{signed?: number, gain?: number, most?: number, lut: Uint8ClampedArray}} how gain below 1 lifts small shares;
+ *   `most`: the share that has the last colour
  */
-export function paint(canvas, values, rows, columns, { signed = 0, gain = 0.6, lut }) {
+export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, most = 1, lut }) {
   canvas.width = Math.max(columns, 1);
   canvas.height = Math.max(rows, 1);
   const pen = canvas.getContext("2d");
   if (!pen || !rows || !columns) return;
   const image = pen.createImageData(columns, rows);
   for (let i = 0; i < rows * columns; i++) {
-    const share = signed ? (values[i] / signed + 1) / 2 : Math.pow(Math.max(values[i], 0), gain);
+    const share = signed ? (values[i] / signed + 1) / 2 : Math.pow(Math.max(values[i], 0) / most, gain);
     const level = Number.isFinite(share) ? Math.max(0, Math.min(255, Math.round(255 * share))) : 0;
     image.data.set([lut[3 * level], lut[3 * level + 1], lut[3 * level + 2], 255], 4 * i);
   }
   pen.putImageData(image, 0, 0);
+}
+
+/**
+ * Whether colours are relative to the largest number of a picture: as chosen, else if there are many.
+ * @param {boolean | null} chosen
+ * @param {number} count
+ */
+export function isRelative(chosen, count) {
+  return chosen ?? count > MANY;
+}
+
+/**
+ * The colours of a picture with the numbers that they stand for, and where shares are shown, the switch of the scale.
+ * @param {Element} where
+ * @param {{signed?: number, gain?: number, most?: number, unit?: (value: number) => string,
+ *   scale?: {relative: boolean, change: (relative: boolean) => void}}} how
+ */
+export function colourBar(where, { signed = 0, gain = GAIN, most = 1, unit = signed ? short : percent, scale }) {
+  const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "colours", "aria-hidden": "true" }));
+  const lut = colours(where, signed ? SIGNED : HEAT);
+  const steps = [...Array(256).keys()].map((step) => step / 255);
+  paint(canvas, steps.map((step) => (signed ? (2 * step - 1) * signed : Math.pow(step, 1 / gain) * most)), 1, 256, { signed, gain, most, lut });
+  const ticks = make("div", { class: "ticks" });
+  const marks = signed ? [-signed, 0, signed] : (gain === 1 ? EVEN_TICKS : TICKS).map((tick) => tick * most);
+  for (const mark of marks) {
+    const tick = make("span", {}, mark ? unit(mark) : unit(mark).replace("0.0", "0"));
+    tick.style.left = `${100 * (signed ? (mark / signed + 1) / 2 : Math.pow(mark / most, gain))}%`;
+    ticks.append(tick);
+  }
+  const bar = make("div", { class: "colour-bar" }, make("div", {}, canvas, ticks));
+  if (scale) bar.append(toggle("relative to the largest", scale.relative, scale.change));
+  return bar;
 }
 
 /**
@@ -64,31 +102,33 @@ export function strip(where, values, limit = reach(values) || 1) {
 /**
  * @typedef {{
  *   rows: string[], columns: string[], signed?: boolean, limit?: number, name: string, size?: number, gain?: number,
+ *   unit?: (value: number) => string, scale?: {chosen: boolean | null, change: (relative: boolean) => void},
  *   say?: (row: number, column: number, value: number) => string, pick?: (row: number, column: number) => void,
  * }} Map
  */
 
 const FITS = 13; // pixels that a label needs
+const ZOOMS = [1, 2, 4, 8]; // factors of the size of a cell
 
 /**
- * A matrix with its labels where there is room for them, and what a pointer or the arrow keys point at told below.
+ * A matrix with labels (every second, third, ... one where cells are small), its colours, and what a pointer or the arrow
+ * keys point at told below. A matrix of small cells can be enlarged.
  * @param {Element} where
  * @param {ArrayLike<number>} values
  * @param {Map} map
  */
 export function heatmap(where, values, map) {
   const [n, m] = [map.rows.length, map.columns.length];
-  const size = map.size ?? 560;
-  const cell = Math.max(1, Math.min(Math.max(n, m) < 8 ? 44 : 26, Math.floor(size / Math.max(n, m, 1)))) || 1;
-  const [width, height] = [Math.max(m * cell, 24), Math.max(n * cell, 24)];
+  const room = Math.min(900, (where.clientWidth || 900) - 160); // pixels; long texts take what there is
+  const size = Math.max(map.size ?? 560, Math.max(n, m) > 64 ? room : 0);
+  const fitting = Math.max(1, Math.min(Math.max(n, m) < 8 ? 44 : 26, Math.floor(size / Math.max(n, m, 1)))) || 1;
   const canvas = /** @type {HTMLCanvasElement} */ (
     make("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": `${map.name}: ${n} rows, ${m} columns` })
   );
   const limit = map.signed ? (map.limit ?? reach(values)) || 1 : 0;
-  const lut = colours(where, map.signed ? SIGNED : HEAT);
-  paint(canvas, values, n, m, { signed: limit, gain: map.gain, lut });
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const relative = !!map.scale && isRelative(map.scale.chosen, n * m);
+  const most = relative ? reach(values) || 1 : 1;
+  paint(canvas, values, n, m, { signed: limit, gain: map.gain, most, lut: colours(where, map.signed ? SIGNED : HEAT) });
   const cursor = make("div", { class: "cursor", hidden: true });
   const told = make("p", { class: "told", role: "status" }, "Point at a cell, or use the arrow keys.");
   let [row, column] = [0, 0];
@@ -96,7 +136,7 @@ export function heatmap(where, values, map) {
     if (!n || !m) return;
     row = Math.max(0, Math.min(n - 1, i));
     column = Math.max(0, Math.min(m - 1, j));
-    const [across, down] = [width / m, height / n];
+    const [across, down] = [canvas.clientWidth / m, canvas.clientHeight / n];
     cursor.hidden = false;
     cursor.style.transform = `translate(${column * across}px, ${row * down}px)`;
     cursor.style.width = `${across}px`;
@@ -125,18 +165,38 @@ export function heatmap(where, values, map) {
     } else if (event.key === "Enter") map.pick?.(row, column);
   });
   const grid = make("div", { class: "map" });
-  if (cell >= FITS) {
-    const names = make("div", { class: "columns", "aria-hidden": "true" });
-    for (const each of map.columns) names.append(make("span", {}, shown(each)));
-    names.style.gridTemplateColumns = `repeat(${m}, ${cell}px)`;
-    const side = make("div", { class: "rows", "aria-hidden": "true" });
-    for (const each of map.rows) side.append(make("span", {}, shown(each)));
-    side.style.gridTemplateRows = `repeat(${n}, ${cell}px)`;
-    grid.append(make("span"), names, side);
-  } else grid.classList.add("bare");
+  const names = make("div", { class: "columns", "aria-hidden": "true" });
+  const side = make("div", { class: "rows", "aria-hidden": "true" });
   const field = make("div", { class: "field-of" }, canvas, cursor);
-  field.style.width = `${width}px`;
-  field.style.height = `${height}px`;
-  grid.append(field);
-  return make("figure", { class: "figure" }, make("figcaption", {}, map.name), grid, told);
+  grid.append(make("span"), names, side, field);
+  const draw = (/** @type {number} */ zoom) => {
+    const cell = fitting * zoom;
+    const every = Math.ceil(FITS / cell);
+    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((each) => make("span", {}, shown(each)));
+    names.replaceChildren(...lay(map.columns));
+    side.replaceChildren(...lay(map.rows));
+    names.style.gridTemplateColumns = `repeat(${Math.ceil(m / every)}, ${cell * every}px)`;
+    side.style.gridTemplateRows = `repeat(${Math.ceil(n / every)}, ${cell * every}px)`;
+    field.style.width = canvas.style.width = `${Math.max(m * cell, 24)}px`;
+    field.style.height = canvas.style.height = `${Math.max(n * cell, 24)}px`;
+    cursor.hidden = true;
+  };
+  draw(1);
+  const caption = make("figcaption", {}, map.name);
+  if (fitting < FITS) {
+    const zooms = make("span", { class: "zooms", role: "group", "aria-label": "Size of a cell" });
+    for (const zoom of ZOOMS.filter((each) => each === 1 || fitting * (each / 2) < FITS)) {
+      const press = (/** @type {any} */ event) => {
+        for (const each of zooms.children) each.setAttribute("aria-pressed", String(each === event.currentTarget));
+        draw(zoom);
+      };
+      zooms.append(make("button", { type: "button", class: "quiet", "aria-pressed": String(zoom === 1), onclick: press }, `${zoom}×`));
+    }
+    caption.append(" ", zooms);
+  }
+  const bar = colourBar(where, {
+    signed: limit, gain: map.gain, most, unit: map.unit,
+    scale: map.scale ? { relative, change: map.scale.change } : undefined,
+  });
+  return make("figure", { class: "figure" }, caption, grid, bar, told);
 }

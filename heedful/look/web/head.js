@@ -3,12 +3,14 @@
 
 import { arrows, choice, make, note, percent, plain, toggle } from "./parts.js";
 import { merged, rowOf, segmentsOf, unpack, wordsOf } from "./numbers.js";
-import { headColour, headName, namesOf, tokenList, tokensOf } from "./tokens.js";
+import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
 const ROW = 22; // pixels, as in the style sheet
+const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
+const LABEL = 13; // pixels that a name needs
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // that are drawn at once
 const MANY = 40_000; // weights of a head, from which on not all heads are shown at first
@@ -79,7 +81,8 @@ function headBar(context, heads, sides) {
       },
       context.part.names[head] ? plain(context.part.names[head]) : String(head),
     );
-    chip.style.setProperty("--mine", headColour(head));
+    chip.style.setProperty("--mine", `var(${headColour(head)})`);
+    chip.classList.toggle("dashed", isDashed(head));
     chips.append(chip);
   }
   arrows(chips, ".chip:enabled");
@@ -94,6 +97,9 @@ function headBar(context, heads, sides) {
     bar.append(choice("Texts", filters, context.state.filter, (filter) => context.set({ filter })));
   }
   bar.append(toggle("whole words", context.state.words, (words) => context.set({ words })));
+  if (Math.max(sides.from.length, sides.to.length) * ROW > TALL) {
+    bar.append(toggle("name every token", context.state.tall, (tall) => context.set({ tall })));
+  }
   return bar;
 }
 
@@ -111,6 +117,8 @@ function picture(context, heads, weights, sides) {
   let row = null;
   /** @type {number | null} */
   let key = null;
+  const fits = context.state.tall || Math.max(n, m) * ROW <= TALL;
+  const step = fits ? ROW : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
   const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "lines", "aria-hidden": "true" }));
   const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
   const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
@@ -148,14 +156,20 @@ function picture(context, heads, weights, sides) {
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
-    stroke(canvas, drawn, heads, { gap, height: Math.max(n, m, 1) * ROW });
-    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, m);
+    stroke(canvas, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
+    const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
     else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
   const grid = make("div", { class: "head-grid" }, left, canvas, make("div", { class: "right" }, right, shares));
+  grid.style.setProperty("--row", `${step}px`);
+  if (!fits) {
+    grid.classList.add("tight");
+    const every = Math.ceil(LABEL / step);
+    for (const list of [left, right]) for (const [place, each] of [...list.children].entries()) each.classList.toggle("unnamed", place % every > 0);
+  }
   requestAnimationFrame(redraw);
   return make("div", {}, told, grid);
 }
@@ -187,9 +201,9 @@ function collect(weights, rows, key, passes, m) {
  * @param {HTMLCanvasElement} canvas
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
- * @param {{gap: number, height: number}} size
+ * @param {{gap: number, step: number, height: number}} size
  */
-function stroke(canvas, drawn, heads, { gap, height }) {
+function stroke(canvas, drawn, heads, { gap, step, height }) {
   const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
   canvas.width = gap * sharp;
   canvas.height = height * sharp;
@@ -199,13 +213,14 @@ function stroke(canvas, drawn, heads, { gap, height }) {
   if (!pen) return;
   pen.scale(sharp, sharp);
   const style = getComputedStyle(canvas);
-  const tints = heads.map((head) => style.getPropertyValue(`--head-${head % 12}`).trim());
+  const tints = heads.map((head) => style.getPropertyValue(headColour(head)).trim());
   pen.lineWidth = 1.6;
   for (const [i, j, h, weight] of drawn) {
     pen.strokeStyle = tints[h];
+    pen.setLineDash(isDashed(heads[h]) ? [5, 3] : []);
     pen.globalAlpha = Math.min(1, 0.06 + 0.94 * weight);
     pen.beginPath();
-    const [a, b] = [(i + 0.5) * ROW, (j + 0.5) * ROW];
+    const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     pen.moveTo(0, a);
     pen.bezierCurveTo(gap * 0.4, a, gap * 0.6, b, gap, b);
     pen.stroke();
@@ -219,15 +234,15 @@ function stroke(canvas, drawn, heads, { gap, height }) {
  * @param {number[]} heads
  * @param {number[] | null} rows
  * @param {(row: number, key: number) => boolean} passes
- * @param {number} m
+ * @param {{m: number, step: number}} size
  */
-function shade(canvas, weights, heads, rows, passes, m) {
+function shade(canvas, weights, heads, rows, passes, { m, step }) {
   const wide = 8;
   const sums = new Float64Array(m * heads.length);
   canvas.width = wide * heads.length;
   canvas.height = m;
   canvas.style.width = `${wide * heads.length}px`;
-  canvas.style.height = `${m * ROW}px`;
+  canvas.style.height = `${m * step}px`;
   if (!rows) return sums;
   for (const [h, matrix] of weights.entries()) {
     for (const i of rows) {
@@ -239,7 +254,7 @@ function shade(canvas, weights, heads, rows, passes, m) {
   if (!pen) return sums;
   const style = getComputedStyle(canvas);
   for (const [h, head] of heads.entries()) {
-    pen.fillStyle = style.getPropertyValue(`--head-${head % 12}`).trim();
+    pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
     for (let j = 0; j < m; j++) {
       pen.globalAlpha = Math.min(1, sums[j * heads.length + h]);
       pen.fillRect(h * wide, j, wide - 1, 1);

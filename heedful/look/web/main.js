@@ -50,7 +50,7 @@ const VIEWS = [
 
 /** @returns {State} */
 function begin() {
-  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all" };
+  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false };
 }
 
 /**
@@ -298,7 +298,8 @@ function footer(source) {
  * @param {() => Context} context
  */
 function shortcuts(where, context) {
-  where.addEventListener("keydown", (/** @type {any} */ event) => {
+  where.addEventListener("keydown", (heard) => {
+    const event = /** @type {KeyboardEvent} */ (heard);
     const target = /** @type {HTMLElement} */ (event.target);
     if (target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
     const now = context();
@@ -320,6 +321,8 @@ function recall(state) {
     if (key === "view" || key === "part" || key === "filter") state[key] = value;
     else if (key === "heads") state.heads = value === "" ? [] : value.split(",").map(Number).filter(Number.isInteger);
     else if (key === "words") state.words = value === "true";
+    else if (key === "relative") state.relative = value === "true";
+    else if (key === "tall") state.tall = value === "true";
     else if (["side", "layer", "head", "row"].includes(key) && /^\d{1,6}$/u.test(value)) {
       state[/** @type {"side" | "layer" | "head" | "row"} */ (key)] = Number(value);
     }

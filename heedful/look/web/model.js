@@ -2,8 +2,8 @@
 // Model view: all layers and heads as thumbnails, and one of them large.
 
 import { arrows, make, note, percent, plain } from "./parts.js";
-import { unpack } from "./numbers.js";
-import { colours, HEAT, heatmap, paint } from "./draw.js";
+import { reach, unpack } from "./numbers.js";
+import { colours, HEAT, heatmap, isRelative, paint } from "./draw.js";
 import { headName, namesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
@@ -54,7 +54,7 @@ export async function modelView(context) {
   return make(
     "section",
     { class: "model-view" },
-    make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile.")),
+    make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")),
     large,
   );
 }
@@ -70,8 +70,10 @@ async function fillLayer(context, grid, layer) {
     const found = unpack((await context.source.ask("thumbnails", { side: state.side, part: part.part, layer })).heads);
     const [, n, m] = found.shape;
     const lut = colours(context.root, HEAT);
+    const relative = isRelative(state.relative, tokensOf(context, part.rows).length * tokensOf(context, part.keys).length);
     for (const [head, each] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {
-      paint(/** @type {HTMLCanvasElement} */ (each), found.values.subarray(head * n * m, (head + 1) * n * m), n, m, { lut });
+      const values = found.values.subarray(head * n * m, (head + 1) * n * m);
+      paint(/** @type {HTMLCanvasElement} */ (each), values, n, m, { most: relative ? reach(values) || 1 : 1, lut });
     }
   } catch (error) {
     for (const each of grid.querySelectorAll(`.thumb[data-layer="${layer}"]`)) each.setAttribute("disabled", "");
@@ -91,6 +93,7 @@ async function enlarge(context, large) {
       heatmap(context.root, found.values, {
         rows, columns: keys, size: 440, name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
+        scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
       part.part === "cross" ? note("Rows are what the decoder reads: each row's weights help to write the token after it.") : "",
       make(
@@ -98,7 +101,7 @@ async function enlarge(context, large) {
         {},
         make("button", { type: "button", onclick: () => context.set({ view: "head", heads: [state.head] }) }, "Open as lines"),
         " ",
-        part.names.length ? "" : make("button", { type: "button", onclick: () => context.set({ view: "neuron" }) }, "Take apart"),
+        part.names.length || !["encoder", "decoder"].includes(part.part) ? "" : make("button", { type: "button", onclick: () => context.set({ view: "neuron" }) }, "Take apart"),
       ),
     );
   } catch (error) {

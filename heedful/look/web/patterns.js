@@ -1,6 +1,7 @@
 // @ts-check
 // Heads: what each was found to do over many texts, how sure that is, and what masking it costs.
 
+import { headColour } from "./tokens.js";
 import { arrows, make, note, percent, plain, short } from "./parts.js";
 import { lines } from "./plots.js";
 
@@ -34,7 +35,7 @@ export async function headsView(context) {
         make("b", {}, plain(each.name)),
         make("small", {}, each.patterns[each.name] ? percent(each.patterns[each.name].score) : "–"),
       );
-      cell.style.setProperty("--mine", `var(--head-${Math.max(0, names.indexOf(each.name)) % 12})`);
+      cell.style.setProperty("--mine", `var(${headColour(Math.max(0, names.indexOf(each.name)))})`);
       if (each.name === "mixed" || each.name === "broad") cell.classList.add("pale");
       grid.append(cell);
     }

@@ -1,6 +1,7 @@
 // @ts-check
 // Lines and bars, drawn as SVG, so that they are sharp and can be read out.
 
+import { headColour, isDashed } from "./tokens.js";
 import { make, percent, plain, shown } from "./parts.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -41,7 +42,8 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
   for (const [number, each] of series.entries()) {
     const points = Array.from(each, (value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     const drawn = draw("polyline", { points, class: "line" });
-    drawn.style.stroke = `var(--head-${number % 12})`;
+    drawn.style.stroke = `var(${headColour(number)})`;
+    if (isDashed(number)) drawn.style.strokeDasharray = "5 3";
     made.append(drawn);
   }
   for (const place of new Set([0, Math.floor((count - 1) / 2), count - 1])) {
@@ -50,7 +52,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
   const legend = make("div", { class: "legend" });
   for (const [number, each] of names.entries()) {
     const dot = make("i", { class: "dot" });
-    dot.style.background = `var(--head-${number % 12})`;
+    dot.style.background = `var(${headColour(number)})`;
     legend.append(make("span", {}, dot, plain(each)));
   }
   return make("figure", { class: "figure" }, make("figcaption", {}, name), made, make("p", { class: "axis" }, across), legend);

@@ -3,7 +3,7 @@
 
 import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
-import { colours, HEAT, SIGNED } from "./draw.js";
+import { colourBar, colours, GAIN, HEAT, isRelative, SIGNED } from "./draw.js";
 import { bars } from "./plots.js";
 import { tokensOf } from "./tokens.js";
 
@@ -121,10 +121,11 @@ function others(context, panel, found) {
  */
 function tinted(context, names, values, signed) {
   const lut = colours(context.root, signed ? SIGNED : HEAT);
-  const most = reach(values) || 1;
+  const relative = signed || isRelative(context.state.relative, 0);
+  const most = relative ? reach(values) || 1 : 1;
   const line = make("p", { class: "tinted" });
   for (const [place, name] of names.entries()) {
-    const share = signed ? (values[place] / most + 1) / 2 : values[place] / most;
+    const share = signed ? (values[place] / most + 1) / 2 : Math.pow(values[place] / most, GAIN);
     const level = Math.max(0, Math.min(255, Math.round(255 * share)));
     const [r, g, b] = lut.slice(3 * level, 3 * level + 3);
     const told = signed ? short(values[place]) : percent(values[place]);
@@ -133,7 +134,8 @@ function tinted(context, names, values, signed) {
     token.style.color = 0.2126 * (r / 255) ** 2.2 + 0.7152 * (g / 255) ** 2.2 + 0.0722 * (b / 255) ** 2.2 > 0.18 ? "#111" : "#fff";
     line.append(token, " ");
   }
-  return line;
+  const scale = { relative, change: (/** @type {boolean} */ chosen) => context.set({ relative: chosen }) };
+  return make("div", {}, line, colourBar(context.root, signed ? { signed: most } : { most, scale }));
 }
 
 /**

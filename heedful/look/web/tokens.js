@@ -15,7 +15,7 @@ import { make, plain, shown } from "./parts.js";
 /**
  * @typedef {{
  *   view: string, side: number, part: string, layer: number, head: number, row: number, heads: number[] | null,
- *   words: boolean, filter: string,
+ *   words: boolean, filter: string, relative: boolean | null, tall: boolean,
  * }} State
  */
 /**
@@ -112,12 +112,22 @@ export function headName(context, head) {
   return context.part.names[head] ? plain(context.part.names[head]) : `head ${head}`;
 }
 
+const COLOURS = 8; // of heads, which differ for readers who confuse red and green, or blue and yellow, too
+
 /**
- * The colour of a head, as a custom property.
+ * The colour of a head, as the name of a custom property.
  * @param {number} head
  */
 export function headColour(head) {
-  return `var(--head-${head % 12})`;
+  return `--head-${head % COLOURS}`;
+}
+
+/**
+ * Whether the lines of a head are dashed: those of heads whose colour an earlier head has.
+ * @param {number} head
+ */
+export function isDashed(head) {
+  return head % (2 * COLOURS) >= COLOURS;
 }
 
 /**

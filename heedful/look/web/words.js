@@ -54,11 +54,10 @@ async function inContext(context, where, word) {
     const least = Math.min(...values);
     picture.replaceChildren(
       heatmap(context.root, values.map((/** @type {number} */ each) => (each - least) / (1 - least || 1)), {
-        rows: names, columns: names, size: 320, gain: 1,
+        rows: names, columns: names, size: 320, gain: 1, unit: (value) => short(least + value * (1 - least)),
         name: `Cosines ${found.names[layer]}`,
         say: (i, j) => `${i + 1} and ${j + 1}: ${short(values[i * names.length + j])}`,
       }),
-      note(`From ${short(least)} (faint) to 1.`),
     );
   };
   draw();
