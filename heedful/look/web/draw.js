@@ -25,7 +25,7 @@ export function colours(where, names) {
 }
 
 export const GAIN = 0.6; // shares are coloured by their power of this, so that small ones can be seen
-const MANY = 4_096; // numbers of a map, from which on colours are relative to the largest unless something else was chosen
+const MANY_CELLS = 4_096; // numbers of a map, from which on colours are relative to the largest unless something else was chosen
 const TICKS = [0, 0.05, 0.2, 0.5, 1];
 const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // where colours follow the numbers themselves
 
@@ -61,7 +61,7 @@ export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, 
  * @param {number} count
  */
 export function isRelative(chosen, count) {
-  return chosen ?? count > MANY;
+  return chosen ?? count > MANY_CELLS;
 }
 
 /**
