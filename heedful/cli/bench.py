@@ -34,22 +34,23 @@ def bench(
     report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
         return print_json(asdict(report))
-    lengths = list(report.sheets[0].latency)
+    lengths = list(report.results[0].latency)
     rows = []
-    for sheet in report.sheets:
-        trial = sheet.trial
-        latencies = [sheet.latency.get(length) for length in lengths]
+    for result in report.results:
+        trial = result.trial
+        latencies = [result.latency.get(length) for length in lengths]
         times = ["–" if times is None else f"{times['p50']:.1f} / {times['p99']:.1f}" for times in latencies]
         quality = [] if report.metric is None else ["–" if trial.metric_value is None else f"{trial.metric_value:.4f}"]
-        memory = f"{sheet.resident / 1e6:,.0f}"
-        verdict = "taken by auto" if trial.precision == report.taken else trial.refused or "slower"
-        speed, change = f"{sheet.throughput:,}", f"{trial.scores:.4f}"
-        rows.append([trial.precision, speed, *times, memory, change, *quality, verdict])
+        memory = f"{result.resident_bytes / 1e6:,.0f}"
+        verdict = "taken by auto" if trial.precision == report.auto_precision else trial.refused or "slower"
+        speeds = [f"{result.throughput:,}", f"{trial.speed:,.0f}"]
+        rows.append([trial.precision, *speeds, *times, memory, f"{trial.scores:.4f}", *quality, verdict])
     quality = [] if report.metric is None else [f"{report.metric} ({report.split})"]
-    head = ["", "tokens/s", *(f"ms at {length}" for length in lengths), "MB", "change", *quality, ""]
+    head = ["", "tokens/s", "sample", *(f"ms at {length}" for length in lengths), "MB", "change", *quality, ""]
     print_table(rows, head=head, right=set(range(1, len(head) - 1)))
     note(
-        "tokens/s: throughput for texts of 64 tokens. ms: latency of one text, p50 / p99. Both exclude tokenization. "
+        "tokens/s: throughput for texts of 64 tokens. sample: tokens/s of the sample texts, by which auto decides. ms: "
+        "latency of one text, p50 / p99. All of these exclude tokenization. "
         "MB: resident memory of a process that predicts. change: of scores, as a share of their standard deviation. –: "
         "too slow to be measured on more than a few texts."
     )

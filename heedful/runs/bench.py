@@ -24,7 +24,7 @@ from heedful.runs.run_folder import SETTINGS, write_file
 from heedful.runs.timing import measure_latency
 
 BENCH = "bench.json"
-RESIDENT = """
+RESIDENT_CODE = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
 from heedful.device import resolve_device
@@ -38,25 +38,26 @@ print(resident_bytes())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionBench:
-    """A model in one precision on this machine."""
+    """A model in one precision on this machine; the fields are those of bench.json."""
 
-    trial: Measurement
+    trial: Measurement  # on the sample texts, by which "auto" decides
     # p50 and p99 in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
     latency: dict[str, dict[str, float]]
-    throughput: int  # tokens a second, of texts of 64 tokens, without tokenizing
-    resident: int  # memory of a process that has answered, PyTorch included, in bytes
+    # tokens a second without tokenizing, of texts of 64 tokens; of the sample texts if it was timed briefly
+    throughput: int
+    resident_bytes: int  # of a process after one prediction, PyTorch included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """All precisions, and the one that `precision="auto"` takes from now on."""
+    """All precisions, float32 first, and the one that `precision="auto"` takes from now on; written as bench.json."""
 
     model: str
     machine: JsonObject
     metric: str | None  # name of the task's metric; None without data
     split: str | None
-    sheets: tuple[PrecisionBench, ...]
-    taken: Precision
+    results: tuple[PrecisionBench, ...]
+    auto_precision: Precision  # the fastest on the sample texts that is not refused
 
 
 def bench(
@@ -71,78 +72,85 @@ def bench(
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8.
 
-    In a run folder the result is kept as bench.json; if that cannot be written, `log` gets a sentence.
+    In a run folder the result is kept as bench.json; if that cannot be written, `log` receives a warning.
 
     Args:
         run: A run, a model folder, or NAME[@REVISION] on the hub.
-        data: On which quality is measured; None: only speed and memory are.
-        split: Of the data.
-        revision: Of a name on the hub.
+        data: Data on which quality is measured; None: only speed and memory are.
+        split: Split of the data.
+        revision: Revision of a model on the hub.
         head: Kind of head, instead of the one that config.json names.
         device: "cpu" or "cuda".
         log: Receives progress.
     """
-    numbers: dict[str, str] = {}
-
-    usual, long_inputs = data_settings_for(run, data)
-    writes = run_generation(run)
+    evaluated: dict[str, str] = {}  # names of metric and split
+    data_settings, long_inputs = data_settings_for(run, data)
+    generation = run_generation(run)
 
     def metric(engine: BundleEngine) -> float:
         log(f"evaluating {engine.plan.precision if engine.plan else ''}")
-        result = evaluate(engine.loaded, data, split=split, settings=usual, long_inputs=long_inputs, generation=writes)
-        numbers.update(metric=result.metric, split=result.split)
+        result = evaluate(
+            engine.loaded, data, split=split, settings=data_settings, long_inputs=long_inputs, generation=generation
+        )
+        evaluated.update(metric=result.metric, split=result.split)
         return float(result.numbers[result.metric])
 
-    keeps = (Path(run) / SETTINGS).is_file()
-    with _told(run, log):
-        if keeps:
+    is_run_folder = (Path(run) / SETTINGS).is_file()
+    with _warn_if_unwritable(run, log):
+        if is_run_folder:
             check_writable(Path(run))
     if note := unused_note():
         log(note)
     log("comparing speed and scores")
-    place = resolve_device(device)
+    resolved_device = resolve_device(device)
     trials = measure_precisions(
-        run, revision=revision, head=head, device=place, measure_metric=None if data is None else metric, anew=True
+        run,
+        revision=revision,
+        head=head,
+        device=resolved_device,
+        measure_metric=None if data is None else metric,
+        anew=True,
     )
-    sheets = []
+    results = []
     for trial in trials:
         log(f"timing {trial.precision}")
-        engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=place)
+        engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=resolved_device)
         times: JsonObject = (
             {"latency": {}, "throughput": round(trial.speed)} if trial.brief else measure_latency(engine.loaded)
         )
         size = _resident(run, trial.precision, revision, head, device)
-        sheets.append(
-            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident=size)
+        results.append(
+            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident_bytes=size)
         )
-    result = Bench(
+    report = Bench(
         model=engine.loaded.source,
-        machine=tuning_cache.machine_facts(place),
-        metric=numbers.get("metric"),
-        split=numbers.get("split"),
-        sheets=tuple(sheets),
-        taken=fastest_accepted(trials),
+        machine=tuning_cache.machine_facts(resolved_device),
+        metric=evaluated.get("metric"),
+        split=evaluated.get("split"),
+        results=tuple(results),
+        auto_precision=fastest_accepted(trials),
     )
-    with _told(run, log):
-        if keeps:
-            write_file(Path(run) / BENCH, asdict(result))
-    return result
+    with _warn_if_unwritable(run, log):
+        if is_run_folder:
+            write_file(Path(run) / BENCH, asdict(report))
+    return report
 
 
 @contextmanager
-def _told(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
+def _warn_if_unwritable(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
     """Report an I/O error of bench.json instead of losing the result."""
     try:
         yield
     except OSError as error:
-        log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: results are shown and not kept")
+        log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: results are shown and not saved")
 
 
 def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:
-    """Resident memory of a new process that has answered, in bytes."""
-    asked = {"precision": precision, "revision": revision, "head": head, "device": device}
-    code = RESIDENT.format(path=sys.path, name=str(run), **asked)
+    """Return the resident memory of a new process after one prediction, in bytes."""
+    options = {"precision": precision, "revision": revision, "head": head, "device": device}
+    code = RESIDENT_CODE.format(path=sys.path, name=str(run), **options)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise HeedfulError(f"{run} does not answer in a process of its own: {done.stderr.strip().splitlines()[-1:]}")
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise HeedfulError(f"a new process cannot predict with {run}: {reason}")
     return int(done.stdout.split()[-1])

@@ -22,7 +22,7 @@ BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
 
 
 def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
-    """Time forward passes in float32, without tokenizing.
+    """Time forward passes in the precision of the model, without tokenizing.
 
     A decoder beside an encoder reads as many tokens, in one pass.
 

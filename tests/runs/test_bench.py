@@ -40,13 +40,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_precision_is_measured(run: Path) -> None:
     found = bench(run, data=run.parent / "rows.csv")
-    assert [each.trial.precision for each in found.sheets] == ["float32", "bfloat16", "int8"]
-    for sheet in found.sheets:
-        assert sheet.latency.keys() == {"16"} and 0 < sheet.latency["16"]["p50"] <= sheet.latency["16"]["p99"]
-        assert sheet.throughput > 0 and sheet.resident > 1e7 and sheet.trial.metric_value is not None
+    assert [each.trial.precision for each in found.results] == ["float32", "bfloat16", "int8"]
+    for result in found.results:
+        assert result.latency.keys() == {"16"} and 0 < result.latency["16"]["p50"] <= result.latency["16"]["p99"]
+        assert result.throughput > 0 and result.resident_bytes > 1e7 and result.trial.metric_value is not None
     assert (found.metric == "accuracy" and found.split == "rows") or found.split
-    assert found.taken in [each.trial.precision for each in found.sheets if not each.trial.refused]
-    assert json.loads((run / "bench.json").read_text())["taken"] == found.taken
+    assert found.auto_precision in [each.trial.precision for each in found.results if not each.trial.refused]
+    assert json.loads((run / "bench.json").read_text())["auto_precision"] == found.auto_precision
 
 
 def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[s
         main(["bench", str(run), "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (
-        len(found["sheets"]) == 3 and found["metric"] is None and math.isfinite(found["sheets"][2]["trial"]["scores"])
+        len(found["results"]) == 3 and found["metric"] is None and math.isfinite(found["results"][2]["trial"]["scores"])
     )
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
@@ -72,7 +72,7 @@ def test_what_is_far_slower_is_not_timed(
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
     line = capsys.readouterr().out.splitlines()[3].split()
-    assert line[0] == "int8" and line[2] == "–" and line[5] == "–" and "it is not faster: " in " ".join(line)
+    assert line[0] == "int8" and line[3] == "–" and line[6] == "–" and "it is not faster: " in " ".join(line)
 
 
 def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

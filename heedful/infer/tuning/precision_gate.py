@@ -256,7 +256,7 @@ def _refusal(
     if least is not None and metric is not None and not metric >= least - bounds.metric:
         return f"the metric falls from {least:.4f} to {metric:.4f}, and {bounds.metric} is allowed"
     if speed <= fair:
-        return f"it is not faster: {speed:,.0f} tokens/s against {fair:,.0f} in float32"
+        return f"it is not faster: {speed:,.0f} tokens/s of the sample texts against {fair:,.0f} in float32"
     return ""
 
 

@@ -26,7 +26,7 @@ from heedful.infer.tuning.precision_gate import (
     measure_precisions,
     open_in_precision,
 )
-from heedful.runs.bench import RESIDENT
+from heedful.runs.bench import RESIDENT_CODE
 from tests.support.model_folders import HEADS, long_text, make, make_writer
 
 
@@ -289,7 +289,7 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     assert len(measure_precisions(folder)) == 3
     options = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}
-    exec(RESIDENT.format(path=sys.path, name=str(folder), **options), {})
+    exec(RESIDENT_CODE.format(path=sys.path, name=str(folder), **options), {})
     assert int(capsys.readouterr().out) > 1e7
 
 
