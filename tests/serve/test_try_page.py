@@ -256,6 +256,48 @@ def test_rows_of_answers(served: RunningServer, browser: Browser) -> None:
             browser.picture(Path(folder, f"page-{model}{route.replace('/', '-')}.png"))
 
 
+FIELDS = """
+const areas = [...document.querySelectorAll("#inputs textarea")];
+for (const [at, value] of %s.entries()) {
+  areas[at].value = value;
+  areas[at].dispatchEvent(new Event("input"));
+}
+done([areas.length, document.getElementById("body").value, document.getElementById("curl").textContent]);
+"""
+
+
+def test_fields_make_the_request(served: RunningServer, browser: Browser) -> None:
+    """Nobody has to write JSON; a pair is said to be one, and curl sends the same."""
+    browser.ask("/url", url=served.url + "/")
+    browser.until(lambda: browser.text("model") != "")
+    for model, route, values, expected in (
+        ("single", "/predict", ["it's a cat"], {"inputs": "it's a cat"}),
+        ("single", "/predict", ["a cat", "a dog"], {"inputs": {"text": "a cat", "text_pair": "a dog"}}),
+        ("embed", "/embed", ["a cat\n\na dog\n"], {"inputs": ["a cat", "a dog"]}),
+        ("span", "/question-answering", ["who?", "ada"], {"inputs": {"question": "who?", "context": "ada"}}),
+        (
+            "choice",
+            "/multiple-choice",
+            ["a cat", "sat\nran"],
+            {"inputs": {"prompt": "a cat", "choices": ["sat", "ran"]}},
+        ),
+    ):
+        browser.change("model", model)
+        browser.until(lambda model=model: browser.text("model") == model and browser.text("body") != "")
+        browser.change("route", route)
+        count, body, curl = browser.run(FIELDS % json.dumps(values))
+        assert json.loads(body) == expected and count >= len(values)
+        done = subprocess.run(
+            ["sh", "-c", f'set -- {curl}; printf %s "$6"'], capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout) == expected and curl.startswith(f"curl '{served.url}{route}' -H")
+        assert (browser.text("pairs") == "The two texts are read as one pair.") == (
+            len(values) > 1 and model == "single"
+        )
+        browser.run("document.querySelector('button').click(); done()")
+        browser.until(lambda: "200" in browser.text("status"))
+
+
 # -- a server that is made up -----------------------------------------------------------------------------------------
 
 

@@ -62,10 +62,124 @@ function showInfo(found) {
   showRoute();
 }
 
+// The fields of a route: their names and labels, the values of an example, and the body that is sent. "lines" has one
+// text on each line. Other routes have their JSON alone.
+const one = (label) => ({
+  fields: { text: label },
+  read: ({ inputs }) => ({ text: Array.isArray(inputs) ? inputs[0] : inputs }),
+  write: ({ text }) => ({ inputs: text }),
+});
+const many = (name) => ({
+  fields: { lines: "Texts, one on each line" },
+  read: (example) => ({ lines: [example[name]].flat() }),
+  write: ({ lines }) => ({ [name]: lines }),
+});
+const FORMS = {
+  "/predict": {
+    fields: { text: "Text", second: "Second text, if the model reads pairs" },
+    read: ({ inputs }) => ({ text: typeof inputs === "string" ? inputs : (inputs.text ?? [inputs].flat(2)[0]) }),
+    write: ({ text, second }) => ({ inputs: second ? { text, text_pair: second } : text }),
+  },
+  "/token-classification": one("Text"),
+  "/fill-mask": one("Text with the mask token"),
+  "/tokenize": one("Text"),
+  "/generate": {
+    fields: { text: "Text" },
+    read: ({ inputs }) => ({ text: [inputs].flat()[0] }),
+    write: ({ text }) => ({ inputs: text, max_new_tokens: 64 }),
+  },
+  "/embed": many("inputs"),
+  "/v1/embeddings": many("input"),
+  "/rerank": {
+    fields: { text: "Query", lines: "Texts, one on each line" },
+    read: ({ query, texts }) => ({ text: query, lines: texts }),
+    write: ({ text, lines }) => ({ query: text, texts: lines }),
+  },
+  "/similarity": {
+    fields: { text: "Sentence", lines: "Sentences to compare it with, one on each line" },
+    read: ({ inputs }) => ({ text: inputs.source_sentence, lines: inputs.sentences }),
+    write: ({ text, lines }) => ({ inputs: { source_sentence: text, sentences: lines } }),
+  },
+  "/question-answering": {
+    fields: { text: "Question", second: "Text that has the answer" },
+    read: ({ inputs }) => ({ text: [inputs].flat()[0].question, second: [inputs].flat()[0].context }),
+    write: ({ text, second }) => ({ inputs: { question: text, context: second } }),
+  },
+  "/multiple-choice": {
+    fields: { text: "Prompt", lines: "Choices, one on each line" },
+    read: ({ inputs }) => ({ text: [inputs].flat()[0].prompt, lines: [inputs].flat()[0].choices }),
+    write: ({ text, lines }) => ({ inputs: { prompt: text, choices: lines } }),
+  },
+  "/next-sentence": {
+    fields: { text: "First text", second: "Text that may follow it" },
+    read: ({ inputs }) => ({ text: inputs[0][0], second: inputs[0][1] }),
+    write: ({ text, second }) => ({ inputs: [[text, second]] }),
+  },
+};
+
 function showRoute() {
   const asked = paths[at("route").value]?.post;
   at("told").textContent = asked?.summary ?? "";
-  at("body").value = JSON.stringify(asked?.requestBody.content["application/json"].example ?? {}, null, 2);
+  const example = asked?.requestBody.content["application/json"].example ?? {};
+  at("body").value = JSON.stringify(example, null, 2);
+  const form = FORMS[at("route").value];
+  at("raw").open = !form;
+  at("inputs").replaceChildren(...(form ? fieldsOf(form, valuesOf(form, example)) : []));
+  showRequest();
+}
+
+function valuesOf(form, example) {
+  try {
+    return form.read(example);
+  } catch { // an example of another form: the fields begin empty
+    return {};
+  }
+}
+
+function fieldsOf(form, values) {
+  return Object.entries(form.fields).map(([name, label]) => {
+    const area = element("textarea");
+    const value = values[name] ?? "";
+    area.name = name;
+    area.rows = name === "lines" ? 4 : 2;
+    area.value = Array.isArray(value) ? value.join("\n") : value;
+    area.addEventListener("input", () => {
+      at("body").value = JSON.stringify(form.write(fieldValues()), null, 2);
+      showRequest();
+    });
+    area.addEventListener("keydown", askByKey);
+    const made = element("label", label);
+    made.append(area);
+    return made;
+  });
+}
+
+function fieldValues() {
+  const areas = [...at("inputs").querySelectorAll("textarea")];
+  return Object.fromEntries(areas.map(({ name, value }) => [
+    name, name === "lines" ? value.split("\n").filter((line) => line.trim()) : value.trim(),
+  ]));
+}
+
+// What is told of a body: that two texts are read as a pair, and how curl sends it.
+function showRequest() {
+  let inputs;
+  try {
+    ({ inputs } = JSON.parse(at("body").value));
+  } catch {
+    inputs = undefined;
+  }
+  const pairs = [inputs].flat().some((text) => text?.text_pair) ||
+    (at("route").value === "/predict" && Array.isArray(inputs) && inputs.length === 2 && inputs.every((text) => typeof text === "string"));
+  at("pairs").textContent = pairs ? "The two texts are read as one pair." : "";
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const key = at("key").value ? " -H 'authorization: Bearer KEY'" : "";
+  at("curl").textContent =
+    `curl ${quoted(location.origin + at("route").value)} -H 'content-type: application/json'${key} -d ${quoted(at("body").value)}`;
+}
+
+function askByKey(event) {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
 }
 
 // Groups of rows that an answer of a route is shown as: a name, perhaps its kind, and a probability or another number.
@@ -188,9 +302,8 @@ async function follow(event) {
 
 at("form").addEventListener("submit", ask);
 for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", follow);
-at("body").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask(event);
-});
+at("body").addEventListener("keydown", askByKey);
+at("body").addEventListener("input", showRequest);
 at("model").addEventListener("change", () => showModel(at("model").value));
 at("route").addEventListener("change", showRoute);
 at("key").addEventListener("change", () => showModel(""));
