@@ -73,10 +73,13 @@ class Progress(Reporter):
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Report the metrics of an evaluation."""
-        metrics = ", ".join(
-            f"{name} {value:.4f}" for name, value in list(result.metrics.items())[:4] if name != "count"
-        )
-        self.message(f"step {step:,}, dev: {result.metric_value:.4f}{' (best so far)' if best else ''}; {metrics}")
+        metrics = {name: value for name, value in result.metrics.items() if name != "count"}
+        # by which checkpoints are ranked; a loss is ranked by its negative
+        compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
+        value = metrics.get(compared, result.metric_value)
+        first = f"{compared or 'metric'} {value:.4f}{' (best so far)' if best else ''}"
+        others = [f"{name} {value:.4f}" for name, value in list(metrics.items())[:4] if name != compared]
+        self.message(f"step {step:,}, dev: {', '.join([first, *others])}")
 
     def message(self, text: str) -> None:
         """Report a message."""
