@@ -78,7 +78,7 @@ class Progress(Reporter):
         compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
         value = metrics.get(compared, result.metric_value)
         first = f"{compared or 'metric'} {value:.4f}{' (best so far)' if best else ''}"
-        others = [f"{name} {value:.4f}" for name, value in list(metrics.items())[:4] if name != compared]
+        others = [f"{name} {value:.4f}" for name, value in list(metrics.items())[:3] if name != compared]
         self.message(f"step {step:,}, dev: {', '.join([first, *others])}")
 
     def message(self, text: str) -> None:
