@@ -11,6 +11,7 @@ import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./
 const ROW = 22; // pixels, as in the style sheet
 const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
 const LABEL = 13; // pixels that a name needs
+const SHARE = 8; // pixels of what a head gives a token
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // that are drawn at once
 const MANY = 40_000; // weights of a head, from which on not all heads are shown at first
@@ -152,7 +153,7 @@ function picture(context, heads, weights, sides) {
   });
   arrows(left, ".token");
   arrows(right, ".token");
-  const gap = Math.max(110, Math.min(380, context.root.clientWidth - 280));
+  const gap = Math.max(70, Math.min(380, context.root.clientWidth - 260 - SHARE * heads.length));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
@@ -171,7 +172,7 @@ function picture(context, heads, weights, sides) {
     for (const list of [left, right]) for (const [place, each] of [...list.children].entries()) each.classList.toggle("unnamed", place % every > 0);
   }
   requestAnimationFrame(redraw);
-  return make("div", {}, told, grid);
+  return make("div", { class: "scrolled" }, told, grid);
 }
 
 /**
@@ -237,11 +238,10 @@ function stroke(canvas, drawn, heads, { gap, step, height }) {
  * @param {{m: number, step: number}} size
  */
 function shade(canvas, weights, heads, rows, passes, { m, step }) {
-  const wide = 8;
   const sums = new Float64Array(m * heads.length);
-  canvas.width = wide * heads.length;
+  canvas.width = SHARE * heads.length;
   canvas.height = m;
-  canvas.style.width = `${wide * heads.length}px`;
+  canvas.style.width = `${SHARE * heads.length}px`;
   canvas.style.height = `${m * step}px`;
   if (!rows) return sums;
   for (const [h, matrix] of weights.entries()) {
@@ -257,7 +257,7 @@ function shade(canvas, weights, heads, rows, passes, { m, step }) {
     pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
     for (let j = 0; j < m; j++) {
       pen.globalAlpha = Math.min(1, sums[j * heads.length + h]);
-      pen.fillRect(h * wide, j, wide - 1, 1);
+      pen.fillRect(h * SHARE, j, SHARE - 1, 1);
     }
   }
   return sums;

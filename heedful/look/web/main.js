@@ -72,7 +72,7 @@ async function open(root, source, { remember }) {
   }
   const state = begin();
   if (remember) recall(state);
-  const body = make("main", { class: "body", role: "tabpanel", tabindex: -1 });
+  const body = make("div", { class: "body", id: "heedful-view", role: "tabpanel", tabindex: -1 });
   const controls = make("div", { class: "controls" });
   const tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
   let turn = 0;
@@ -139,7 +139,7 @@ async function open(root, source, { remember }) {
     }
     if (mine !== turn) return;
     const within = focusKey(root) ?? focused;
-    body.replaceChildren(made);
+    body.replaceChildren(make("h2", { class: "unseen" }, view.name), made);
     restoreFocus(root, within);
     body.setAttribute("aria-busy", "false");
     body.dataset.view = view.key;
@@ -148,7 +148,7 @@ async function open(root, source, { remember }) {
   const top = make("div", {});
   /** @type {Look | null} */
   let headed = null; // whose header stands at the top
-  root.replaceChildren(top, tabs, controls, body, footer(source));
+  root.replaceChildren(top, make("main", {}, tabs, controls, body), footer(source));
   arrowsOnTabs(tabs);
   shortcuts(remember ? document : root, context);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -166,7 +166,7 @@ function tab(view, chosen, context) {
   return make(
     "button",
     {
-      type: "button", role: "tab", class: "tab", "aria-selected": String(chosen), title: view.about, "data-view": view.key,
+      type: "button", role: "tab", class: "tab", "aria-selected": String(chosen), "aria-controls": "heedful-view", title: view.about, "data-view": view.key,
       tabindex: chosen ? 0 : -1, onclick: () => context.set({ view: view.key }),
     },
     view.name,

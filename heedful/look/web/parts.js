@@ -145,7 +145,7 @@ export function focusKey(root) {
 export function restoreFocus(root, kept) {
   if (!kept || focusKey(root)) return;
   const named = controlsNamed(root, kept.key);
-  const to = named[Math.min(kept.among, named.length - 1)] ?? root.querySelector("main");
+  const to = named[Math.min(kept.among, named.length - 1)] ?? root.querySelector(".body");
   if (to instanceof HTMLElement) to.focus({ preventScroll: true });
 }
 
