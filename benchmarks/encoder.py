@@ -51,7 +51,6 @@ PLACES = {
     "MRPC": "glue/MRPC",
     "RTE": "glue/RTE",
     "STS-B": "glue/STS-B",
-    "STS-B towers": "glue/STS-B",
     "CoNLL-2003": "conll2003",
 }
 RATES = (1e-4, 3e-4, 1e-3)  # of random weights
@@ -96,8 +95,17 @@ def data_of(task: str) -> Any:
     """The data for `finetune`: a folder, or the examples of each split."""
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
+    if task == "STS-B towers":  # the tables of GLUE as pairs with scores, which embed reads
+        folder = Path(os.environ["HEEDFUL_DATA"], "tasks", "glue/STS-B")
+        return {split: scored_pairs(folder / f"{split}.tsv") for split in ("train", "dev")}
     data = load(task)
     return {"train": [asdict(example) for example in data.train], "test": [asdict(example) for example in data.held]}
+
+
+def scored_pairs(path: Path) -> list[dict[str, Any]]:
+    """The pairs of one of STS-B's tables, with their scores."""
+    rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
+    return [{"anchor": row[7], "positive": row[8], "score": float(row[9])} for row in rows]
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
@@ -147,13 +155,10 @@ def vectors(start: str, model: str) -> dict[str, Any]:
     tasks = Path(os.environ["HEEDFUL_DATA"], "tasks")
     name = str(minilm()) if start == "minilm" else model
     loaded = heedful.load(name)
-    engine = heedful.Engine(loaded, head="embedding") if start == "minilm" else None
+    engine = heedful.Engine(loaded) if start == "minilm" else None
 
     def encode(texts: list[str]) -> Tensor:
-        if engine is not None:
-            embeddings = torch.tensor([answer["embedding"] for answer in engine(texts)])
-        else:
-            embeddings = mean_vectors(loaded, texts)
+        embeddings = torch.from_numpy(engine.encode(texts)) if engine is not None else mean_vectors(loaded, texts)
         return torch.nn.functional.normalize(embeddings, dim=-1)
 
     rows = [line.split("\t") for line in (tasks / "glue/STS-B/original/sts-test.tsv").read_text("utf-8").splitlines()]
@@ -223,7 +228,8 @@ def main() -> None:
 
     def add(part: str, entry: dict[str, Any]) -> None:
         record.setdefault(part, []).append(entry)
-        print(json.dumps({name: value for name, value in entry.items() if name != "numbers"}), flush=True)
+        short = {name: value for name, value in entry.items() if name not in ("numbers", "baseline")}
+        print(json.dumps(short), flush=True)
         if options.out is not None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ answers what the engine answers. The server needs `pip install 'heedful[serve]'`
 """
 
 import json
+import tempfile
 from urllib.request import Request, urlopen
 
 import heedful
@@ -24,12 +25,14 @@ def over_http(text: str) -> dict[str, list]:
     """Start the server in a thread, send one request, stop the server."""
     from heedful.serve.run import background
 
-    with background({"encoder": "heedful-mini-en"}) as server:
-        body = json.dumps({"inputs": text, "top_k": 3}).encode()
-        with urlopen(
-            Request(server.url + "/fill-mask", body, {"content-type": "application/json"}), timeout=30
-        ) as answer:
-            return json.load(answer)
+    with tempfile.TemporaryDirectory() as folder:
+        # a folder is served with one head: this one fills masks, that of heedful-mini-en itself gives sentence vectors
+        heedful.save(heedful.load("heedful-mini-en", head="masked_lm"), f"{folder}/filler")
+        with background({"filler": f"{folder}/filler"}) as server:
+            body = json.dumps({"inputs": text, "top_k": 3}).encode()
+            request = Request(server.url + "/fill-mask", body, {"content-type": "application/json"})
+            with urlopen(request, timeout=30) as answer:
+                return json.load(answer)
 
 
 def main() -> dict[str, object]:

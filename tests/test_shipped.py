@@ -22,7 +22,7 @@ SENTENCES = {  # what is among the ten most likely words
 def test_it_is_small_and_read_by_its_name() -> None:
     folder = bundled_model(BUNDLED_ENCODER)
     assert folder is not None and bundled_model("another") is None
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 25_000_000
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 25_000_000
     loaded = heedful.load(BUNDLED_ENCODER, head="masked_lm")
     assert loaded.source == BUNDLED_ENCODER and loaded.max_length == 512
     assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
@@ -50,3 +50,18 @@ def test_transformers_computes_the_same() -> None:
 def test_it_fills_in_masks(text: str) -> None:
     (answer,) = heedful.Engine(BUNDLED_ENCODER, head="masked_lm")([text], top_k=10)
     assert SENTENCES[text] in [token["text"] for token in answer["masks"][0]["tokens"]]
+
+
+def test_its_sentence_vectors_are_the_mean_of_its_rows() -> None:
+    """As sentence-transformers reads modules.json; texts of one meaning are nearer than others."""
+    folder = bundled_model(BUNDLED_ENCODER)
+    texts = ["A man is playing a guitar.", "Somebody plays the guitar.", "The price of oil fell again."]
+    vectors = heedful.Engine(BUNDLED_ENCODER).encode(texts)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    reference = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    for text, vector in zip(texts, vectors, strict=True):
+        with torch.inference_mode():
+            expected = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        assert torch.allclose(torch.from_numpy(vector), expected, atol=1e-4)
+    near, far = (torch.cosine_similarity(*torch.from_numpy(vectors[[0, other]])[:, None]) for other in (1, 2))
+    assert near > 0.5 > far + 0.2

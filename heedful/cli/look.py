@@ -103,13 +103,13 @@ def look(
     if heads is None:
         _refuse("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
     else:
-        reason = "the report of --heads takes a RUN, and beside it one TEXT, --max-texts, --output and --json"
-        others = {"target": target, "against": against, "word": word, "port": port, "head_kind": head_kind}
+        reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
+        others = {"target": target, "against": against, "word": word, "port": port}
         _refuse(reason, html=html, pair=pair, question=question, choice=choice, **others)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {reason}")
         output = out or Path(f"heads-{heads.absolute().stem}")
-        return _write_report(run, folder, heads, output, texts, max_texts or 400, as_json)
+        return _write_report(run, folder, heads, output, texts, max_texts or 400, as_json, head_kind)
     if not texts:
         raise HeedfulError("no text was given: write one after the model, or name data with --heads")
     if question is not None and pair is not None:
@@ -246,7 +246,14 @@ def _print_positions(folder: str, as_json: bool) -> None:
 
 
 def _write_report(
-    run: str, folder: str, data: Path, out: Path, texts: list[str] | None, max_texts: int, as_json: bool
+    run: str,
+    folder: str,
+    data: Path,
+    out: Path,
+    texts: list[str] | None,
+    max_texts: int,
+    as_json: bool,
+    head_kind: str | None,
 ) -> None:
     """Write heads.json and heads.html, and print the report."""
     from heedful.atomic_io import atomic_path
@@ -257,7 +264,7 @@ def _write_report(
     from heedful.look.page_api import PageAPI
     from heedful.runs.data_settings import data_settings_for
 
-    loaded = load(folder)
+    loaded = load(folder, head=head_kind)
     inspections = [Inspection(loaded, text, name=folder) for text in texts or ()]  # raises before the work begins
     report = head_report(loaded, data, max_texts=max_texts, settings=data_settings_for(run, data)[0])
     api = PageAPI(inspections or [Inspection(loaded, report["example"], name=folder)], report=report)

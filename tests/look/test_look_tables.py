@@ -21,7 +21,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_an_analogy_lists_the_nearest_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "heedful-mini-en", "--analogy", "king", "man", "woman").splitlines()
-    assert lines[0] == "king - man + woman" and lines[1].split()[0] == "queen"
+    assert lines[0] == "king - man + woman" and "queen" in [line.split()[0] for line in lines[1:4]]
     nearest = json.loads(printed(capsys, "heedful-mini-en", "--analogy", "king", "man", "woman", "--json"))
     assert [line.split()[0] for line in lines[1:]] == [token["text"] for token in nearest]
     assert f"{nearest[0]['cosine']:.3f}" == lines[1].split()[1]
