@@ -51,6 +51,7 @@ PLACES = {
     "MRPC": "glue/MRPC",
     "RTE": "glue/RTE",
     "STS-B": "glue/STS-B",
+    "STS-B towers": "glue/STS-B",
     "CoNLL-2003": "conll2003",
 }
 RATES = (1e-4, 3e-4, 1e-3)  # of random weights
@@ -95,17 +96,8 @@ def data_of(task: str) -> Any:
     """The data for `finetune`: a folder, or the examples of each split."""
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
-    if task == "STS-B towers":  # the tables of GLUE as pairs with scores, which embed reads
-        folder = Path(os.environ["HEEDFUL_DATA"], "tasks", "glue/STS-B")
-        return {split: scored_pairs(folder / f"{split}.tsv") for split in ("train", "dev")}
     data = load(task)
     return {"train": [asdict(example) for example in data.train], "test": [asdict(example) for example in data.held]}
-
-
-def scored_pairs(path: Path) -> list[dict[str, Any]]:
-    """The pairs of one of STS-B's tables, with their scores."""
-    rows = [line.split("\t") for line in path.read_text("utf-8").splitlines()[1:]]
-    return [{"anchor": row[7], "positive": row[8], "score": float(row[9])} for row in rows]
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:

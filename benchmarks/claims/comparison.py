@@ -1,4 +1,4 @@
-"""What docs/comparison.md says about transformers and sentence-transformers, each statement tried on tiny models.
+"""Try what docs/comparison.md says about transformers and sentence-transformers, on tiny models.
 
     PYTHONPATH=benchmarks python benchmarks/claims/comparison.py [--record]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from heedful.data.bad_rows import RowErrors
-from heedful.data.examples import Example, LabelledExample, ScoredExample
+from heedful.data.examples import Example, LabelledExample, PairExample, ScoredExample
 from heedful.data.formats.tables import Cells, Table, read_delimited
 from heedful.data.formats.text_files import detect_encoding
 from heedful.data.labelled.columns import Columns, resolve_columns
@@ -48,6 +48,7 @@ class Extra:
 
 
 _SENTENCES: Names = {"text": "sentence1", "text_pair": "sentence2"}
+PAIR_ROLES = {"text": "anchor", "text_pair": "positive"}  # of pairs with scores, where sentence embeddings read them
 _MRPC: Names = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
 LAYOUTS: dict[str, GlueLayout] = {
     "CoLA": GlueLayout(columns={"text": 4, "label": 2}, header=False),
@@ -83,6 +84,8 @@ def open_task(
 ) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
     """Open the splits of a task's folder; with notes for the user."""
     layout = LAYOUTS[task]
+    if layout.kind is ScoredExample and kind is PairExample:
+        layout = replace(layout, kind=PairExample)
     if kind not in (None, layout.kind):
         assert kind is not None
         raise DataError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
@@ -93,11 +96,13 @@ def open_task(
         extra = EXTRAS.get(task) if split == "test" else None
         if extra is not None and (folder / extra.file).is_file():
             notes.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
-            opened[split] = (_part(folder / extra.file, task, extra.columns, extra.header, settings, row_errors),)
+            opened[split] = (
+                _part(folder / extra.file, layout.kind, extra.columns, extra.header, settings, row_errors),
+            )
         elif (folder / name).is_file() and split.startswith("test"):
             notes.append(f"{name}: its labels are hidden, so it is left out")
         elif (folder / name).is_file():
-            opened[split] = (_part(folder / name, task, layout.columns, layout.header, settings, row_errors),)
+            opened[split] = (_part(folder / name, layout.kind, layout.columns, layout.header, settings, row_errors),)
     if task == "MRPC" and {"train", "dev"} <= set(opened) and (folder / ORIGINAL).is_file():
         notes += _complete(folder, opened, settings, row_errors)
     notes += dict.fromkeys(note for some in opened.values() for part in some for note in part.notes)
@@ -106,14 +111,14 @@ def open_task(
 
 def _part(
     path: Path,
-    task: str,
+    kind: type[Example],
     columns: Names,
     header: bool,
     settings: DataSettings,
     row_errors: RowErrors,
     wanted: Callable[[Cells], bool] | None = None,
 ) -> DataFile:
-    table, resolved, notes = _table(path, task, columns, header, settings, row_errors)
+    table, resolved, notes = _table(path, kind, columns, header, settings, row_errors)
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
         if wanted is None:
@@ -125,13 +130,15 @@ def _part(
 
 
 def _table(
-    path: Path, task: str, columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
+    path: Path, kind: type[Example], columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
     file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
     least = max(numbers) if numbers else None
     table = read_delimited(file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
-    resolved = resolve_columns(table, LAYOUTS[task].kind, columns)
+    if kind is PairExample:
+        columns = {PAIR_ROLES.get(role, role): name for role, name in columns.items()}
+    resolved = resolve_columns(table, kind, columns)
     shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
     return table, resolved, [*notes, f"{path.name}: {shown}"]
 
@@ -142,7 +149,7 @@ def _complete(
     """Add to train the pairs that the original file has and neither train nor dev has."""
 
     def pairs(path: Path) -> Iterator[tuple[str, ...]]:
-        table, _, _ = _table(path, "MRPC", _MRPC, True, settings, row_errors)
+        table, _, _ = _table(path, LabelledExample, _MRPC, True, settings, row_errors)
         at = [table.names.index(name) for name in ("#1 ID", "#2 ID") if name in table.names]
         for _, cells in table.rows(row_errors):
             assert isinstance(cells, list)
@@ -157,7 +164,7 @@ def _complete(
         assert isinstance(cells, list)
         return (cells[1], cells[2]) in lacking
 
-    more = _part(folder / ORIGINAL, "MRPC", _MRPC, True, settings, row_errors, wanted)
+    more = _part(folder / ORIGINAL, LabelledExample, _MRPC, True, settings, row_errors, wanted)
     opened["train"] = (*opened["train"], more)
     named = ", ".join(" / ".join(pair) for pair in sorted(lacking)[:3])
     return [

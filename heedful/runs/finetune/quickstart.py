@@ -20,7 +20,7 @@ MARK = ".gitignore"
 MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"
 UNSEEN_TEXTS = [
     "what time do you close on sundays?",
-    "one leg of the camera stand has snapped off, sorry!",
+    "one leg of the tripod has snapped off, sorry!",
     "could I keep the projector for another week",
 ]
 MISTAKES = 3

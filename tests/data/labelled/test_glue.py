@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.data import DataSettings, LabelledExample, ScoredExample, Skip, read
+from heedful.data import DataSettings, LabelledExample, PairExample, ScoredExample, Skip, read
 from heedful.data.labelled.glue import LAYOUTS
 from heedful.errors import HeedfulError
 
@@ -51,6 +51,12 @@ def test_layouts(tmp_path: Path, task: str) -> None:
     assert source.splits == ("train", "dev")
     if "test.tsv" in FILES[task]:
         assert "test.tsv: its labels are hidden, so it is left out" in source.stated
+
+
+def test_pairs_with_scores_are_read_for_sentence_embeddings(tmp_path: Path) -> None:
+    place = folder(tmp_path / "STS-B", {"train.tsv": STS + '0\tg\tf\t2012\t1\tn\tn\tA "b.\tC.\t2.5\n'})
+    source = read(place, PairExample, DataSettings(dev_fraction=0.0))
+    assert list(source.examples("train")) == [PairExample(anchor='A "b.', positive="C.", score=2.5)]
 
 
 def test_scores(tmp_path: Path) -> None:
