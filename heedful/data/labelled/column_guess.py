@@ -87,7 +87,7 @@ def guess_columns(table: Table, roles: Sequence[str], taken: Sequence[str] = ())
         columns["text"] = (free[0] + 1,)
     doubts = [n for n in free if table.header is None and n < len(first) and _differs(first[n].strip(), cells[n])]
     doubtful = {n + 1 for n in doubts} & {number for numbers in columns.values() for number in numbers}
-    doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: say "
+    doubt = f"The first row, {', '.join(map(shown, first[:5]))}, may name the columns: set "
     doubt += "--data.header=true if it does"
     return ColumnGuess(
         columns={role: columns[role] for role in roles},
