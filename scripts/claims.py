@@ -85,27 +85,27 @@ def value_of(value: str, records: dict[str, str]) -> float:
     """
     path, _, factor = value.partition(" * ")
     short, *steps = path.split("/")
-    found: object = read_record(records[short])["tables"]
+    entry: object = read_record(records[short])["tables"]
     for number, step in enumerate(steps):
-        found = _step(found, step)
-        if found is None:
+        entry = _step(entry, step)
+        if entry is None:
             raise KeyError(f"{value}: {records[short]} has no {'/'.join(steps[: number + 1])}")
-    if isinstance(found, dict) and "median" in found:
-        found = found["median"]
-    if not isinstance(found, int | float):
-        raise KeyError(f"{value}: {records[short]} has {found!r:.80} there, which is no number")
-    return found * float(factor or 1)
+    if isinstance(entry, dict) and "median" in entry:
+        entry = entry["median"]
+    if not isinstance(entry, int | float):
+        raise KeyError(f"{value}: {records[short]} has {entry!r:.80} there, which is no number")
+    return entry * float(factor or 1)
 
 
-def _step(found: object, step: str) -> object:
-    if isinstance(found, dict):
-        return _ratios_by_precision(found) if step == "by rounds" else found.get(step)
-    if isinstance(found, list):
-        if step.isdecimal() and int(step) < len(found):
-            return found[int(step)]
-        return next((part for part in found if isinstance(part, dict) and step in _names(part)), None)
-    numbers = re.findall(r"[\d.]+", str(found))
-    return float(numbers[["mean", "deviation"].index(step)]) if isinstance(found, str) else None
+def _step(entry: object, step: str) -> object:
+    if isinstance(entry, dict):
+        return _ratios_by_precision(entry) if step == "by rounds" else entry.get(step)
+    if isinstance(entry, list):
+        if step.isdecimal() and int(step) < len(entry):
+            return entry[int(step)]
+        return next((part for part in entry if isinstance(part, dict) and step in _names(part)), None)
+    numbers = re.findall(r"[\d.]+", str(entry))
+    return float(numbers[["mean", "deviation"].index(step)]) if isinstance(entry, str) else None
 
 
 def _ratios_by_precision(table: dict[str, Any]) -> dict[str, float]:

@@ -53,7 +53,7 @@ def test_it_fills_in_masks(text: str) -> None:
 
 
 def test_its_sentence_vectors_are_the_mean_of_its_rows() -> None:
-    """As sentence-transformers reads modules.json; texts of one meaning are nearer than others."""
+    """Mean pooling, as modules.json says; paraphrases have a larger cosine than unrelated sentences."""
     folder = bundled_model(BUNDLED_ENCODER)
     texts = ["A man is playing a guitar.", "Somebody plays the guitar.", "The price of oil fell again."]
     vectors = heedful.Engine(BUNDLED_ENCODER).encode(texts)

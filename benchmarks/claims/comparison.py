@@ -198,9 +198,9 @@ def trainer(folder: Path, model: nn.Module, steps: int) -> transformers.Trainer:
         use_cpu=True,
         disable_tqdm=True,
     )
-    made = transformers.Trainer(model=model, args=arguments, train_dataset=[{"labels": n} for n in range(8)])
-    made.remove_callback(transformers.PrinterCallback)
-    return made
+    resumable = transformers.Trainer(model=model, args=arguments, train_dataset=[{"labels": n} for n in range(8)])
+    resumable.remove_callback(transformers.PrinterCallback)
+    return resumable
 
 
 def nan_loss(folder: Path) -> str:

@@ -267,7 +267,7 @@ done([areas.length, document.getElementById("body").value, document.getElementBy
 
 
 def test_fields_make_the_request(served: RunningServer, browser: Browser) -> None:
-    """Nobody has to write JSON; a pair is said to be one, and curl sends the same."""
+    """The fields fill in the JSON body; the page reports a pair, and the curl command has the same body."""
     browser.ask("/url", url=served.url + "/")
     browser.until(lambda: browser.text("model") != "")
     for model, route, values, expected in (

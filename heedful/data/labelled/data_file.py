@@ -366,7 +366,9 @@ def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, n
     _require_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
     check_column_roles(file.display_name, "SQuAD's JSON", settings)
     is_v2 = '"is_impossible"' in read_head(file)
-    name = "SQuAD's JSON, " + ("v2.0: questions may be impossible" if is_v2 else "v1.1, as far as its beginning tells")
+    name = "SQuAD's JSON, " + (
+        "v2.0: questions may be impossible" if is_v2 else "v1.1: the beginning of the file has no impossible questions"
+    )
     read: Callable[[RowErrors], Iterator[Example]] = lambda row_errors: squad.read_questions(file, row_errors)  # noqa: E731
     return DataFile(display_name=file.display_name, kind=QuestionExample, read=read, notes=(*notes, name))
 

@@ -139,8 +139,8 @@ def _table(
     if kind is PairExample:
         columns = {PAIR_ROLES.get(role, role): name for role, name in columns.items()}
     resolved = resolve_columns(table, kind, columns)
-    shown = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
-    return table, resolved, [*notes, f"{path.name}: {shown}"]
+    roles = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
+    return table, resolved, [*notes, f"{path.name}: {roles}"]
 
 
 def _complete(

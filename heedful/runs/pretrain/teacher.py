@@ -116,7 +116,7 @@ class TeacherRun:
         texts = sample_texts(corpus, documents, asked.neighbour_texts, room, windows, self.train.seed)
         if len(texts) < 2:
             return None
-        cache = self._filled(place, corpus, texts, "texts of which the nearest are paired")
+        cache = self._filled(place, corpus, texts, "candidate texts for pairs of nearest neighbours")
         path = place / "nearest.npy"
         if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()

@@ -148,9 +148,9 @@ function fieldsOf(form, values) {
       showRequest();
     });
     area.addEventListener("keydown", askByKey);
-    const made = element("label", label);
-    made.append(area);
-    return made;
+    const field = element("label", label);
+    field.append(area);
+    return field;
   });
 }
 
@@ -161,7 +161,7 @@ function fieldValues() {
   ]));
 }
 
-// What is told of a body: that two texts are read as a pair, and how curl sends it.
+// Show whether the request is read as one pair of texts, and the curl command that sends it.
 function showRequest() {
   let inputs;
   try {

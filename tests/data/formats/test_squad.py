@@ -34,7 +34,7 @@ def test_questions(tmp_path: Path) -> None:
     assert next(source.examples("train")).line == 6
     assert source.stated == (
         "each example is a question, its context and its right answers",
-        "SQuAD's JSON, v1.1, as far as its beginning tells",
+        "SQuAD's JSON, v1.1: the beginning of the file has no impossible questions",
     )
     source = opened(tmp_path / "b.json", asked("2", is_impossible=True), asked("3", ("Bob", 13), is_impossible=False))
     assert [each.impossible for each in source.examples("train")] == [True, False]
