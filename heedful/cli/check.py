@@ -21,12 +21,13 @@ def check(
     ],
     task: Annotated[str | None, typer.Option(help="Task of the data; by default inferred from its columns.")] = None,
     limit: Annotated[int, typer.Option(help="Number of words from which a text counts as too long.")] = 384,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a problem is found.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Report what is in labelled data, and its problems.
 
-    Label counts, duplicates, leaks between splits, contradictory labels, empty and long texts, unusual characters, bad
-    rows.
+    Problems come first, marked with "!": leaks between splits, doubtful label columns, bad rows, labels without
+    examples, contradictory labels, repeats, empty and long texts, unusual characters. The last line counts them.
     """
     from dataclasses import asdict
 
@@ -48,5 +49,8 @@ def check(
         dataset = read(files, None, settings, on_bad_row=policy)
     report = check_data(dataset, limit=limit)
     if as_json:
-        return print_json(asdict(report))
-    print_text("\n".join(map(escape, report.lines())))
+        print_json(asdict(report) | {"verdict": report.verdict()})
+    else:
+        print_text("\n".join(map(escape, report.lines())), mark="!")
+    if strict and report.problems:
+        raise SystemExit(1)

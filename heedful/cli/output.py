@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -192,11 +193,23 @@ def note(text: str) -> None:
     print_text(text, file=sys.stderr)
 
 
-def print_text(text: str, *, file: TextIO | None = None) -> None:
-    """Print prose, wrapped at words on a terminal; commands stay whole, so that they can be copied."""
+def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None) -> None:
+    """Print prose, wrapped at words on a terminal; commands stay whole, so that they can be copied.
+
+    Args:
+        text: Lines of prose.
+        file: The stream; None: stdout.
+        mark: Lines that begin with it are warnings, in colour on a terminal unless NO_COLOR is set.
+    """
     stream = sys.stdout if file is None else file
-    width = min(MAX_WIDTH, shutil.get_terminal_size().columns) if stream is not None and stream.isatty() else None
-    print(text if width is None else "\n".join(wrapped(line, width) for line in text.split("\n")), file=stream)
+    if stream is None or not stream.isatty():
+        print(text, file=stream)
+        return
+    width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
+    colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    for line in text.split("\n"):
+        warns = colours and mark is not None and line.startswith(mark)
+        print(f"\x1b[33m{wrapped(line, width)}\x1b[0m" if warns else wrapped(line, width), file=stream)
 
 
 def wrapped(line: str, width: int) -> str:

@@ -453,11 +453,23 @@ def test_check_reports_what_is_wrong(run: Any, tmp_path: Path) -> None:
     data.write_text("text,label\ngood film,pos\nbad film,neg\ngood film,neg\n,neg\n")
     done = run("check", str(data))
     assert done.code == 0
-    assert 'train: labels: "neg" 3, "pos" 1' in done.out
-    assert "1 with an empty text, like train.csv:5" in done.out
+    assert 'label "neg"             3\n' in done.out
+    assert "1 with an empty text: train.csv:5" in done.out
     assert "with different targets" in done.out
+    assert done.out.endswith("\n3 problems: 1 contradiction, 1 repeat, 1 empty\n")
     (report,) = run("check", str(data), "--json").json
     assert report["splits"]["train"]["examples"] == 4
+    assert report["verdict"] == "3 problems: 1 contradiction, 1 repeat, 1 empty"
+
+
+def test_check_strict_fails_on_problems(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\ngood film,pos\nbad film,neg\n")
+    done = run("check", str(data), "--strict")
+    assert done.code == 0 and done.out.endswith("\nno problems found\n")
+    data.write_text("text,label\ngood film,pos\ngood film,pos\nbad film,neg\n")
+    done = run("check", str(data), "--strict")
+    assert done.code == 1 and done.out.endswith("\n1 problem: 1 repeat\n")
 
 
 def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) -> None:

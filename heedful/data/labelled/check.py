@@ -39,6 +39,18 @@ UNEVEN = 10  # ratio of the most frequent label to the rarest from which labels 
 EXAMPLES = 3  # places that a line lists
 FEWEST_DOUBTED = 20  # labels from which the label column is doubted; small data may have as many
 PERCENTILES = (50, 90, 99, 100)
+MAX_LABELS = 20  # rows of labels in the table
+NOUNS = {  # of each kind of problem: one, several; the worst first
+    "leak": ("leak", "leaks"),
+    "label-column": ("doubtful label column", "doubtful label columns"),
+    "bad-row": ("bad row", "bad rows"),
+    "missing-label": ("label without examples", "labels without examples"),
+    "contradiction": ("contradiction", "contradictions"),
+    "repeat": ("repeat", "repeats"),
+    "empty": ("empty", "empty"),
+    "long": ("long", "long"),
+    "odd": ("odd text", "odd texts"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +81,19 @@ class Leak:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A kind of finding in one split, file or pair of splits that should be looked at before training."""
+
+    kind: str  # a key of `NOUNS`
+    count: int  # examples, texts or rows with the problem
+    message: str  # with its place
+
+    def line(self) -> str:
+        """The marked line of the report."""
+        return f"! {NOUNS[self.kind][self.count != 1]}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
     """Result of `check`."""
 
@@ -81,20 +106,31 @@ class DataReport:
     unit: str
     limit: int
     doubt: str = ""  # why the label column may be wrong; "": it seems right
+    problems: tuple[Problem, ...] = ()  # in the order of `NOUNS`
+
+    def verdict(self) -> str:
+        """Return the number of kinds of problems, and how often each was found."""
+        counts: Counter[str] = Counter()
+        for problem in self.problems:
+            counts[problem.kind] += problem.count
+        if not counts:
+            return "no problems found"
+        some = ", ".join(f"{count:,} {NOUNS[kind][count != 1]}" for kind, count in counts.items())
+        return f"{len(counts)} problem{'s' if len(counts) > 1 else ''}: {some}"
 
     def lines(self) -> list[str]:
-        """Text of the report: notes, each split, then findings across splits."""
-        lines = list(self.stated)
+        """Text of the report: problems, counts of the splits as a table, how the data was read, and the verdict."""
+        lines = [problem.line() for problem in self.problems]
+        lines += [""] if lines else []
+        lines += _table_lines(self.splits, self.unit)
+        lines += ["", *self.stated]
         for name, split in self.splits.items():
-            lines += ["", *(f"{name}: {line}" for line in _split_lines(split, self.unit, self.limit))]
-        lines += ["", self.doubt] if self.doubt else []
-        lines += [""] if self.leaks or self.bad or self.repairs else []
-        for leak in self.leaks:
-            lines.append(_leak_line(leak))
+            least, most = min(split.labels.values(), default=0), max(split.labels.values(), default=0)
+            if 0 < UNEVEN * least < most:
+                ratio = most / least
+                lines.append(f"{name}: the most frequent label is {ratio:.0f} times as frequent as the rarest")
         lines += [f"{count:,} {what}" for what, count in self.repairs.items()]
-        lines += [f"{file}: {count:,} bad rows left out" for file, count in self.bad.items()]
-        lines += [f"  {bad}" for bad in self.bad_rows[:EXAMPLES]]
-        return lines
+        return [*lines, "", self.verdict()]
 
 
 @dataclass(slots=True)
@@ -209,20 +245,31 @@ def check(
             tally.add(example, count)
             if count > limit:
                 tally.note("too long", example)
-    order = [*source.labels] if source.kind in (LabelledExample, MultiLabelExample) else []
+    labelled = source.kind in (LabelledExample, MultiLabelExample)
+    order = [*source.labels] if labelled else []
     splits = {split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()}
-    first = next(iter(splits.values()))
     total = sum(split.examples for split in splits.values())
+    doubt = label_column_warning(next(iter(splits.values())).labels, total) if labelled else ""
+    leaks, errors = tuple(_leaks(tallies)), source.row_errors
+    problems = [Problem(kind="label-column", count=1, message=doubt)] if doubt else []
+    problems += [Problem(kind="leak", count=max(leak.alike, leak.groups), message=_leak_text(leak)) for leak in leaks]
+    for file, number in errors.bad.items():
+        first = next((f", like {bad}" for bad in errors.first if bad.file == file), "")
+        problems.append(Problem(kind="bad-row", count=number, message=f"{file}: {number:,} left out{first}"))
+    for name, split in splits.items():
+        problems += _split_problems(name, split, unit, limit)
+    kinds = [*NOUNS]
     return DataReport(
         stated=source.stated,
         splits=splits,
-        leaks=tuple(_leaks(tallies)),
-        bad=dict(source.row_errors.bad),
-        bad_rows=tuple(source.row_errors.first),
-        repairs=dict(source.row_errors.repairs),
+        leaks=leaks,
+        bad=dict(errors.bad),
+        bad_rows=tuple(errors.first),
+        repairs=dict(errors.repairs),
         unit=unit,
         limit=limit,
-        doubt=label_column_warning(first.labels, total) if source.kind in (LabelledExample, MultiLabelExample) else "",
+        doubt=doubt,
+        problems=tuple(sorted(problems, key=lambda problem: kinds.index(problem.kind))),
     )
 
 
@@ -280,38 +327,53 @@ def _leaks(tallies: Mapping[str, _Tally]) -> Iterator[Leak]:
 # ---------------------------------------------------------------------------------------------------- for people
 
 
-def _split_lines(split: SplitReport, unit: str, limit: int) -> Iterator[str]:
-    def at(what: str) -> str:
-        return f", like {', '.join(split.places[what])}" if split.places.get(what) else ""
-
-    yield f"{split.examples:,} examples"
-    if split.labels:
-        shares = list(split.labels.items())[:20]
-        more = f", and {len(split.labels) - 20} more" if len(split.labels) > 20 else ""
-        yield "labels: " + ", ".join(f"{shown(label)} {count:,}" for label, count in shares) + more
-        least, most = min(split.labels.values()), max(split.labels.values())
-        if lacking := [label for label, count in split.labels.items() if not count]:
-            yield f"no example of {', '.join(map(shown, lacking[:10]))}"
-        elif most > UNEVEN * least:
-            yield f"uneven: the most frequent label is {most / least:.0f} times as frequent as the rarest"
-    if split.lengths:
-        half, most_, nearly, longest = split.lengths
-        yield f"{unit}: half have up to {half:,}, 90 % up to {most_:,}, 99 % up to {nearly:,}, the longest {longest:,}"
-    for count, what, key in (
-        (split.too_long, f"longer than {limit:,} {unit}", "too long"),
-        (split.empty, "with an empty text", "empty"),
-        (split.alike, f"that repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)", "alike"),
-        (split.contradicting, "texts with different targets", "contradicting"),
-        *((number, f"with {what}", what) for what, number in split.odd.items()),
+def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Iterator[Problem]:
+    lacking = [label for label, count in split.labels.items() if not count]
+    if lacking and split.examples:
+        some = ", ".join(map(shown, lacking[:10])) + (", ..." if len(lacking) > 10 else "")
+        yield Problem(kind="missing-label", count=len(lacking), message=f"{name}: no example of {some}")
+    for kind, count, what, key in (
+        ("contradiction", split.contradicting, "texts with different targets", "contradicting"),
+        (
+            "repeat",
+            split.alike,
+            f"repeat earlier ones but for case and punctuation ({split.repeated:,} exactly)",
+            "alike",
+        ),
+        ("empty", split.empty, "with an empty text", "empty"),
+        ("long", split.too_long, f"longer than {limit:,} {unit}", "too long"),
+        *(("odd", number, f"with {what}", what) for what, number in split.odd.items()),
     ):
         if count:
-            yield f"{count:,} {what}{at(key)}"
+            places = f": {', '.join(split.places[key])}" if split.places.get(key) else ""
+            more = ", ..." if places and count > len(split.places[key]) else ""
+            yield Problem(kind=kind, count=count, message=f"{name}: {count:,} {what}{places}{more}")
 
 
-def _leak_line(leak: Leak) -> str:
-    text = f"{leak.splits[0]} and {leak.splits[1]} share texts: {leak.alike:,} but for case and punctuation"
-    text += f" ({leak.texts:,} exactly)"
+def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
+    """Yield the rows of a table with a column for each split: examples, lengths, labels."""
+    rows = [["", *splits], ["examples", *(f"{split.examples:,}" for split in splits.values())]]
+    for number, what in enumerate(("half up to", "90 % up to", "99 % up to", "the longest")):
+        cells = [f"{split.lengths[number]:,}" if split.lengths else "" for split in splits.values()]
+        rows.append([f"{unit}: {what}", *cells])
+    labels = list(dict.fromkeys(label for split in splits.values() for label in split.labels))
+    for label in labels[:MAX_LABELS]:
+        rows.append([f"label {shown(label)}", *(f"{split.labels.get(label, 0):,}" for split in splits.values())])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for title, *cells in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield "  ".join([title.ljust(widths[0]), *numbers])
+    if len(labels) > MAX_LABELS:
+        yield f"and {len(labels) - MAX_LABELS:,} more labels"
+
+
+def _leak_text(leak: Leak) -> str:
+    shared = []
+    if leak.alike:
+        shared.append(f"{leak.alike:,} texts but for case and punctuation ({leak.texts:,} exactly)")
     if leak.groups:
-        text += f", and contexts, prompts or sources: {leak.groups:,}"
+        shared.append(f"{leak.groups:,} contexts, prompts or sources")
+    text = f"{leak.splits[0]} and {leak.splits[1]} share {' and '.join(shared)}"
     some = ", ".join(f"{first_place} = {second_place}" for first_place, second_place in leak.places)
-    return text + (f", like {some}" if some else "")
+    more = ", ..." if leak.alike > len(leak.places) else ""
+    return text + (f": {some}{more}" if some else "")

@@ -57,34 +57,38 @@ def test_findings(tmp_path: Path) -> None:
 
 def test_lines(tmp_path: Path) -> None:
     assert report(tmp_path, train=TRAIN, dev=DEV).lines() == [
+        "! leaks: train and dev share 2 texts but for case and punctuation (2 exactly): "
+        "train.jsonl:1 = dev.jsonl:3, train.jsonl:4 = dev.jsonl:1",
+        "! contradiction: train: 1 texts with different targets: train.jsonl:1",
+        "! repeats: train: 2 repeat earlier ones but for case and punctuation (1 exactly): "
+        "train.jsonl:2, train.jsonl:3",
+        "! repeat: dev: 1 repeat earlier ones but for case and punctuation (0 exactly): dev.jsonl:2",
+        "! empty: train: 1 with an empty text: train.jsonl:5",
+        "! long: train: 1 longer than 384 words: train.jsonl:11",
+        "! odd text: train: 1 with text that was decoded twice, like Ã© or â€™: train.jsonl:6",
+        "! odd text: train: 1 with markup like <br /> or &amp;: train.jsonl:7",
+        "! odd text: train: 1 with replacement characters (U+FFFD): train.jsonl:8",
+        "! odd text: train: 1 with control characters: train.jsonl:9",
+        "! odd text: train: 1 with byte order marks inside: train.jsonl:9",
+        "! odd text: train: 1 with Windows-1252 read as Latin-1 (U+0080 to U+009F): train.jsonl:10",
+        "",
+        "                    train  dev",
+        "examples              111    4",
+        "words: half up to       3    2",
+        "words: 90 % up to       3    3",
+        "words: 99 % up to       5    3",
+        "words: the longest    500    3",
+        'label "neg"             3    3',
+        'label "pos"           108    1',
+        "",
         "each example is a text, or two, with one label",
         "train: train.jsonl",
         "dev: dev.jsonl",
         'columns: text="text", label="label"',
         'labels in order: "neg", "pos"',
+        "train: the most frequent label is 36 times as frequent as the rarest",
         "",
-        "train: 111 examples",
-        'train: labels: "neg" 3, "pos" 108',
-        "train: uneven: the most frequent label is 36 times as frequent as the rarest",
-        "train: words: half have up to 3, 90 % up to 3, 99 % up to 5, the longest 500",
-        "train: 1 longer than 384 words, like train.jsonl:11",
-        "train: 1 with an empty text, like train.jsonl:5",
-        "train: 2 that repeat earlier ones but for case and punctuation (1 exactly), like train.jsonl:2, train.jsonl:3",
-        "train: 1 texts with different targets, like train.jsonl:1",
-        "train: 1 with text that was decoded twice, like Ã© or â€™, like train.jsonl:6",
-        "train: 1 with markup like <br /> or &amp;, like train.jsonl:7",
-        "train: 1 with replacement characters (U+FFFD), like train.jsonl:8",
-        "train: 1 with control characters, like train.jsonl:9",
-        "train: 1 with byte order marks inside, like train.jsonl:9",
-        "train: 1 with Windows-1252 read as Latin-1 (U+0080 to U+009F), like train.jsonl:10",
-        "",
-        "dev: 4 examples",
-        'dev: labels: "neg" 3, "pos" 1',
-        "dev: words: half have up to 2, 90 % up to 3, 99 % up to 3, the longest 3",
-        "dev: 1 that repeat earlier ones but for case and punctuation (0 exactly), like dev.jsonl:2",
-        "",
-        "train and dev share texts: 2 but for case and punctuation (2 exactly), "
-        "like train.jsonl:1 = dev.jsonl:3, train.jsonl:4 = dev.jsonl:1",
+        "6 problems: 2 leaks, 1 contradiction, 3 repeats, 1 empty, 1 long, 6 odd texts",
     ]
 
 
@@ -92,12 +96,17 @@ def test_bad_rows_and_labels_without_examples(tmp_path: Path) -> None:
     found = report(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
     file = str(tmp_path / "dev.jsonl")
     assert found.bad == {file: 1}
-    assert found.lines()[-3:] == [
-        "",
-        f"{file}: 1 bad rows left out",
-        f'  {file}:1: the label "new" is not in train, which has "neg", "pos"',
+    assert found.lines()[:2] == [
+        f'! bad row: {file}: 1 left out, like {file}:1: the label "new" is not in train, which has "neg", "pos"',
+        '! label without examples: dev: no example of "pos"',
     ]
-    assert 'dev: no example of "pos"' in found.lines()
+    assert found.verdict() == "4 problems: 1 bad row, 1 label without examples, 1 contradiction, 2 repeats"
+
+
+def test_clean_data_has_no_problems(tmp_path: Path) -> None:
+    found = report(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
+    assert found.problems == () and found.lines()[-1] == found.verdict() == "no problems found"
+    assert not [line for line in found.lines() if line.startswith("!")]
 
 
 def test_questions_of_one_passage(tmp_path: Path) -> None:
@@ -107,7 +116,7 @@ def test_questions_of_one_passage(tmp_path: Path) -> None:
     found = check(read(tmp_path, ChoiceExample))
     assert found.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
     assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
-    assert found.lines()[-1].endswith("(0 exactly), and contexts, prompts or sources: 1")
+    assert found.lines()[0].startswith("! leak: train and dev share 1 contexts, prompts or sources")
 
 
 def test_another_measure(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_another_measure(tmp_path: Path) -> None:
     found = check(
         read(tmp_path / "a.txt", settings=DataSettings(dev_fraction=0.0)), limit=4, length=characters, unit="characters"
     )
-    assert "train: 1 longer than 4 characters, like a.txt:2" in found.lines()
+    assert "! long: train: 1 longer than 4 characters: a.txt:2" in found.lines()
 
 
 def test_texts_that_are_rewritten(tmp_path: Path) -> None:
@@ -136,7 +145,9 @@ def test_texts_that_are_rewritten(tmp_path: Path) -> None:
 
 def test_labels_that_look_like_ids_are_doubted(tmp_path: Path) -> None:
     ids = report(tmp_path, train=[(f"the cat {n}", f"id-{n}") for n in range(120)])
-    assert "120 different labels for 120 examples" in ids.doubt and ids.doubt in ids.lines()
+    assert (
+        "120 different labels for 120 examples" in ids.doubt and f"! doubtful label column: {ids.doubt}" in ids.lines()
+    )
     assert "--data.columns.label=NAME" in ids.doubt
     one_shot = [(f"the cat {n}", f"label {n}") for n in range(30)]
     more = [(f"the dog {n}", f"label {n % 30}") for n in range(60)]
