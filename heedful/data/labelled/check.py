@@ -256,8 +256,8 @@ def check(
     for file, number in errors.bad.items():
         first = next((f", like {bad}" for bad in errors.first if bad.file == file), "")
         problems.append(Problem(kind="bad-row", count=number, message=f"{file}: {number:,} left out{first}"))
-    for name, split in splits.items():
-        problems += _split_problems(name, split, unit, limit)
+    for name, counted_split in splits.items():
+        problems += _split_problems(name, counted_split, unit, limit)
     kinds = [*NOUNS]
     return DataReport(
         stated=source.stated,
