@@ -9,7 +9,6 @@ from heedful.cli.output import escape, note, print_table, print_text
 if TYPE_CHECKING:
     from heedful.runs.results import JsonObject
 
-UNITLESS = ("loss", "mse", "best_exact_threshold", "best_f1_threshold", "pearson", "spearman", "matthews")  # not in %
 JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes of metrics that only --json shows
 
 
@@ -50,4 +49,6 @@ def format_metric(name: str, value: float) -> str:
     >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5)
     ('50.00 %', '0.5000')
     """
-    return f"{value:.4f}" if name in UNITLESS else f"{100 * value:.2f} %"
+    from heedful.tasks.metrics import metric_bounds
+
+    return f"{100 * value:.2f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"

@@ -24,6 +24,7 @@ GREEN, PINK, YELLOW, BLACK = (
     "#E69F00",
     "#222222",
 )  # Okabe and Ito 2008, like the colours of the style
+MAX_WIDTH = 7.5  # inches: at most 830 pixels, the width of a page of documentation
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -34,13 +35,20 @@ def dot_plot(measures: Sequence[Measure], arms: Sequence[str], heading: str, met
     seeds = max(map(len, measures[0].values.values()))
     subtitle = f"{seed_count(seeds)} (dots), their mean and its 95 % interval" if seeds > 1 else seed_count(seeds)
     name_width = 0.075 * max(len(arm) for arm in arms)
-    panel_width = 2.3 if len(measures) > 3 else 2.8
-    figure = new_figure(1.0 + name_width + panel_width * len(measures), 1.75 + 0.34 * len(arms))
-    panels = figure.subplots(1, len(measures), sharey=True, squeeze=False)[0]
+    columns = max(1, min(len(measures), int((MAX_WIDTH - 1.0 - name_width) / 2.0)))
+    lines = -(-len(measures) // columns)  # of panels
+    columns = -(-len(measures) // lines)
+    width = min(MAX_WIDTH, 1.0 + name_width + 2.8 * columns)
+    figure = new_figure(width, 0.75 + lines * (1.0 + 0.34 * len(arms)))
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    panels = grid.flatten()
     rows = {arm: len(arms) - 1 - number for number, arm in enumerate(arms)}
-    for axes, measure in zip(panels, measures, strict=True):
+    for axes, measure in zip(panels, measures, strict=False):
         _plot_measure(axes, measure, rows)
-    panels[0].set_yticks(list(rows.values()), list(rows))
+    for axes in panels[len(measures) :]:
+        axes.set_axis_off()
+    for first in grid[:, 0]:
+        first.set_yticks(list(rows.values()), list(rows))
     panels[0].set_ylim(-0.6, len(arms) - 0.4)
     set_title(figure, heading, f"{metric}, {subtitle}" if metric else subtitle)
     return figure
@@ -102,10 +110,15 @@ def line_plot(panels: Sequence[Panel], *title: str) -> Figure:
         panels: The panels.
         title: Heading and subtitle.
     """
-    figure = new_figure(max(6.4, 3.6 * len(panels) + 0.4), 4.1)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(MAX_WIDTH if columns == 2 else 6.4, 0.5 + 3.6 * rows)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     handles: dict[str, Line2D] = {}
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, panel in zip(grid, panels, strict=False):
         if panel.logarithmic:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")

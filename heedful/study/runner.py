@@ -234,7 +234,7 @@ def compare_arms(
 
 
 def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStudy:
-    """Run one study and write NAME.json, NAME.md and NAME.png; existing files are replaced.
+    """Run one study and write NAME.json, NAME.md, NAME.png and NAME.svg; existing files are replaced.
 
     If a file cannot be written at the end, the result is returned all the same, with `write_error`.
 
@@ -274,7 +274,9 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
         for suffix, text in texts.items():
             write_file(output_dir / f"{name}.{suffix}", text)
             files.append(output_dir / f"{name}.{suffix}")
-        files += (style.save_png(output_dir / f"{file}.png", figure) for file, figure in figures.items())
+        for file, figure in figures.items():
+            png = style.save_plot(output_dir / f"{file}.png", figure)
+            files += (png, png.with_suffix(".svg"))
     except OSError as error:
         reason = f"not all files could be written to {output_dir}: {error.strerror or error}"
         return CompletedStudy(name=name, result=result, seconds=seconds, files=tuple(files), write_error=reason)

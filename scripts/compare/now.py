@@ -103,8 +103,8 @@ def skip_plots_and_timing() -> None:
 
     for module, name in (
         (run, "draw_run_plots"),
-        (distil_verdict, "save_png"),
-        (distil_search, "save_png"),
+        (distil_verdict, "save_plot"),
+        (distil_search, "save_plot"),
         (distil_verdict, "plot_verdict"),
         (distil_search, "plot_verdict"),
     ):

@@ -22,7 +22,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(distil_verdict, "LONG", 0.0)
     for module in (distil_verdict, distil_search):
-        monkeypatch.setattr(module, "save_png", lambda path, figure: path)
+        monkeypatch.setattr(module, "save_plot", lambda path, figure: path)
         monkeypatch.setattr(module, "plot_verdict", lambda *found: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -48,7 +48,10 @@ def test_quick(tmp_path: Path, name: str) -> None:
     head, rows = done.result.table()
     assert record["table"] == [list(head), *map(list, rows)] and record["verdicts"]
     assert all(len(values) == 1 for measure in record["measures"].values() for values in measure["of"].values())
-    assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    for picture in tmp_path.glob("*.png"):
+        data = picture.read_bytes()
+        assert data[:4] == b"\x89PNG" and int.from_bytes(data[16:20], "big") <= 830, picture.name
+        assert b"<svg" in picture.with_suffix(".svg").read_bytes()
 
 
 @pytest.mark.parametrize("name", [study for study in STUDIES if study != "complexity"])

@@ -9,7 +9,7 @@ from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import read_run_json
 
 VERDICT = "verdict.json"
-NAMES = {"teacher": "teacher", "student": "student", "baseline": "the same student without the teacher"}
+NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"}
 
 
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:

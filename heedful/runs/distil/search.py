@@ -26,7 +26,7 @@ from heedful.runs.distil.unlabelled import teacher_task
 from heedful.runs.distil.verdict import ServingSpeed, compare_speeds, plot_verdict
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.overrides import Overrides
-from heedful.runs.plots.style import save_png
+from heedful.runs.plots.style import save_plot
 from heedful.runs.results import JsonObject, RunResult
 from heedful.runs.run_folder import read_run_json, visible_names, write_file
 from heedful.tasks.specs import SPECS
@@ -145,7 +145,7 @@ def search(
             make_folder(folder / "plots")
             trained = [shape for shape in state["tried"] if "quality" in shape]
             chosen_on = read_run_json(folder / best["folder"] / VERDICT)
-            save_png(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))
+            save_plot(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))
             done = replace(done, results=done.results | {"search": state})
         return done
 

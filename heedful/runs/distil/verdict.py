@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from heedful.atomic_io import make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
@@ -29,17 +32,21 @@ from heedful.runs.card.verdict import NAMES, VERDICT
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
-from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, save_png, set_title, style_axes
+from heedful.runs.plots.figures import wilson
+from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
 from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
+from heedful.tasks.metrics import metric_bounds
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PLOT = "verdict.png"
+NAMES_HEIGHT = 230.0  # about the height of the axes of the plot, in points
 BATCHES = 3, 50  # least and greatest number of times that all texts are answered in one batch
 LONG = 1.0  # seconds of the slowest model after which no further batch is timed
 
@@ -131,7 +138,7 @@ def write_verdict(
     """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
     verdict = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
     make_folder(folder / "plots")
-    save_png(folder / "plots" / PLOT, plot_verdict(verdict))
+    save_plot(folder / "plots" / PLOT, plot_verdict(verdict))
     write_file(folder / VERDICT, verdict)  # last: a verdict has all of it
     return verdict
 
@@ -214,7 +221,8 @@ def compare_models(
 ) -> JsonObject:
     """The contents of verdict.json; `resolution` is the smallest difference that the metric can show."""
     models = {
-        name: {"quality": scores} | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
+        name: {"quality": scores | {"interval": _interval(scores, resolution)}}
+        | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
         for name, scores in quality.items()
     }
     teacher, student = models["teacher"], models["student"]
@@ -231,6 +239,19 @@ def compare_models(
     if "baseline" in models:
         verdict["delta_vs_baseline"] = delta_vs_baseline(student["quality"], models["baseline"]["quality"], resolution)
     return verdict | {"sentence": verdict_sentence(verdict)}
+
+
+def _interval(quality: JsonObject, resolution: float) -> dict[str, float] | None:
+    """95 % interval: of the mean over ENOUGH seeds (Student's t), else of a share of examples (Wilson); else None."""
+    numbers = quality["numbers"]
+    if len(numbers) >= ENOUGH:
+        ends = paired_t_interval(numbers, [0.0] * len(numbers), resolution=resolution)
+        bounds = (0.0, 1.0) if resolution else (-inf, inf)
+        return {"low": max(ends.low, bounds[0]), "high": min(ends.high, bounds[1])}
+    if not resolution or len(numbers) > 1:
+        return None
+    (low,), (high,) = wilson(np.array([quality["mean"]]), np.array([1 / resolution]))
+    return {"low": float(low), "high": float(high)}
 
 
 def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
@@ -279,32 +300,84 @@ def _with_precision(quality: JsonObject) -> str:
 
 
 def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
-    """Plot quality over the latency of one text; bars are one standard deviation over seeds."""
+    """Plot quality over the latency of one text, with 95 % intervals and an arrow from the teacher to the student.
+
+    Args:
+        verdict: The content of verdict.json.
+        frontier: Further students with "name", "p50" and "quality".
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure = new_figure(6.4, 4.2)
+    figure = new_figure(7.0, 4.6)
     axes = figure.subplots()
     models = verdict["models"]
+    points: list[tuple[float, float, str, str]] = []  # latency, quality, name, colour
     for (name, model), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
         latency = (model if "p50" in model else models["student"])["p50"]
         quality = model["quality"]
-        bar = quality["std"] or 0.0
-        style: JsonObject = {"color": colour, "marker": mark, "capsize": 3, "ls": "none"}
-        axes.errorbar([latency], [quality["mean"]], yerr=[bar], label=NAMES.get(name, name), **style)
+        if interval := quality.get("interval"):
+            axes.vlines([latency], interval["low"], interval["high"], color=colour, lw=2.5, alpha=0.4)
+        axes.plot([latency], [quality["mean"]], color=colour, marker=mark, ms=7, ls="none", mec="white", zorder=4)
+        points.append((latency, quality["mean"], NAMES.get(name, name), colour))
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
-        axes.annotate(
-            shape["name"], (shape["p50"], shape["quality"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
-        )
-    times = [model["p50"] for model in (*models.values(), *frontier) if "p50" in model]
+        points.append((shape["p50"], shape["quality"], shape["name"], GREY))
+    if points[0][:2] != points[1][:2]:
+        arrow = {"arrowstyle": "-|>", "color": INK, "lw": 0.8, "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
+        axes.annotate("", points[1][:2], points[0][:2], arrowprops=arrow, zorder=2)
+    times = [latency for latency, *_ in points]
     axes.set_xscale("log")
-    axes.set_xlim(min(times) / 1.5, max(times) * 1.5)
+    axes.set_xlim(min(times) / 2.5, max(times) * 2.5)  # with room for names
+    axes.margins(y=0.12)
+    low, high = metric_bounds(verdict["metric"])
+    bottom, top = axes.get_ylim()
+    room = 0.02 * (top - bottom)  # so that a marker at the bound is whole
+    axes.set_ylim(max(bottom, low - room), min(top, high + room))
+    _name_points(axes, points, len(models))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
     axes.set_ylabel(f"{verdict['metric']} on {verdict['split']}")
     style_axes(axes, grid="both")
-    figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
-    set_title(figure, "Student and teacher")
+    about = "" if not any(model["quality"].get("interval") for model in models.values()) else "bars: 95 % intervals"
+    set_title(figure, _headline(verdict), about)
     return figure
+
+
+def _headline(verdict: JsonObject) -> str:
+    """The speed of the student and what it keeps of the quality, in a few words."""
+    ratio = 1 / verdict["latency_ratio"]
+    speed = f"{_times(ratio)}x faster" if ratio >= 1 else f"{_times(1 / ratio)}x slower"
+    quality = (
+        "" if verdict["quality_ratio"] is None else f", {100 * verdict['quality_ratio']:.0f} % of the quality quality"
+    )
+    return f"The student is {speed}{quality}"
+
+
+def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], models: int) -> None:
+    """Write the name of each point beside it, moved apart vertically where names would lie on each other.
+
+    The names of the first `models` points are on the outside of the arrow, further ones on the right.
+    """
+    bottom, top = axes.get_ylim()
+    scale = NAMES_HEIGHT / (top - bottom)  # points of a unit of the metric
+    slowest = max(latency for latency, *_ in points[:models])
+    outside = [point for point in points[:models] if point[0] < slowest]
+    last = {"left": -inf, "right": -inf}  # height of the last name of each alignment
+    for point in sorted(points, key=lambda point: point[1]):
+        latency, quality, name, colour = point
+        side: Literal["left", "right"] = "right" if point in outside else "left"
+        height = max(scale * (quality - bottom), last[side] + 12)
+        last[side] = height
+        axes.annotate(
+            name,
+            (latency, quality),
+            xytext=(8 if side == "left" else -8, height - scale * (quality - bottom)),
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            fontsize=8.5,
+            color=colour,
+            parse_math=False,
+        )

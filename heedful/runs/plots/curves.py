@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64
 
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, SKY, new_figure, style_axes
 from heedful.runs.results import JsonObject, as_float
+from heedful.tasks.metrics import metric_bounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,6 +121,12 @@ def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
     axes.plot(course.eval_steps, course.score, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"))
     axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
+    low, high = metric_bounds(metric)
+    scores = course.score[np.isfinite(course.score)]
+    if len(scores) and low <= scores.min() and scores.max() <= high:
+        bottom, top = axes.get_ylim()
+        room = 0.03 * (min(top, high) - max(bottom, low))  # so that a marker at the bound is whole
+        axes.set_ylim(max(bottom, low - room), min(top, high + room))
     rows = np.flatnonzero(course.eval_steps == course.best)
     if len(rows):
         best = float(course.score[rows[-1]])

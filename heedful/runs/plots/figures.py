@@ -14,7 +14,18 @@ from heedful.atomic_io import make_folder
 from heedful.errors import RunError
 from heedful.runs.plots.curves import plot_curves
 from heedful.runs.plots.labels import drawable_labels
-from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, SKY, new_figure, save_png, set_title, style_axes
+from heedful.runs.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    MAX_VECTOR_POINTS,
+    ORANGE,
+    SKY,
+    new_figure,
+    save_plot,
+    set_title,
+    style_axes,
+)
 from heedful.runs.results import JOURNAL, RESULTS, JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.tasks.metrics import Result
 from heedful.tasks.specs import SPECS
@@ -33,7 +44,7 @@ MOST_SCORED = 50  # rows of scores
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
-    """Write plots of the run to its folder plots/ as PNG files, and return their paths.
+    """Write plots of the run to its folder plots/ as PNG and SVG files, and return the paths of the PNG files.
 
     Curves, confusion, calibration, scores, numbers and alignments, as far as they apply; a run that is not finished has
     curves only.
@@ -44,7 +55,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
     if not (folder / JOURNAL).is_file() and not (folder / RESULTS).is_file():
         raise RunError(f"{folder} has neither {JOURNAL} nor {RESULTS}: it is not a run folder")
     make_folder(folder / "plots")
-    return [save_png(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
+    return [save_plot(folder / "plots" / f"{name}.png", figure) for name, figure in _figures(folder)]
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
@@ -239,7 +250,8 @@ def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None)
     figure = new_figure(6.0, 6.4)
     axes = figure.subplots()
     alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
-    axes.plot(gold, predicted, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha)
+    many = len(gold) > MAX_VECTOR_POINTS
+    axes.plot(gold, predicted, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha, rasterized=many)
     if ideal is not None:
         axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="right predictions")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)

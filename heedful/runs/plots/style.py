@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
 DPI = 110
+MAX_VECTOR_POINTS = 2000  # points above which a scatter is an image within the SVG
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -40,13 +41,27 @@ def set_title(figure: Figure, *lines: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=INK, parse_math=False)
 
 
-def save_png(path: Path, figure: Figure) -> Path:
-    """Write a figure as PNG, atomically and with the same bytes every time; return the path."""
+def save_plot(path: Path, figure: Figure) -> Path:
+    """Write a figure as PNG and beside it as SVG, atomically and with the same bytes every time.
+
+    Args:
+        path: Of the PNG file; the SVG file has the same name but for its suffix.
+
+    Returns:
+        `path`.
+    """
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
+    with matplotlib.rc_context({"svg.hashsalt": "heedful"}):
+        _write_figure(path.with_suffix(".svg"), figure, {"Date": None, "Creator": None})
+    _write_figure(path, figure, {"Software": None})
+    return path
+
+
+def _write_figure(path: Path, figure: Figure, metadata: dict[str, str | None]) -> None:
     image = io.BytesIO()
-    figure.savefig(image, format="png", metadata={"Software": None})
+    figure.savefig(image, format=path.suffix[1:], metadata=metadata)
     with atomic_path(path) as part:
         write_synced(part, [image.getvalue()])
-    return path

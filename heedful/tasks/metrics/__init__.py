@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heedful.tasks.metrics.base import HasIntervals, Metric, Result, merge_all
+from heedful.tasks.metrics.base import HasIntervals, Metric, Result, merge_all, metric_bounds
 from heedful.tasks.metrics.bleu import Bleu
 from heedful.tasks.metrics.bootstrap import (
     Bootstrap,
@@ -59,6 +59,7 @@ __all__ = [
     "mean_interval",
     "mean_of",
     "merge_all",
+    "metric_bounds",
     "normalize_answer",
     "paired_difference",
     "precision_of",

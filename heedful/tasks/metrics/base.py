@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from math import inf
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -56,6 +57,21 @@ M = TypeVar("M", bound=Mergeable)
 def merge_all(metrics: Iterable[M]) -> M:
     """Return the metric over the examples of all ranks."""
     return reduce(lambda merged, metric: merged.merge_state(metric), metrics)
+
+
+CORRELATIONS = ("pearson", "spearman", "matthews")  # from -1 to 1
+UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_threshold")
+
+
+def metric_bounds(name: str) -> tuple[float, float]:
+    """Return the least and greatest value that a metric can have.
+
+    >>> metric_bounds("accuracy"), metric_bounds("matthews")
+    ((0.0, 1.0), (-1.0, 1.0))
+    """
+    if name in UNBOUNDED:
+        return -inf, inf
+    return (-1.0 if name in CORRELATIONS else 0.0), 1.0
 
 
 def ratio(numerator: int, denominator: int) -> float:

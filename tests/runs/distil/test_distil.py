@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -453,7 +454,24 @@ def test_the_sentence_says_what_was_seen() -> None:
     assert said.endswith("(95 % interval +0.0252 to +0.0748): the teacher was worth it.")
     assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in said
     figure = drawn(found, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
-    assert len(figure.axes) == 1 and figure.axes[0].get_xscale() == "log"
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"
+    names = {text.get_text(): text.xyann[1] for text in axes.texts if text.get_text()}
+    assert set(names) == {"teacher", "student", "student alone", "bag"}
+    assert figure.get_suptitle() == "The student is 4.0x faster, 94 % of the quality kept\nbars: 95 % intervals"
+    interval = found["models"]["student"]["quality"]["interval"]
+    assert interval["low"] < 0.84 and 0.86 < interval["high"] < 1
+    assert 0 < found["models"]["teacher"]["quality"]["interval"]["low"] < 0.9, "one seed: of the share of examples"
+
+
+def test_names_of_points_do_not_lie_on_each_other() -> None:
+    speed = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
+    models = {name: across_numbers([0.9], "float32") for name in ("teacher", "student", "baseline")}
+    found = compare_models("f1", "dev", models, {"teacher": speed, "student": speed}, {"teacher": 9, "student": 9})
+    (axes,) = drawn(found).axes
+    heights = sorted(text.xyann[1] for text in axes.texts if text.get_text())
+    assert all(second - first >= 11.9 for first, second in pairwise(heights))
+    assert axes.get_ylim()[1] <= 1.0
 
 
 @pytest.mark.parametrize(

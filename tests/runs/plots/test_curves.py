@@ -140,3 +140,19 @@ def test_ranges_hold_every_value() -> None:
     np.testing.assert_array_equal(at, [2, 5, 7.5])
     low, high, _ = ranges(np.full(4, NAN), np.arange(4.0), 2)
     assert np.isnan(low).all() and np.isnan(high).all()
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "lowest", "highest"),
+    [("accuracy", 0.98, 0.0, 1.03), ("bleu", 1.0, 0.0, 1.03), ("matthews", -0.99, -1.03, 1.0), ("loss", -4.0, -9, 9)],
+)
+def test_the_axis_of_a_metric_ends_at_its_bounds(metric: str, value: float, lowest: float, highest: float) -> None:
+    evals = [
+        {"step": 10 * n, "dev": {}, "metric_value": value * share, "best": False}
+        for n, share in enumerate((0.6, 0.8, 1.0), start=1)
+    ]
+    figure = plot_curves([*losses([0.5] * 30), *evals], metric)
+    assert figure is not None
+    bottom, top = figure.axes[1].get_ylim()
+    assert lowest <= bottom < top <= highest
+    assert min(value, 0.6 * value) > bottom and max(value, 0.6 * value) < top, "every marker is within the axes"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import parse
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,7 @@ from heedful.runs.plots.figures import (
     plot_scores,
     wilson,
 )
-from heedful.runs.plots.style import save_png
+from heedful.runs.plots.style import save_plot
 from tests.support import run_folders as made
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +60,10 @@ def drawn(folder: Path) -> dict[str, Path]:
     """What draw made, by name: each of sane size, and with an empty margin all around, so that nothing is cut off."""
     paths = draw_run_plots(folder)
     assert {path.parent for path in paths} == {folder / "plots"}
-    assert sorted(paths) == sorted((folder / "plots").iterdir()), "something else was left there"
+    drawings = [path.with_suffix(".svg") for path in paths]
+    assert sorted([*paths, *drawings]) == sorted((folder / "plots").iterdir()), "something else was left there"
+    for drawing in drawings:
+        assert parse(drawing).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     for path in paths:
         width, height = size(path)
         assert 400 <= width <= 2200 and 250 <= height <= 2200, (path, width, height)
@@ -99,8 +103,9 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     seen = []
     for name in ("one", "two", "two"):
         folder = made.write(tmp_path / name, found, dev=scored)
-        seen.append([path.read_bytes() for path in draw_run_plots(folder)])
-    assert seen[0] == seen[1] and len(seen[0]) == 5
+        paths = draw_run_plots(folder)
+        seen.append([path.read_bytes() for png in paths for path in (png, png.with_suffix(".svg"))])
+    assert seen[0] == seen[1] and len(seen[0]) == 10
     assert seen[1] == seen[2], "drawn anew over what was there"
 
 
@@ -129,8 +134,8 @@ def test_odd_labels(tmp_path: Path) -> None:
 def test_labels_are_not_read_as_formulas(tmp_path: Path) -> None:
     numbers, _ = made.classified(["$\\alpha$", "b"])
     plain, _ = made.classified(["\\alpha", "b"])
-    with_marks = save_png(tmp_path / "a.png", plot_confusion(numbers, "dev")).read_bytes()
-    assert with_marks != save_png(tmp_path / "b.png", plot_confusion(plain, "dev")).read_bytes()
+    with_marks = save_plot(tmp_path / "a.png", plot_confusion(numbers, "dev")).read_bytes()
+    assert with_marks != save_plot(tmp_path / "b.png", plot_confusion(plain, "dev")).read_bytes()
     for figure in (plot_confusion(numbers, "dev"), plot_scores(numbers["classes"], "dev", "class")):
         figure.draw_without_rendering()
         texts = [text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())]
@@ -275,7 +280,8 @@ def test_a_picture_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("heedful.atomic_io._write", broken)
     with pytest.raises(OSError, match="no space left"):
         draw_run_plots(tmp_path)
-    assert path.read_bytes() == before and [each.name for each in path.parent.iterdir()] == ["curves.png"]
+    assert path.read_bytes() == before
+    assert sorted(each.name for each in path.parent.iterdir()) == ["curves.png", "curves.svg"]
 
 
 @pytest.mark.slow
