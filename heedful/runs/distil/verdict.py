@@ -350,7 +350,7 @@ def _headline(verdict: JsonObject) -> str:
     ratio = 1 / verdict["latency_ratio"]
     speed = f"{_times(ratio)}x faster" if ratio >= 1 else f"{_times(1 / ratio)}x slower"
     quality = (
-        "" if verdict["quality_ratio"] is None else f", {100 * verdict['quality_ratio']:.0f} % of the quality quality"
+        "" if verdict["quality_ratio"] is None else f", {100 * verdict['quality_ratio']:.0f} % of the quality kept"
     )
     return f"The student is {speed}{quality}"
 
