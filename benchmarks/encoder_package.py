@@ -22,7 +22,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model = heedful.load(arguments.run, head="masked_lm", dtype=torch.float16)
     head = heedful.load(arguments.run, dtype=torch.float16).head
-    pooler = head.first.dense if isinstance(head, SentenceEmbeddingHead) and head.config.keeps_pooler else None
+    dense = head.first.dense if isinstance(head, SentenceEmbeddingHead) and head.config.keeps_pooler else None
+    pooler = dense if isinstance(dense, torch.nn.Linear) else None
     heedful.save(model, arguments.out, pooling="mean", pooler=pooler)
     size = sum(file.stat().st_size for file in arguments.out.rglob("*") if file.is_file())
     parameters = sum(tensor.numel() for tensor in model.parameters())
