@@ -137,7 +137,7 @@ def fill(model: str) -> list[dict[str, Any]]:
     """The five most likely words for each of the sentences."""
     engine = heedful.Engine(model, head="masked_lm")
     return [
-        {"text": text, "words": [token["text"] for token in answer["masks"][0]["tokens"]]}
+        {"text": text, "words": [token["text"] for token in answer["masks"][0]["candidates"]]}
         for text, answer in zip(SENTENCES, engine(list(SENTENCES)), strict=True)
     ]
 

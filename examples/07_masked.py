@@ -37,7 +37,7 @@ def main(steps: int = 150) -> dict[str, object]:
         loss = run.results["splits"]["validation"]["numbers"]["loss"]
         engine = heedful.Engine(Path(folder) / "run")
         (answer,) = engine([TEXT])
-        best = [(token["text"], token["probability"]) for token in answer["masks"][0]["tokens"]]
+        best = [(token["text"], token["probability"]) for token in answer["masks"][0]["candidates"]]
         return {"loss": loss, "guess": math.log(engine.tokenizer.size), "filled": best}
 
 

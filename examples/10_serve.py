@@ -18,7 +18,7 @@ OTHERS = ("she opened the [MASK] and went in .", "a [MASK] is a small animal .")
 
 def filled(answer: dict[str, list]) -> list[tuple[str, float]]:
     """Return the words and probabilities for the only mask of a text."""
-    return [(token["text"], token["probability"]) for token in answer["masks"][0]["tokens"]]
+    return [(token["text"], token["probability"]) for token in answer["masks"][0]["candidates"]]
 
 
 def over_http(text: str) -> dict[str, list]:

@@ -172,7 +172,7 @@ class TextRegressor(RegressorMixin, _FinetunedEstimator):  # type: ignore[misc]
 
     def predict(self, X: Sequence[TextItem]) -> NDArray[np.float64]:
         """Return the number of each text."""
-        return np.array([next(iter(answer["numbers"].values())) for answer in self.engine_(_texts(X))], np.float64)
+        return np.array([next(iter(answer["values"].values())) for answer in self.engine_(_texts(X))], np.float64)
 
 
 class TokenClassifier(_FinetunedEstimator):

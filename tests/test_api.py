@@ -33,7 +33,7 @@ result: heedful.RunResult = heedful.finetune(
 scores: dict[str, float] = result.scores
 engine = heedful.Engine("run")
 for answer in engine.predict(["a text"], heedful.Classification):
-    print(answer.label.upper(), round(answer.probability, 2), answer.scores["x"])
+    print(answer.label.upper(), round(answer.probability, 2), answer.probabilities["x"])
 labels: list[str] = [each.label for each in heedful.predict("run", ["a text"], heedful.Classification)]
 width: int = engine.encode(["a"]).shape[1]
 for other in engine.predict(["a text"]):
@@ -63,7 +63,7 @@ def test_finetune_takes_settings_as_keywords_and_predicts(tmp_path: Path) -> Non
     assert done.scores == {"dev": done.results["splits"]["dev"]["numbers"]["accuracy"]}
     assert json.loads(json.dumps(done.to_dict()))["output_dir"] == str(tmp_path / "run")
     (answer,) = heedful.predict(tmp_path / "run", ["it was good"], heedful.Classification)
-    assert set(answer.scores) == {"yes", "no"} and answer.probability == answer.scores[answer.label]
+    assert set(answer.probabilities) == {"yes", "no"} and answer.probability == answer.probabilities[answer.label]
     assert heedful.evaluate(tmp_path / "run", [{"text": "it was bad", "label": "no"}]).to_dict()["split"] == "train"
 
 

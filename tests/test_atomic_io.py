@@ -378,7 +378,7 @@ def test_a_small_disk(tmp_path: Path) -> None:
         pytest.skip("a disk of 20 MB cannot be mounted here")
     try:
         store = CheckpointManager(disk / "state")
-        with pytest.raises(HeedfulError, match=r"expected 24,000,000: 3 checkpoints of 8,000,000, since 2 stay"):
+        with pytest.raises(HeedfulError, match=r"expected 24,000,000: 3 checkpoints of 8,000,000, since 2 are kept"):
             store.check_space(8_000_000)
         store.check_space(6_000_000)
         for step in (1, 2):

@@ -49,7 +49,7 @@ def test_transformers_computes_the_same() -> None:
 @pytest.mark.parametrize("text", SENTENCES)
 def test_it_fills_in_masks(text: str) -> None:
     (answer,) = heedful.Engine(BUNDLED_ENCODER, head="masked_lm")([text], top_k=10)
-    assert SENTENCES[text] in [token["text"] for token in answer["masks"][0]["tokens"]]
+    assert SENTENCES[text] in [token["text"] for token in answer["masks"][0]["candidates"]]
 
 
 def test_its_sentence_vectors_are_the_mean_of_its_rows() -> None:

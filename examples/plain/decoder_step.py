@@ -28,7 +28,7 @@ def main() -> dict[str, tuple[int, ...]]:
     scores = q @ k.mT / SIZE**0.5
     own = scores.masked_fill(torch.ones(WRITTEN, WRITTEN).triu(1).bool(), -torch.inf).softmax(-1)
     mixed = (own @ v).transpose(0, 1).flatten(1)
-    y = x + mixed  # norms and the output matrix are left out
+    y = x + mixed  # norms, the output matrix and the feed-forward layer are left out
 
     cross_queries = split(y @ cross_q)  # cross-attention: queries from the decoder, the rest from the encoder
     cross_keys, cross_values = split(encoded @ cross_k), split(encoded @ cross_v)

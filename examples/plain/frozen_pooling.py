@@ -1,7 +1,7 @@
 """[CLS], mean or learned attention over the rows of a frozen encoder: which classifies best?
 
-The encoder that ships reads 480 messages to a library once; a linear layer is then trained on each kind of vector. It
-was pre-trained on words alone, so nothing ever asked its [CLS] to represent a text.
+The encoder that ships reads 480 messages to a library once; a linear layer is then trained on each kind of vector. Its
+pre-training asked the mean of the rows to be a sentence vector, and [CLS] alone to compare the two texts of a pair.
 """
 
 import csv

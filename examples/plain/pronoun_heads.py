@@ -1,6 +1,6 @@
 """Which words does a pronoun look at, and in which head? Rank all heads of a model by one weight.
 
-Run it with a model's folder or name on the Hugging Face hub, and the same for any other text and two words:
+Run it with a model's folder or name on the Hugging Face hub; for another text and two words change TEXT, FROM and TO:
 
     python examples/plain/pronoun_heads.py path/to/bert-base-uncased
 """

@@ -27,6 +27,7 @@ def main() -> dict[str, float]:
     """Return the ratio of gradients for each variant."""
     ratios = {
         "neither": first_gradient(residual=False, norm=False),
+        "norm before": first_gradient(residual=False, norm=True),
         "residuals": first_gradient(residual=True, norm=False),
         "residuals and norm before": first_gradient(residual=True, norm=True),
     }

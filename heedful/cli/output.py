@@ -47,8 +47,8 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
         print(f"  ({remark})")
     if answer.get("windows", 1) > 1:
         print(f"  (split into {answer['windows']} windows: the text is longer than the model's maximum)")
-    if answer.get("cut"):
-        print(f"  (truncated by {answer['cut']} tokens: the text is longer than the model's maximum)")
+    if answer.get("truncated_tokens"):
+        print(f"  (truncated by {answer['truncated_tokens']} tokens: the text is longer than the model's maximum)")
     print("")
 
 
@@ -63,15 +63,14 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
     match answer:
         case {"masks": masks}:
             for number, mask in enumerate(masks, start=1):
-                for token in mask["tokens"]:
+                for token in mask["candidates"]:
                     row = [_percent(token["probability"]), escape(token["text"] or token["token"])]
                     yield [str(number), *row] if len(masks) > 1 else row
-        case {"follows": probability}:
+        case {"is_next_probability": probability}:
             yield [_percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
             for entity in entities or words:
-                text = escape(entity.get("text", entity.get("word")))
-                yield [_percent(entity["probability"]), entity["label"] or "", text]
+                yield [_percent(entity["probability"]), entity["label"] or "", escape(entity["text"])]
         case {"choice": _, "probabilities": list(probabilities)} if isinstance(item, dict):
             ranked = sorted(zip(probabilities, item["choices"], strict=True), key=lambda pair: -pair[0])
             yield from ([_percent(probability), escape(choice)] for probability, choice in ranked)
@@ -80,13 +79,13 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
             by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
             for label, probability in by_probability[: max(top_k, len(predicted))]:
                 yield [_percent(probability), escape(label), "*" if label in predicted else ""]
-        case {"numbers": numbers}:
-            yield from ([f"{value:.4f}", escape(label)] for label, value in numbers.items())
+        case {"values": values}:
+            yield from ([f"{value:.4f}", escape(label)] for label, value in values.items())
         case {"answer": text, "score": score, "no_answer_score": no_answer}:
             yield ["answer", escape(text) or "(none)"]
             yield ["score", "none" if score is None else f"{score:.3f}", f"(no answer: {no_answer:.3f})"]
         case {"text": _, "complete": _}:
-            for generated in (answer, *answer.get("others", [])):
+            for generated in (answer, *answer.get("alternatives", [])):
                 end = "" if generated["complete"] else "(not finished)"
                 yield [escape(generated["text"]) or "(nothing)", f"{generated['log_probability']:.2f}", end]
         case {"similarity": similarity}:

@@ -289,7 +289,7 @@ class BundleEngine:
             for piece, piece_scores in zip(asked.pieces, scores, strict=True)
         ]
         answer = asked.answerer.answer(asked.engine_input, windows, self._setting(top_k, asked.seen))
-        return answer if self.cut is None else answer | {"cut": asked.dropped}
+        return answer if self.cut is None else answer | {"truncated_tokens": asked.dropped}
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds

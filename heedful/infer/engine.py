@@ -45,8 +45,8 @@ class Engine(BundleEngine):
             device: "cpu" unless given, or "cuda".
             token_budget: Most tokens of a batch; a single window may have more.
             writing: How a seq2seq or language model generates; greedily, up to 128 tokens, unless given.
-            cut: Truncate inputs to this many tokens instead of reading windows; answers then have "cut", the number
-                of tokens that were dropped.
+            cut: Truncate inputs to this many tokens instead of reading windows; answers then have "truncated_tokens",
+                the number of tokens that were dropped.
 
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the

@@ -106,7 +106,7 @@ def _outputs(kind: str, answers: np.ndarray | list[Answer]) -> list[ResponseOutp
     if isinstance(answers, np.ndarray):
         return [_tensor("embedding", [count, answers.shape[1]], answers.ravel())]
     if kind == "sequence_classification":
-        scores = [list((answer.get("probabilities") or answer["numbers"]).values()) for answer in answers]
+        scores = [list((answer.get("probabilities") or answer["values"]).values()) for answer in answers]
         labels = [labels_of(answer)[0]["label"] for answer in answers]
         flat = [score for row in scores for score in row]
         return [_tensor("scores", [count, len(scores[0]) if scores else 0], flat), _tensor("label", [count], labels)]

@@ -78,7 +78,7 @@ class EmbeddingList(Struct, kw_only=True):
 class WordResponse(Struct, kw_only=True):
     """A word with its label; one of which no token is left has no probability."""
 
-    word: str
+    text: str
     label: str | None
     probability: float | None
     start: int
@@ -112,14 +112,14 @@ class QuestionAnsweringResponse(Struct, kw_only=True):
     score: float | None
     no_answer_score: float
     windows: int
-    best: str | None = None
+    best_answer: str | None = None
 
 
 class MultipleChoiceResponse(Struct, kw_only=True):
     """The candidate that fits best."""
 
     choice: str
-    number: int
+    index: int
     probability: float
     probabilities: list[float]
     windows: int | None = None
@@ -128,7 +128,7 @@ class MultipleChoiceResponse(Struct, kw_only=True):
 class NextSentenceResponse(Struct, kw_only=True):
     """How likely the second text follows the first."""
 
-    follows: float
+    is_next_probability: float
 
 
 class MaskCandidate(Struct, kw_only=True):
@@ -144,7 +144,7 @@ class MaskResponse(Struct, kw_only=True):
 
     start: int
     end: int
-    tokens: list[MaskCandidate]
+    candidates: list[MaskCandidate]
 
 
 class FillMaskResponse(Struct, kw_only=True):
@@ -167,7 +167,7 @@ class GeneratedTextResponse(Struct, kw_only=True):
 class GenerateResponse(GeneratedTextResponse, kw_only=True):
     """The best text, and those of other beams."""
 
-    others: list[GeneratedTextResponse] | None = None
+    alternatives: list[GeneratedTextResponse] | None = None
 
 
 class AttentionLayer(Struct, kw_only=True):

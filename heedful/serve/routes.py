@@ -158,8 +158,8 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
 
 def _relevance(answer: Answer, raw: bool) -> float:
     """The one number, between 0 and 1 unless raw; or the probability of the second of two labels."""
-    if "numbers" in answer and len(answer["numbers"]) == 1:
-        (number,) = answer["numbers"].values()
+    if "values" in answer and len(answer["values"]) == 1:
+        (number,) = answer["values"].values()
         return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
     if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
         return float(list(answer["probabilities"].values())[1])
@@ -191,7 +191,7 @@ async def predict(
 
 
 def labels_of(answer: Answer) -> list[dict[str, object]]:
-    scores: dict[str, float] = answer.get("probabilities") or answer["numbers"]
+    scores: dict[str, float] = answer.get("probabilities") or answer["values"]
     chosen = answer.get("labels")
     best_first = sorted(scores.items(), key=lambda pair: -pair[1])
     return [

@@ -72,7 +72,7 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
     scores = torch.stack([window.scores for window in windows])
     names, count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
-        return {"numbers": _named(names, scores.mean(0))} | count
+        return {"values": _named(names, scores.mean(0))} | count
     if head.problem_type == "multi_label_classification":
         probabilities = _named(names, scores.sigmoid().mean(0))
         chosen = [name for name in names if probabilities[name] >= context.thresholds.get(name, THRESHOLD)]
@@ -88,14 +88,11 @@ def _named(names: list[str], values: Tensor) -> dict[str, float]:
 
 def _prediction(answer: Answer) -> Prediction:
     """Return the typed form of an answer."""
-    truncated = answer.get("cut", 0)
-    match answer:
-        case {"labels": labels, "probabilities": probabilities}:
-            return MultiLabelClassification(labels=tuple(labels), scores=probabilities, truncated_tokens=truncated)
-        case {"numbers": values}:
-            return Regression(values=values, truncated_tokens=truncated)
-    label, probability, probabilities = (answer[name] for name in ("label", "probability", "probabilities"))
-    return Classification(label=label, probability=probability, scores=probabilities, truncated_tokens=truncated)
+    if "values" in answer:
+        return Regression.from_answer(answer)
+    if "labels" in answer:
+        return MultiLabelClassification.from_answer({**answer, "labels": tuple(answer["labels"])})
+    return Classification.from_answer(answer)
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
@@ -104,7 +101,7 @@ def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, obj
     label_types = dict.fromkeys(unique_label_names(head.labels), float)
     match head.problem_type:
         case "regression":
-            return {"numbers": label_types, "windows": int}
+            return {"values": label_types, "windows": int}
         case "multi_label_classification":
             return {"labels": [str], "probabilities": label_types, "windows": int}
     return {"label": str, "probability": float, "probabilities": label_types, "windows": int}

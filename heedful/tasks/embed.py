@@ -28,9 +28,9 @@ from heedful.tokenizer import Encoding, TokenizerInput
 
 
 def vector_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"vector", "tokens", "cut"}: the numbers of tokens that were read and that were truncated."""
+    """Answer with {"vector", "tokens", "truncated_tokens"}: tokens that were read, and that were not."""
     (window,) = windows
-    return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "cut": window.encoded.dropped}
+    return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "truncated_tokens": window.encoded.dropped}
 
 
 def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
@@ -42,12 +42,12 @@ def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def similarity_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"similarity", "vectors", "cut"}: the cosine of the two texts' vectors."""
+    """Answer with {"similarity", "vectors", "truncated_tokens"}: the cosine of the two texts' vectors."""
     a, b = (window.scores.double() for window in windows)
     return {
         "similarity": float(F.cosine_similarity(a, b, dim=0).clamp(-1, 1)),  # rounding may exceed 1
         "vectors": [window.scores.tolist() for window in windows],
-        "cut": sum(window.encoded.dropped for window in windows),
+        "truncated_tokens": sum(window.encoded.dropped for window in windows),
     }
 
 
@@ -60,10 +60,8 @@ EMBED_HEAD = AnswerHead(
     tokenizer_inputs=read_text,
     answer=vector_answer,
     long_inputs="truncate",
-    prediction=lambda answer: Embedding(
-        vector=np.asarray(answer["vector"], np.float32), tokens=answer["tokens"], truncated_tokens=answer.get("cut", 0)
-    ),
-    columns=lambda loaded, generation: {"vector": _vector(loaded), "tokens": int, "cut": int},
+    prediction=lambda answer: Embedding.from_answer({**answer, "vector": np.asarray(answer["vector"], np.float32)}),
+    columns=lambda loaded, generation: {"vector": _vector(loaded), "tokens": int, "truncated_tokens": int},
     pairs=False,
 )
 SIMILARITY_HEAD = AnswerHead(
@@ -71,12 +69,8 @@ SIMILARITY_HEAD = AnswerHead(
     tokenizer_inputs=pair_inputs,
     answer=similarity_answer,
     long_inputs="truncate",
-    prediction=lambda answer: Similarity(
-        similarity=answer["similarity"],
-        vectors=np.asarray(answer["vectors"], np.float32),
-        truncated_tokens=answer.get("cut", 0),
-    ),
-    columns=lambda loaded, generation: {"similarity": float, "vectors": [_vector(loaded)], "cut": int},
+    prediction=lambda answer: Similarity.from_answer({**answer, "vectors": np.asarray(answer["vectors"], np.float32)}),
+    columns=lambda loaded, generation: {"similarity": float, "vectors": [_vector(loaded)], "truncated_tokens": int},
     pairs=True,
 )
 

@@ -30,9 +30,9 @@ def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
 
 
 def mask_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"masks": [{"start", "end", "tokens": [{"token", "text", "probability"}]}]}, most likely first."""
+    """Answer with {"masks": [{"start", "end", "candidates": [{"token", "text", "probability"}]}]}, the best first."""
     masks = [
-        {"start": start, "end": stop, "tokens": tokens}
+        {"start": start, "end": stop, "candidates": tokens}
         for window in windows
         for position, tokens in zip(window.positions, window.scores, strict=True)
         for start, stop in [window.encoded.offsets[position]]
@@ -79,14 +79,14 @@ def _prediction(answer: Answer) -> FillMask:
         Mask(
             start=mask["start"],
             end=mask["end"],
-            candidates=tuple(TokenCandidate(**candidate) for candidate in mask["tokens"]),
+            candidates=tuple(TokenCandidate(**candidate) for candidate in mask["candidates"]),
         )
         for mask in answer["masks"]
     ]
-    return FillMask(masks=tuple(masks), truncated_tokens=answer.get("cut", 0))
+    return FillMask.from_answer({**answer, "masks": tuple(masks)})
 
 
-MASK = {"start": int, "end": int, "tokens": [{"token": str, "text": str, "probability": float}]}
+MASK = {"start": int, "end": int, "candidates": [{"token": str, "text": str, "probability": float}]}
 FILL_MASK_HEAD = AnswerHead(
     expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
     tokenizer_inputs=read_text,

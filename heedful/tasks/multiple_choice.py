@@ -65,31 +65,25 @@ def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[En
 
 
 def choice_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"choice", "number", "probability", "probabilities"}: softmax over the scores of the candidates.
+    """Answer with {"choice", "index", "probability", "probabilities"}: softmax over the scores of the candidates.
 
     For a prompt in windows the mean of their probabilities.
     """
     assert isinstance(engine_input, dict)
     scores = torch.stack([window.scores for window in windows]).view(len(engine_input["choices"]), -1)
     probabilities = scores.softmax(0).mean(1).tolist()
-    number = max(range(len(probabilities)), key=probabilities.__getitem__)
+    index = max(range(len(probabilities)), key=probabilities.__getitem__)
     return {
-        "choice": engine_input["choices"][number],
-        "number": number,
-        "probability": probabilities[number],
+        "choice": engine_input["choices"][index],
+        "index": index,
+        "probability": probabilities[index],
         "probabilities": probabilities,
         "windows": scores.shape[1],
     }
 
 
 def _prediction(answer: Answer) -> MultipleChoice:
-    return MultipleChoice(
-        text=answer["choice"],
-        index=answer["number"],
-        probability=answer["probability"],
-        scores=tuple(answer["probabilities"]),
-        truncated_tokens=answer.get("cut", 0),
-    )
+    return MultipleChoice.from_answer({**answer, "probabilities": tuple(answer["probabilities"])})
 
 
 MULTIPLE_CHOICE_HEAD = AnswerHead(
@@ -100,7 +94,7 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
     prediction=_prediction,
     columns=lambda loaded, generation: {
         "choice": str,
-        "number": int,
+        "index": int,
         "probability": float,
         "probabilities": [float],
         "windows": int,
@@ -183,4 +177,4 @@ class MultipleChoiceTask(Task[ChoiceExample]):
 
     def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.answer])
-        return ScoredAnswer(example.answer, answer["number"], answer["number"] == example.answer, loss)
+        return ScoredAnswer(example.answer, answer["index"], answer["index"] == example.answer, loss)

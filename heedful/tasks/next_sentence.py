@@ -7,9 +7,9 @@ from heedful.tasks.predictions import NextSentence
 
 
 def next_sentence_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"follows": probability}; score 0 of 2 means that it follows (Devlin et al. 2019, section 3.1)."""
+    """Answer with {"is_next_probability"}; score 0 of 2 means that it follows (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
-    return {"follows": float(window.scores.softmax(-1)[0])}
+    return {"is_next_probability": float(window.scores.softmax(-1)[0])}
 
 
 NEXT_SENTENCE_HEAD = AnswerHead(
@@ -17,6 +17,6 @@ NEXT_SENTENCE_HEAD = AnswerHead(
     tokenizer_inputs=read_pair,
     answer=next_sentence_answer,
     long_inputs="refuse",
-    prediction=lambda answer: NextSentence(probability=answer["follows"], truncated_tokens=answer.get("cut", 0)),
-    columns=lambda loaded, generation: {"follows": float},
+    prediction=NextSentence.from_answer,
+    columns=lambda loaded, generation: {"is_next_probability": float},
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,11 @@ class Prediction:
     """The answer to one input."""
 
     truncated_tokens: int = 0  # tokens at the end of the input that the model did not read
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> Self:
+        """Return an answer in this form: the values of its fields, by name; what else the answer has is left out."""
+        return cls(**{field.name: answer[field.name] for field in fields(cls) if field.name in answer})
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data that JSON can hold: text, numbers, lists and dicts."""
@@ -33,7 +38,7 @@ class Classification(Prediction):
 
     label: str
     probability: float  # of the label
-    scores: dict[str, float]  # probability of each label
+    probabilities: dict[str, float]  # of each label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +46,7 @@ class MultiLabelClassification(Prediction):
     """Any number of labels."""
 
     labels: tuple[str, ...]  # those whose probability reaches the threshold
-    scores: dict[str, float]  # probability of each label
+    probabilities: dict[str, float]  # of each label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,22 +100,22 @@ class TokenClassification(Prediction):
 class Span(Prediction):
     """The part of the context that answers a question."""
 
-    text: str  # "": the context has no answer
+    answer: str  # "": the context has no answer
     start: int  # in characters of the context
     end: int
     score: float | None  # of the best span: sum of the scores of its start and its end; None: no context
     no_answer_score: float
-    best_text: str  # the best span, also where the model decides that there is no answer
+    best_answer: str  # the best span, also where the model decides that there is no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultipleChoice(Prediction):
     """One candidate of several."""
 
-    text: str
+    choice: str
     index: int  # of the candidate, from 0
-    probability: float
-    scores: tuple[float, ...]  # probability of each candidate
+    probability: float  # of the candidate
+    probabilities: tuple[float, ...]  # of each candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,7 +163,7 @@ class FillMask(Prediction):
 class NextSentence(Prediction):
     """Whether the second text of a pair follows the first."""
 
-    probability: float
+    is_next_probability: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

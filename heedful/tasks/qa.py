@@ -60,7 +60,7 @@ def span_answer(engine_input: object, windows: list[Window], answer_context: Ans
     question that is windowed too), ends at or after it, and has at most 30 tokens, or the maximum of its run. The
     no-answer score is that of the first token, or of the last one in a decoder, whose first token attends to itself
     alone; the least over the windows. If the model was trained on questions without answers, the answer is "" when the
-    no-answer score exceeds the score by the tuned threshold; "best" is always the best span.
+    no-answer score exceeds the score by the tuned threshold; "best_answer" is always the best span.
     """
     assert isinstance(engine_input, dict)
     context: str = engine_input["context"]
@@ -88,7 +88,7 @@ def span_answer(engine_input: object, windows: list[Window], answer_context: Ans
     threshold = answer_context.thresholds.get(NO_ANSWER)
     if threshold is None:
         return result
-    result["best"] = result["answer"]
+    result["best_answer"] = result["answer"]
     if result["score"] is None or no_answer_score - result["score"] > threshold:
         result |= {"answer": "", "start": 0, "end": 0}
     return result
@@ -117,14 +117,12 @@ def best_span(
 
 
 def _prediction(answer: Answer) -> SpanPrediction:
-    fields = {name: answer[name] for name in ("start", "end", "score", "no_answer_score")}
-    text, cut = answer["answer"], answer.get("cut", 0)
-    return SpanPrediction(text=text, best_text=str(answer.get("best", text)), truncated_tokens=cut, **fields)
+    return SpanPrediction.from_answer({"best_answer": answer["answer"], **answer})
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
     columns: dict[str, object] = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
-    return columns | ({"best": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
+    return columns | ({"best_answer": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
 
 QA_HEAD = AnswerHead(
@@ -250,7 +248,8 @@ class QuestionAnswering(Task[QuestionExample]):
         updated = {"squad": metrics.metrics["squad"].update(predicted, golds)}
         if self.impossible:
             best = {
-                str(number): answer.get("best", answer["answer"]) for number, answer in zip(ids, answers, strict=True)
+                str(number): answer.get("best_answer", answer["answer"])
+                for number, answer in zip(ids, answers, strict=True)
             }
             null_scores = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
             updated["threshold"] = metrics.metrics["threshold"].update(best, golds, null_scores)

@@ -85,7 +85,7 @@ class Regress(TextTask[ScoredExample]):
 
 
 def _number(answer: Answer) -> float:
-    (number,) = answer["numbers"].values()
+    (number,) = answer["values"].values()
     value: float = number
     return value
 

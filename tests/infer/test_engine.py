@@ -97,8 +97,8 @@ def test_masks_are_filled_as_transformers_does(folders: dict[str, Path], name: s
             assert text[mask["start"] : mask["end"]] == "[MASK]"
             probabilities = logits[0, place].softmax(-1)[: len(VOCABULARY)]  # over the spare rows, too
             best = probabilities.sort(descending=True, stable=True)
-            assert [token["token"] for token in mask["tokens"]] == [VOCABULARY[id] for id in best.indices[:7]]
-            assert [token["probability"] for token in mask["tokens"]] == pytest.approx(
+            assert [token["token"] for token in mask["candidates"]] == [VOCABULARY[id] for id in best.indices[:7]]
+            assert [token["probability"] for token in mask["candidates"]] == pytest.approx(
                 best.values[:7].tolist(), abs=1e-6
             )
 
@@ -114,7 +114,7 @@ def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str
     for pair, answer in zip(PAIRS, Engine(folders[name])(PAIRS), strict=True):
         out = their_logits(folders[name], *pair)
         logits = out.get("seq_relationship_logits", out.get("logits"))
-        assert answer["follows"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
+        assert answer["is_next_probability"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
@@ -123,7 +123,7 @@ def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], nam
         logits = their_logits(folders[name], *([item] if isinstance(item, str) else item)).logits[0]
         labels = ["bad", "fair", "good"]
         if name == "regression":
-            assert answer["numbers"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
+            assert answer["values"] == {"stars": pytest.approx(float(logits[0]), abs=1e-5)}
         elif name == "multiple":
             assert list(answer["probabilities"].values()) == pytest.approx(logits.sigmoid().tolist(), abs=1e-6)
             assert answer["labels"] == [label for label, p in zip(labels, logits.sigmoid(), strict=True) if p >= 0.5]
@@ -139,7 +139,7 @@ def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None
     probabilities = their_logits(folders["tag"], words, is_split_into_words=True).logits[0].softmax(-1)
     for number, word in enumerate(answer["words"]):
         first = encoding.word_ids().index(number)  # the first piece speaks for the word
-        assert word["word"] == words[number]
+        assert word["text"] == words[number]
         assert word["label"] == NAMES[int(probabilities[first].argmax())]
         assert word["probability"] == pytest.approx(float(probabilities[first].max()), abs=1e-6)
     assert Engine(folders["tag"])([PreTokenized(words)]) == [answer]
@@ -147,7 +147,7 @@ def test_words_are_tagged_as_transformers_does(folders: dict[str, Path]) -> None
 
 def test_every_word_has_a_label_even_one_that_leaves_no_piece(folders: dict[str, Path]) -> None:
     (answer,) = Engine(folders["tag"])([["ada", "\u200b", "", "\0", "x"]])
-    assert [word["word"] for word in answer["words"]] == ["ada", "\u200b", "", "\0", "x"]
+    assert [word["text"] for word in answer["words"]] == ["ada", "\u200b", "", "\0", "x"]
     assert [word["probability"] is None for word in answer["words"]] == [False, True, True, True, False]
     assert [word["label"] for word in answer["words"][1:4]] == ["O"] * 3
 
@@ -185,7 +185,7 @@ def test_choices_as_transformers_makes_them(folders: dict[str, Path]) -> None:
             logits = model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
         assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
         assert (
-            answer["choice"] == choice_item["choices"][int(logits.argmax())] == choice_item["choices"][answer["number"]]
+            answer["choice"] == choice_item["choices"][int(logits.argmax())] == choice_item["choices"][answer["index"]]
         )
 
 
@@ -198,7 +198,7 @@ def test_sentence_embeddings_equal_sentence_transformers() -> None:
     expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
     answers = Engine(folder)(texts)
     assert np.abs(np.array([answer["vector"] for answer in answers]) - expected).max() < 1e-6
-    assert [answer["cut"] for answer in answers] == [0, 0, 0, 400 + 2 - 256]
+    assert [answer["truncated_tokens"] for answer in answers] == [0, 0, 0, 400 + 2 - 256]
     assert answers[3]["tokens"] == 256 and answers[1]["tokens"] == 2
 
 
@@ -210,15 +210,17 @@ def test_pairs_are_compared_as_their_vectors_are() -> None:
     compared = engine([*pairs, "A cat sat."])
     for (left, right), answer in zip(pairs, compared, strict=False):
         a, b = engine([left, right])
-        assert answer.keys() == {"similarity", "vectors", "cut"}
+        assert answer.keys() == {"similarity", "vectors", "truncated_tokens"}
         for vector, expected in zip(answer["vectors"], (a["vector"], b["vector"]), strict=True):
             assert vector == pytest.approx(expected, abs=1e-6)
         cosine = np.dot(a["vector"], b["vector"]) / np.linalg.norm(a["vector"]) / np.linalg.norm(b["vector"])
         assert answer["similarity"] == pytest.approx(cosine, abs=1e-6)
-        assert answer["cut"] == a["cut"] + b["cut"]
+        assert answer["truncated_tokens"] == a["truncated_tokens"] + b["truncated_tokens"]
     assert compared[1]["similarity"] == pytest.approx(1, abs=1e-12) and compared[1]["similarity"] <= 1
-    assert compared[0]["similarity"] > 0.5 > compared[2]["similarity"] and compared[2]["cut"] == 400 + 2 - 256
-    assert compared[3].keys() == {"vector", "tokens", "cut"}
+    assert (
+        compared[0]["similarity"] > 0.5 > compared[2]["similarity"] and compared[2]["truncated_tokens"] == 400 + 2 - 256
+    )
+    assert compared[3].keys() == {"vector", "tokens", "truncated_tokens"}
     assert engine.expects == 'texts, like ["a text"]; or pairs to compare, like [("a text", "another")]'
 
 
@@ -255,7 +257,7 @@ def test_long_texts_have_the_mean_of_their_windows(folders: dict[str, Path], nam
     logits = torch.cat([out.logits for out in their_outputs(folders[name], their_windows(folders[name], text))])
     shares = {"single": logits.softmax(-1), "multiple": logits.sigmoid(), "regression": logits}[name].mean(0).tolist()
     assert answer["windows"] == len(logits) > 10
-    assert list((answer.get("probabilities") or answer["numbers"]).values()) == pytest.approx(shares, abs=1e-5)
+    assert list((answer.get("probabilities") or answer["values"]).values()) == pytest.approx(shares, abs=1e-5)
 
 
 def most_context(encoding: Any, segment: int) -> dict[tuple[int, int], tuple[int, int]]:
@@ -275,9 +277,9 @@ def test_long_texts_are_tagged_to_the_last_word(folders: dict[str, Path]) -> Non
     text = long_text(2_000)
     words = text.split()
     whole, split = Engine(folders["tag"])([text, words])
-    assert [word["word"] for word in whole["words"]] == [word["word"] for word in split["words"]] == words
+    assert [word["text"] for word in whole["words"]] == [word["text"] for word in split["words"]] == words
     assert numbers(whole) == pytest.approx(numbers(split), abs=1e-5)
-    assert all(text[word["start"] : word["end"]] == word["word"] for word in whole["words"])
+    assert all(text[word["start"] : word["end"]] == word["text"] for word in whole["words"])
     encoding = their_windows(folders["tag"], text)
     outputs = their_outputs(folders["tag"], encoding)
     assert whole["windows"] == len(outputs) > 50
@@ -486,7 +488,7 @@ def test_explain_names_one_kernel(folders: dict[str, Path]) -> None:
 
 def test_a_folder_may_hold_several_heads(folders: dict[str, Path]) -> None:
     assert Engine(folders["pretraining"], head="masked_lm", token_budget=7)(MASKED[:1])
-    assert Engine(folders["pretraining"], head="next_sentence")(PAIRS[:1])[0].keys() == {"follows"}
+    assert Engine(folders["pretraining"], head="next_sentence")(PAIRS[:1])[0].keys() == {"is_next_probability"}
 
 
 WRONG: list[tuple[str, Any, str]] = [

@@ -302,7 +302,7 @@ def test_numbers_far_from_zero_are_told_apart_in_bfloat16(tmp_path: Path) -> Non
     made = rescaled(load(make(tmp_path / "model", "regression")), 3e4, 1.7e9)
     texts = ["the cat sat on the mat .", "who ran ?", "ada wrote the first program", "it is the capital of france"]
     plain, half = (
-        [each["numbers"]["stars"] for each in engine_for(None, made, how)(texts)]
+        [each["values"]["stars"] for each in engine_for(None, made, how)(texts)]
         for how in (torch.float32, torch.bfloat16)
     )
     assert len(set(half)) == 4 and half == pytest.approx(plain, abs=0.1 * 3e4) and half != plain

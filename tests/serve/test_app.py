@@ -121,7 +121,7 @@ def test_vectors_are_the_engines(served: RunningServer, engines: dict[str, Engin
 
 def test_pairs_are_ranked_by_a_model_of_pairs(served: RunningServer, engines: dict[str, Engine]) -> None:
     texts = ["the cat", "she ran", "a"]
-    alone = [answer["numbers"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
+    alone = [answer["values"]["stars"] for answer in engines["regression"]([("a dog", text) for text in texts])]
     body = {"query": "a dog", "texts": texts, "model": "regression", "return_text": True}
     raw = ask(served.port, "/rerank", body | {"raw_scores": True}).json
     assert [entry["score"] for entry in raw] == pytest.approx(sorted(alone, reverse=True), abs=1e-6)
@@ -213,8 +213,10 @@ def test_masks_are_filled_as_alone(served: RunningServer, engines: dict[str, Eng
     for here, alone in zip(replies, engines["masked"](texts, top_k=7), strict=True):
         assert [mask_["start"] for mask_ in here["masks"]] == [mask_["start"] for mask_ in alone["masks"]]
         for mask, expected in zip(here["masks"], alone["masks"], strict=True):
-            assert [token["token"] for token in mask["tokens"]] == [token["token"] for token in expected["tokens"]]
-            assert len(mask["tokens"]) == 7
+            assert [token["token"] for token in mask["candidates"]] == [
+                token["token"] for token in expected["candidates"]
+            ]
+            assert len(mask["candidates"]) == 7
 
 
 def test_texts_are_written_as_alone(served: RunningServer, engines: dict[str, Engine]) -> None:

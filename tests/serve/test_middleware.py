@@ -238,7 +238,7 @@ def test_white_space_costs_no_text(served: RunningServer, engines: dict[str, Eng
             asked = {"inputs": text, "normalize": False, "truncate": truncate}
             assert ask(port, "/embed", asked).json[0] == pytest.approx(alone["vector"], abs=1e-5)
         result = ask(port, "/v1/embeddings", {"input": [text, "the cat"]}).json
-        assert alone["cut"] == 0 and result["usage"]["total_tokens"] == alone["tokens"] + 4
+        assert alone["truncated_tokens"] == 0 and result["usage"]["total_tokens"] == alone["tokens"] + 4
     many = [" " * 1_000 + "the cat", *["a dog"] * 400]
     result = ask(port, "/embed", {"inputs": many, "normalize": False}).json
     for number in (0, 1, 400):

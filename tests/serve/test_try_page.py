@@ -189,7 +189,7 @@ def tagged(answer: Any) -> Rows:
 
 
 def filled(mask: Any) -> Rows:
-    return [sure(token["text"] or token["token"], token["probability"]) for token in mask["tokens"]]
+    return [sure(token["text"] or token["token"], token["probability"]) for token in mask["candidates"]]
 
 
 def filled_apart(answers: Any) -> Rows:
@@ -231,7 +231,7 @@ SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
         "next",
         "/next-sentence",
         {"inputs": [["a cat", "it sat"]]},
-        lambda reply: [sure("the second text follows the first", reply[0]["follows"])],
+        lambda reply: [sure("the second text follows the first", reply[0]["is_next_probability"])],
     ),
     ("masked", "/fill-mask", {"inputs": "the [MASK]", "top_k": 3}, lambda reply: filled(reply["masks"][0])),
     ("masked", "/fill-mask", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
@@ -342,7 +342,15 @@ def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
 FORM = {"summary": "asks", "requestBody": {"content": {"application/json": {"example": {"inputs": []}}}}}
 DOCUMENT = {"paths": {path: {"post": FORM} for path in ("/question-answering", "/token-classification")}}
 NAMES = ["first", "slow", "quick"]
-NOTHING = {"answer": "", "start": 0, "end": 0, "score": 5.5, "no_answer_score": 7.25, "windows": 1, "best": "ada"}
+NOTHING = {
+    "answer": "",
+    "start": 0,
+    "end": 0,
+    "score": 5.5,
+    "no_answer_score": 7.25,
+    "windows": 1,
+    "best_answer": "ada",
+}
 
 
 def about(path: str) -> tuple[int, Any]:
@@ -421,7 +429,7 @@ def test_the_model_that_was_chosen_last_is_shown(browser: Browser) -> None:
 
 def test_no_answer_words_without_entities_and_the_end_of_a_long_answer(browser: Browser) -> None:
     word = {"start": 0, "end": 3}
-    words = [word | {"word": "ada", "label": "O", "probability": 0.5}, word | {"word": "x", "label": None}]
+    words = [word | {"text": "ada", "label": "O", "probability": 0.5}, word | {"text": "x", "label": None}]
     words[1]["probability"] = None
     answers = {
         "/openapi.json": DOCUMENT,

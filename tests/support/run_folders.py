@@ -80,7 +80,7 @@ def scored(count: int = 300, seed: int = 0) -> tuple[Result, list[Line]]:
             "prediction": float(predicted[n]),
             "correct": None,
         }
-        | {"loss": float(abs(gold[n] - predicted[n])), "answer": {"numbers": {"score": float(predicted[n])}}}
+        | {"loss": float(abs(gold[n] - predicted[n])), "answer": {"values": {"score": float(predicted[n])}}}
         for n in np.argsort(-abs(gold - predicted), kind="stable").tolist()
     ]
     return RankedRegressionScores().update(predicted, gold).compute(), lines

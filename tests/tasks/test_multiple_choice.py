@@ -196,13 +196,13 @@ def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
         shares = [ours(made.batch([sample], [0]).packed).softmax(0) for sample in made.encode_split([long]).samples]
     assert answer["windows"] == len(shares) > 3
     assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-6)
-    assert answer["choice"] == long.candidates[answer["number"]]
+    assert answer["choice"] == long.candidates[answer["index"]]
 
 
 def test_mistakes_come_in_order() -> None:
     made = task()
     judged = [
-        made.score_answer(EXAMPLES[0], {"number": number, "probabilities": shares})
+        made.score_answer(EXAMPLES[0], {"index": number, "probabilities": shares})
         for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
     ]
     loss = [each.loss for each in judged]

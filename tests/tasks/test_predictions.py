@@ -82,7 +82,7 @@ def test_embeddings_and_similarities_hold_arrays() -> None:
 
 def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
-    found = SEQ2SEQ_HEAD.prediction(written | {"others": [written | {"text": "a c"}], "cut": 3})
+    found = SEQ2SEQ_HEAD.prediction(written | {"alternatives": [written | {"text": "a c"}], "truncated_tokens": 3})
     assert isinstance(found, GeneratedText)
     assert (found.text, found.alternatives[0].text, found.truncated_tokens) == ("a b", "a c", 3)
     make_writer(tmp_path)

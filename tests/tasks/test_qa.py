@@ -270,16 +270,16 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
     made = task(impossible=True)
     examples = [*EXAMPLES[:2], question("why ?", ADA), question("how ?", ADA)]
     answers = [
-        answered("Ada", 5.0, 3.0, best="Ada"),  # no answer by -2
-        answered("", 1.0, 2.0, best="Paris"),  # by 1: the threshold 0 is too low
-        answered("", 1.0, 4.0, best="Ada"),  # by 3
-        answered("", None, 2.0, best=""),
+        answered("Ada", 5.0, 3.0, best_answer="Ada"),  # no answer by -2
+        answered("", 1.0, 2.0, best_answer="Paris"),  # by 1: the threshold 0 is too low
+        answered("", 1.0, 4.0, best_answer="Ada"),  # by 3
+        answered("", None, 2.0, best_answer=""),
     ]
     found = made.compute_metrics(made.update_metrics(made.new_metrics(), examples, answers, range(4)))
     assert (found["exact"], found["answerable_exact"], found["unanswerable_exact"]) == (0.75, 0.5, 1.0)
     assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 1.0)
     assert (found["best_f1"], found["best_f1_threshold"], found["version"]) == (1.0, 1.0, "2.0")
-    plain = [{name: value for name, value in each.items() if name != "best"} for each in answers]
+    plain = [{name: value for name, value in each.items() if name != "best_answer"} for each in answers]
     assert (
         made.compute_metrics(made.update_metrics(made.new_metrics(), examples, plain, range(4)))["exact"] == 0.75
     )  # never calibrated
@@ -290,20 +290,20 @@ def test_the_engine_says_nothing_above_the_threshold() -> None:
     engine = Engine(ours)
     inputs = [made.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
-    assert all("best" not in each and each["answer"] for each in plain)
+    assert all("best_answer" not in each and each["answer"] for each in plain)
     gaps = sorted(each["no_answer_score"] - each["score"] for each in plain)
     try:
         for threshold in (gaps[0] - 1, gaps[1], (gaps[1] + gaps[2]) / 2, gaps[3]):
             ours.thresholds = {NO_ANSWER: threshold}
             for each, before in zip(engine(inputs), plain, strict=True):
                 says = before["no_answer_score"] - before["score"] <= threshold
-                assert each["best"] == before["answer"]
+                assert each["best_answer"] == before["answer"]
                 assert each["answer"] == (before["answer"] if says else "")
                 assert (each["start"], each["end"]) == ((before["start"], before["end"]) if says else (0, 0))
                 assert (each["score"], each["no_answer_score"]) == (before["score"], before["no_answer_score"])
         ours.thresholds = {NO_ANSWER: 1e9}
         (empty,) = engine([{"question": "who ?", "context": ""}])
-        assert (empty["answer"], empty["best"], empty["score"]) == ("", "", None)
+        assert (empty["answer"], empty["best_answer"], empty["score"]) == ("", "", None)
     finally:
         ours.thresholds = {}
 
@@ -349,12 +349,12 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
 def test_mistakes_come_in_order() -> None:
     made = task(impossible=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
-    judged = [made.score_answer(EXAMPLES[0], answered(text, best=text)) for text in texts]
+    judged = [made.score_answer(EXAMPLES[0], answered(text, best_answer=text)) for text in texts]
     assert [each.correct for each in judged] == [False, False, True, True]
     loss = [each.loss for each in judged]
     assert loss[0] == 1 > loss[1] > loss[2] == loss[3] == 0
     assert judged[0].label == ["Ada", "Ada wrote"] and judged[0].prediction == "dog"
-    none = made.score_answer(question("why ?", ADA), answered("", best="Ada"))
+    none = made.score_answer(question("why ?", ADA), answered("", best_answer="Ada"))
     assert (none.label, none.prediction, none.correct) == ("", "", True)
 
 

@@ -33,7 +33,7 @@ def task(**more: Any) -> Regress:
 
 def answers(said: Any) -> list[dict[str, Any]]:
     """As the engine gives them."""
-    return [{"numbers": {"stars": float(number)}} for number in said]
+    return [{"values": {"stars": float(number)}} for number in said]
 
 
 def measured(said: Any, gold: Any) -> Any:
@@ -63,7 +63,7 @@ def test_the_unit_of_scores_does_not_matter() -> None:
     assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
     made = task(**unit).for_inference(pair.model)
     texts = [each.text for each in EXAMPLES]
-    before, after = ([said["numbers"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.model, made))
+    before, after = ([said["values"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.model, made))
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
     back = task(**unit).for_training(made).named_tensors()
     for name, each in pair.model.named_tensors().items():

@@ -191,7 +191,7 @@ def test_beams_and_samples(kind: str) -> None:
     (answer,) = heedful.Engine(
         loaded, writing=GenerationConfig(how=BeamSearch(num_beams=3, num_return_sequences=3), max_new_tokens=5)
     )(["red one"])
-    assert len(answer["others"]) == 2 and {"text", "log_probability"} <= answer["others"][0].keys()
+    assert len(answer["alternatives"]) == 2 and {"text", "log_probability"} <= answer["alternatives"][0].keys()
     texts = {
         heedful.Engine(loaded, writing=GenerationConfig(how=Sampling(temperature=3.0), max_new_tokens=5, seed=seed))(
             ["red"]

@@ -165,7 +165,7 @@ def answered(tags: list[str | None], shares: list[float | None] | None = None) -
     """As the engine answers."""
     return {
         "words": [
-            {"word": "w", "label": tag, "probability": share}
+            {"text": "w", "label": tag, "probability": share}
             for tag, share in zip(tags, shares or [0.5] * len(tags), strict=True)
         ]
     }

@@ -135,7 +135,7 @@ def test_trimmed_keeps_the_span_in_the_text() -> None:
 def test_entities(labels: str, expected: list[tuple[str, str]]) -> None:
     text = " ".join(f"w{number}" for number in range(9))
     words = [
-        {"word": f"w{number}", "label": label, "probability": 0.5, "start": 3 * number, "end": 3 * number + 2}
+        {"text": f"w{number}", "label": label, "probability": 0.5, "start": 3 * number, "end": 3 * number + 2}
         for number, label in enumerate(labels.split())
     ]
     found = tag.entities(text, words)
@@ -182,18 +182,18 @@ def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) 
     numbers = classify.classify_answer(
         "x", windows, setting(tokenizer, Classes(labels=("a", "b"), problem_type="regression"))
     )
-    assert numbers == {"numbers": {"a": 4.0, "b": 0.5}, "windows": 2}
+    assert numbers == {"values": {"a": 4.0, "b": 0.5}, "windows": 2}
 
 
 def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
     head = Classes(labels=("x",))
     scored = [Window(window(2), [], torch.tensor([1.0, 1.0]))]
     found = next_sentence.next_sentence_answer(("a", "b"), scored, setting(tokenizer, head))
-    assert found == {"follows": 0.5}
+    assert found == {"is_next_probability": 0.5}
     scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
     given = {"prompt": "p", "choices": ["a", "b", "c"]}
     best = multiple_choice.choice_answer(given, scores, setting(tokenizer, head))
-    assert (best["choice"], best["number"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
+    assert (best["choice"], best["index"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
 
 
 def test_ids_without_a_token_are_passed_over(tokenizer: Tokenizer) -> None:

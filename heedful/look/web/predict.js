@@ -148,7 +148,7 @@ function said(context, answer) {
   const made = make("div", {});
   if (answer.choices) {
     const rows = answer.choices.map((/** @type {string} */ text, /** @type {number} */ number) => ({
-      text, value: answer.probabilities[number], marked: number === answer.number, long: true,
+      text, value: answer.probabilities[number], marked: number === answer.index, long: true,
     }));
     made.append(bars(rows), note("Each candidate is read beside the prompt; choose one above to see what its score rests on."));
   } else if (answer.probabilities && !Array.isArray(answer.probabilities)) {
@@ -156,17 +156,17 @@ function said(context, answer) {
     made.append(bars(rows.map(([text, value]) => ({ text, value, marked: text === answer.label }))));
   } else if (answer.masks) {
     for (const mask of answer.masks) {
-      made.append(bars(mask.tokens.map((/** @type {any} */ each) => ({ text: each.text || each.token, value: each.probability }))));
+      made.append(bars(mask.candidates.map((/** @type {any} */ each) => ({ text: each.text || each.token, value: each.probability }))));
     }
     if (!answer.masks.length) made.append(note(sentence(answer.note ?? "there is no mask")));
   } else if (answer.entities) made.append(entities(context, answer));
-  else if (answer.follows !== undefined) made.append(bars([{ text: "the second text follows", value: answer.follows }]));
+  else if (answer.is_next_probability !== undefined) made.append(bars([{ text: "the second text follows", value: answer.is_next_probability }]));
   else if (answer.answer !== undefined) {
     const both = `The best span in the text scores ${short(answer.score ?? NaN)}, no answer ${short(answer.no_answer_score ?? NaN)}.`;
     made.append(make("p", { class: "answer" }, shownLong(answer.answer || "(no answer)")), note(both));
     if (!answer.answer) made.append(note("The model prefers no answer. Beside this stands what the best span rests on."));
-  } else if (answer.numbers) {
-    for (const [name, value] of Object.entries(answer.numbers)) made.append(note(`${plain(name)}: ${short(value)}`));
+  } else if (answer.values) {
+    for (const [name, value] of Object.entries(answer.values)) made.append(note(`${plain(name)}: ${short(value)}`));
   } else if (answer.similarity !== undefined) made.append(make("p", { class: "answer" }, `similarity ${short(answer.similarity)}`), note("The cosine of the two texts' vectors; each is read by itself."));
   else if (answer.text !== undefined) made.append(make("p", { class: "answer" }, shownLong(answer.text || "(nothing)")));
   else made.append(note("A vector: give a second text, and see how alike both are."));
@@ -187,7 +187,7 @@ function entities(context, answer) {
   const line = make("p", { class: "entities" });
   for (const each of answer.entities) {
     line.append(
-      make("span", { class: "entity" }, make("bdi", {}, plain(each.text ?? each.word ?? "", 80)), make("b", {}, plain(each.label ?? ""))),
+      make("span", { class: "entity" }, make("bdi", {}, plain(each.text ?? "", 80)), make("b", {}, plain(each.label ?? ""))),
       make("span", { class: "number" }, ` ${percent(each.probability ?? 0)} `),
     );
   }

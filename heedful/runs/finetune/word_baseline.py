@@ -174,7 +174,7 @@ class WordBaseline:
         """Predict in the form of an engine's answers."""
         features = self._features(examples)
         if self.kind == "ridge":
-            return [{"numbers": {"score": float(score)}} for score in self._estimator.predict(features)]
+            return [{"values": {"score": float(score)}} for score in self._estimator.predict(features)]
         shares = np.zeros((len(examples), len(self.task.labels)))
         columns = self._estimator.classes_ if self.kind == "logistic" else slice(None)
         shares[:, columns] = self._estimator.predict_proba(features)

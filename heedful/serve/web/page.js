@@ -190,17 +190,19 @@ const GROUPS = {
   },
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
   "/token-classification": ({ entities, words }) => [
-    (entities.length ? entities : words).map(({ text, word, label, probability }) => (
-      { name: text ?? word, kind: label ?? "", probability }
+    (entities.length ? entities : words).map(({ text, label, probability }) => (
+      { name: text, kind: label ?? "", probability }
     )),
   ],
   "/question-answering": ({ answer, score, no_answer_score }) => [
     [{ name: answer || "(none)", number: answer ? score : no_answer_score }],
   ],
   "/multiple-choice": ({ choice, probability }) => [[{ name: choice, probability }]],
-  "/next-sentence": ({ follows }) => [[{ name: "the second text follows the first", probability: follows }]],
+  "/next-sentence": ({ is_next_probability: probability }) => [
+    [{ name: "the second text follows the first", probability }],
+  ],
   "/fill-mask": ({ masks }) =>
-    masks.map(({ tokens }) => tokens.map(({ text, token, probability }) => ({ name: text || token, probability }))),
+    masks.map(({ candidates }) => candidates.map(({ text, token, probability }) => ({ name: text || token, probability }))),
 };
 
 function draw(route, answer, about) {

@@ -257,7 +257,7 @@ def test_columns_are_found_or_given(single: Engine, folders: dict[str, Path], tm
     with pytest.raises(HeedfulError, match="which column is the question"):
         predict_files(folders["span"], file, tmp_path / "b", data=DataSettings(header=True))
     predict_files(folders["tag"], file, tmp_path / "c", JSONL, data=DataSettings(columns={"text": "says"}))
-    assert [word["word"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
+    assert [word["text"] for word in written(tmp_path / "c")[0]["words"]] == ["the", "cat"]
     two = jsonl(tmp_path / "two.jsonl", [{"text": "a", "pair": "b"}])
     first = jsonl(tmp_path / "one.jsonl", [{"text": "a"}])
     with pytest.raises(HeedfulError, match=r"has columns for text, but .* for text, text_pair"):
@@ -345,7 +345,7 @@ def test_inputs_that_the_model_refuses(folders: dict[str, Path], tmp_path: Path)
     assert row_list[2]["error"] == "pair: is missing" and row_list[3]["error"] == "text: is 3, expected text"
     assert row_list[1]["input"]["pair"] == "x" and "surrogate" in row_list[4]["error"]
     assert row_list[4]["input"]["text"] == "d\\ud800"
-    assert near([row_list[5]["follows"]], [Engine(folders["next"])([("x", "y")])[0]["follows"]])
+    assert near([row_list[5]["is_next_probability"]], [Engine(folders["next"])([("x", "y")])[0]["is_next_probability"]])
 
 
 def test_numbers_that_are_not_finite_are_an_error(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -459,9 +459,10 @@ def test_an_engine_that_cuts_is_another_one(folders: dict[str, Path], tmp_path: 
             predict_files(Engine(loaded, cut=8), path, out, settings)
         predict_files(Engine(loaded, cut=8), path, tmp_path / f"{name}-8", settings)
         long, short = written(tmp_path / f"{name}-8")
-        assert (long["cut"], short["cut"]) == (Engine(loaded, cut=8)([long_text(100)])[0]["cut"], 0) and long[
-            "cut"
-        ] > 50
+        assert (long["truncated_tokens"], short["truncated_tokens"]) == (
+            Engine(loaded, cut=8)([long_text(100)])[0]["truncated_tokens"],
+            0,
+        ) and long["truncated_tokens"] > 50
 
 
 def test_times_that_python_has_not(single: Engine, tmp_path: Path) -> None:
@@ -690,10 +691,10 @@ def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
     renamed = {"review": batch["text"][:1], "other": batch["text"][:1]}
     assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == predicted["said_label"][0]
     cut = Predict(Engine(folders["single"], cut=4))({"text": np.array(["ada", "the cat sat on the mat"], object)})
-    assert list(cut["cut"]) == [0, 4] and cut["cut"].dtype == np.int64
+    assert list(cut["truncated_tokens"]) == [0, 4] and cut["truncated_tokens"].dtype == np.int64
     words = np.empty(1, object)
     words[0] = np.array(["Ada", "lives"], object)
-    assert [word["word"] for word in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
+    assert [word["text"] for word in Predict(folders["tag"])({"tokens": words})["words"][0]] == ["Ada", "lives"]
 
 
 RAY = """

@@ -56,7 +56,7 @@ def test_lists_in_csv_are_json(tagger: Engine, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Ada lives here\n")
     predict_files(tagger, tmp_path / "a.txt", tmp_path / "a.out.csv", BatchSettings(format="csv"))
     (row,) = table(tmp_path / "a.out.csv")
-    assert row["words"].startswith('[{"word": "Ada", "label": ')
+    assert row["words"].startswith('[{"text": "Ada", "label": ')
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])

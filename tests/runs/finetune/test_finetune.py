@@ -192,7 +192,7 @@ def check_model(folder: Path, kind: str) -> None:
                 shares = logits.sigmoid() if kind == "multiple" else logits.softmax(-1)
                 assert answer["probabilities"] == pytest.approx(named(model, shares), abs=1e-6)
             case "regress":
-                assert answer["numbers"] == pytest.approx(named(model, their_logits(model, *given).logits[0]), abs=1e-5)
+                assert answer["values"] == pytest.approx(named(model, their_logits(model, *given).logits[0]), abs=1e-5)
             case "tag":
                 check_tags(model, given, answer)
             case "qa":
@@ -402,11 +402,11 @@ def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
         theirs = float(their_logits(folder / "model", line["input"]).logits[0])
-        assert line["answer"]["numbers"]["score"] == pytest.approx(theirs, rel=1e-5)
+        assert line["answer"]["values"]["score"] == pytest.approx(theirs, rel=1e-5)
         best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
         assert best["mse"] == pytest.approx(found[name]["mse"], rel=1e-3), "looks of training are in scores too"
         (said,) = Engine(max((folder / "state").iterdir()))([line["input"]])
-        assert said["numbers"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
+        assert said["values"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
     assert found["plain"]["pearson"] > 0.95
     assert found["far"]["pearson"] == pytest.approx(found["plain"]["pearson"], abs=1e-3)
     assert found["far"]["mse"] == pytest.approx(1e8 * found["plain"]["mse"], rel=1e-2)
@@ -475,7 +475,7 @@ def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str,
     assert f"On dev: {said}." in (run / "model" / "README.md").read_text()
     assert said in evaluate(run, given, split="dev").numbers["notes"]
     assert not any("cut" in note for note in evaluate(load(run), given, split="dev").numbers["notes"]), "in windows"
-    assert {line["answer"]["cut"] for line in lines(run / "predictions-dev.jsonl")} == {0, 74}
+    assert {line["answer"]["truncated_tokens"] for line in lines(run / "predictions-dev.jsonl")} == {0, 74}
 
 
 def test_it_learns(tmp_path: Path) -> None:

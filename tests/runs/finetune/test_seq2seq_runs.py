@@ -134,7 +134,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
     assert len(predict().splitlines()) == 3
     (beams,) = map(json.loads, predict("--num-beams", "3", "--json").splitlines())
-    assert len(beams["others"]) == 2 and beams["tokens"] <= 5
+    assert len(beams["alternatives"]) == 2 and beams["tokens"] <= 5
     assert len({predict("--temperature", "2", "--seed", seed) for seed in "123456"}) > 1
 
 

@@ -169,7 +169,7 @@ def test_pairs_are_told_apart_by_the_words_that_both_have() -> None:
     scored = [ScoredExample(text=e.text, text_pair=e.text_pair, score=float(e.label == "yes")) for e in examples]
     numbers = WordBaseline(task_of(Regress, ("score",)))
     numbers.fit(scored[:400])
-    said = [answer["numbers"]["score"] for answer in numbers.answers(scored[400:])]
+    said = [answer["values"]["score"] for answer in numbers.answers(scored[400:])]
     assert np.corrcoef(said, [each.score for each in scored[400:]])[0, 1] > 0.8
 
 
