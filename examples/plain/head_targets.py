@@ -20,7 +20,7 @@ TEXTS = (
 
 
 def main(name: str = "heedful-mini-en", *texts: str) -> dict[str, tuple[float, int, int]]:
-    """Return for each target the head with the largest mean weight on it: the weight, the layer and the head, from 0."""
+    """Return, for each target, the head with the largest mean weight on it: weight, layer and head, from 0."""
     model = heedful.load(name).eval()
     texts = texts or TEXTS
     encoder = model.config.model.encoder

@@ -687,9 +687,9 @@ def test_several_files_are_splits(run: Any, tmp_path: Path, monkeypatch: pytest.
         assert ("test, 9 examples" in done.out) == (folder == "b")
     done = run("check", "train.csv", "dev.csv", "test.csv")
     assert done.code == 0 and "train: train.csv\ndev: dev.csv\ntest: test.csv\n" in done.out
-    assert "train: 24 examples" in done.out and "dev: 8 examples" in done.out
+    assert "examples               24    8     9" in done.out
     done = run("check", "x.csv", "train.csv")
-    assert "all 2 files are train" in done.out and "train: 44 examples" in done.out
+    assert "all 2 files are train" in done.out and "examples               44" in done.out
     assert (
         "x.csv: the name does not say whether it is train, dev or test"
         in run("check", "train.csv", "x.csv", "dev.csv").err
