@@ -39,12 +39,17 @@ def look(
     head_kind: HeadKind = None,
     word: Annotated[str, typer.Option(help="A word to follow through all TEXTs.")] = "",
     html: Annotated[Path | None, typer.Option(help="Write one self-contained HTML file instead.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Write the attention of one layer as a figure instead: .svg, .png or .pdf.")
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="With --figure: encoder, decoder or cross; by default the first that the model has.")
+    ] = "",
     layer: Annotated[
-        list[int] | None, typer.Option(help="A layer, from 0, to keep in the file; repeat it. By default all.")
+        list[int] | None,
+        typer.Option(help="A layer, from 0, for --html (repeat it; all unless given) or --figure (one)."),
     ] = None,
-    head: Annotated[
-        list[int] | None, typer.Option(help="A head, from 0, to keep in the file; repeat it. By default all.")
-    ] = None,
+    head: Annotated[list[int] | None, typer.Option(help="A head, from 0, for --html or --figure; repeat it.")] = None,
     megabytes: Annotated[int | None, typer.Option(help="Maximum data in the file; 16 unless given.", min=1)] = None,
     heads: Annotated[
         Path | None,
@@ -66,15 +71,16 @@ def look(
 ) -> None:
     """Show attention and hidden states of a model.
 
-    Serves a page on this machine, or with --html writes one file: attention heads, layers, queries and keys, each step
-    of a block, positions, the prediction and its attribution to tokens. With --heads writes a report on the heads.
-    With --analogy or --positions prints a table and serves nothing.
+    Serves a page on this machine, or writes it as one file with --html, or one picture of it with --figure: attention
+    heads, layers, queries and keys, each step of a block, positions, the prediction and its attribution to tokens. With
+    --heads writes a report on the heads. With --analogy or --positions prints a table and serves nothing.
     """
     folder = checkpoint_path(run, checkpoint)
     if analogy is not None or positions:
         options = {
             "head_kind": head_kind,
             "html": html,
+            "figure": figure,
             "heads": heads,
             "pair": pair,
             "question": question,
@@ -94,18 +100,29 @@ def look(
         if texts:
             raise HeedfulError(f'the text "{texts[0]}" was given: --analogy and --positions read none, leave it out')
         return _print_positions(folder, as_json) if analogy is None else _print_analogy(folder, analogy, as_json)
-    if html is not None and (html.is_dir() or not html.parent.is_dir()):
-        raise HeedfulError(f"{html} cannot be written: give the name of a file in an existing folder")
-    if html is None:
-        _refuse("they select what the file of --html holds", layer=layer, head=head, megabytes=megabytes)
+    for file in (html, figure):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise HeedfulError(f"{file} cannot be written: give the name of a file in an existing folder")
+    if html is None and figure is None:
+        _refuse("they select what the file of --html or --figure holds", layer=layer, head=head)
     else:
         _refuse("a file has no port", port=port)
+    if html is None:
+        _refuse("it limits the file of --html", megabytes=megabytes)
+    if figure is None:
+        _refuse("it belongs to --figure", part=part)
+    else:
+        _refuse("a figure shows one text in one model", html=html, against=against, word=word, choice=choice)
+        if len(layer or ()) > 1:
+            raise HeedfulError(f"{len(layer or ())} layers were given: a figure shows one layer")
+        if len(texts or ()) > 1:
+            raise HeedfulError(f"{len(texts or ())} texts were given: a figure shows one text")
     if heads is None:
         _refuse("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
     else:
         reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
         others = {"target": target, "against": against, "word": word, "port": port}
-        _refuse(reason, html=html, pair=pair, question=question, choice=choice, **others)
+        _refuse(reason, html=html, figure=figure, pair=pair, question=question, choice=choice, **others)
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {reason}")
         output = out or Path(f"heads-{heads.absolute().stem}")
@@ -120,6 +137,8 @@ def look(
         api = _choices_api(folder, texts[0], choice, target, head_kind)
     else:
         api = _texts_api(folder, texts, pair, question, target, against, word, head_kind)
+    if figure is not None:
+        return _write_figure(api, figure, part, layer, head)
     if html is None:
         return _serve(api, port or 0)
 
@@ -128,11 +147,22 @@ def look(
 
     content = render_html(api, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
     try:
-        with atomic_path(html) as part:
-            part.write_text(content, encoding="utf-8")
+        with atomic_path(html) as unfinished:
+            unfinished.write_text(content, encoding="utf-8")
     except OSError as error:
         raise HeedfulError(f"{html} cannot be written: {error.strerror or error}") from None
     note(f"{html} ({len(content.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
+
+
+def _write_figure(api: PageAPI, file: Path, part: str, layer: list[int] | None, heads: list[int] | None) -> None:
+    """Write the attention of one layer as a figure."""
+    from heedful.look.head_figure import write_head_figure
+
+    try:
+        write_head_figure(api.inspections[0], file, part=part, layer=layer[0] if layer else None, heads=heads or ())
+    except OSError as error:
+        raise HeedfulError(f"{file} cannot be written: {error.strerror or error}") from None
+    note(f"{file} is written")
 
 
 def _refuse(reason: str, **options: object) -> None:

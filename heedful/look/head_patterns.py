@@ -33,6 +33,9 @@ PATTERNS = {
     "itself": "the token itself",
     "broad": "many tokens alike, as a bag of words",
 }
+STORIES = ("previous", "next", "same", "other", "delimiters")  # patterns that are recognised in one text
+MIN_ROWS = 4  # words of a text for which a pattern has to point at something
+MAX_COMPARED = 128  # tokens of a text up to which words are compared with each other
 PUNCTUATION = frozenset(".,;:!?。、…")
 MIN_LIFT = 0.3  # lift from which a pattern names a head
 MIN_Z = 5.0  # and standard deviations from chance
@@ -246,6 +249,64 @@ def _strongest_name(patterns: Mapping[str, PatternScore]) -> str:
     if lifts:
         return max(lifts, key=lifts.__getitem__)
     return "broad" if "broad" in patterns and patterns["broad"].lift >= MIN_BROAD_LIFT else "mixed"
+
+
+# -- one text --------------------------------------------------------------------------------------------------------
+
+
+class NamedHead(TypedDict):
+    """A head that follows a pattern in one text."""
+
+    part: str
+    layer: int
+    head: int
+    name: str  # one of PATTERNS
+    share: float  # of its attention that follows the pattern, the mean over words
+    chance: float  # share that follows it by chance
+
+
+def telling_heads(inspection: Inspection) -> list[NamedHead]:
+    """Return the heads that follow a pattern in this text, those that a reader understands at once first.
+
+    A pattern is one of `STORIES`. A head follows it if its lift is `MIN_LIFT` or more over at least `MIN_ROWS` words;
+    the order is that of the lift, with delimiters last, since many heads look at them where they have nothing to do.
+    """
+    by_lift: list[tuple[float, NamedHead]] = []
+    for view in inspection.views:
+        if view.part not in ("encoder", "decoder"):
+            continue
+        tokens = inspection.sides[view.rows]
+        few = len(tokens) <= MAX_COMPARED
+        targets = pattern_targets(tokens) if few else _neighbours(len(tokens))
+        is_word = torch.tensor([not token["special"] for token in tokens])
+        for layer in range(view.layers):
+            weights, visible = inspection.weights(view.part, layer), _visible_keys(inspection, view.part, layer)
+            m = visible.sum(-1).float()
+            for name in STORIES:
+                if name not in targets:
+                    continue
+                points_at = targets[name] & visible
+                s = points_at.sum(-1).float()
+                rows = (s > 0) & is_word & (m > s)
+                if int(rows.sum()) < MIN_ROWS:
+                    continue
+                chance = float((s / m)[rows].mean())
+                for head, share in enumerate((weights * points_at).sum(-1)[:, rows].mean(-1).tolist()):
+                    lift = (share - chance) / (1 - chance)
+                    if lift >= MIN_LIFT:
+                        named: NamedHead = {
+                            "part": view.part, "layer": layer, "head": head, "name": name, "share": share,
+                            "chance": chance,
+                        }  # fmt: skip
+                        by_lift.append((lift - (name == "delimiters"), named))
+    return [named for _, named in sorted(by_lift, key=lambda pair: -pair[0])]
+
+
+def _neighbours(n: int) -> dict[str, Bool[Tensor, "n n"]]:
+    """Return the targets of the next and the previous token alone, which need no comparison of words."""
+    positions = torch.arange(n)
+    gap = positions[None, :] - positions[:, None]
+    return {"next": gap == 1, "previous": gap == -1}
 
 
 # -- targets of the patterns -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from heedful.model.config import Classes, NextToken
 from heedful.model.trace import check_numbers
 
 MODULES = (  # each imports only modules before it
-    *("parts.js", "numbers.js", "source.js", "draw.js", "tokens.js", "plots.js"),
+    *("parts.js", "save.js", "numbers.js", "source.js", "draw.js", "tokens.js", "plots.js"),
     *("head.js", "model.js", "neuron.js", "steps.js", "predict.js", "places.js"),
     *("decoder.js", "align.js", "compare.js", "words.js", "patterns.js", "main.js"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from heedful.look.attribution import Attribution
 from heedful.look.block_steps import block_steps
 from heedful.look.compare import attention_difference, hidden_state_similarity
 from heedful.look.decoding import decoding_report
+from heedful.look.head_patterns import NamedHead, telling_heads
 from heedful.look.inspection import Inspection, View, inspect_choices
+from heedful.look.model_title import model_title
 from heedful.look.positions_view import positions_view
 from heedful.look.prediction import TextExplanation, explain_prediction
 from heedful.look.qk_spectrum import qk_spectrum
@@ -75,6 +78,7 @@ class PageAPI:
         self.inspections = list(inspections)
         self.extra = list(extra)
         self.word, self.report = word, report
+        self._named_heads: WeakKeyDictionary[Inspection, list[NamedHead]] = WeakKeyDictionary()
         if word:
             check_occurs([*self.inspections[:1], *self.extra], word)
         elif len(self.extra) > 1:
@@ -114,11 +118,17 @@ class PageAPI:
     def about(self, params: Params) -> Json:
         """Return models, texts and tokens."""
         return {
-            "looks": [_about(inspection) for inspection in self.inspections],
+            "looks": [_about(inspection) | {"telling": self._telling(inspection)} for inspection in self.inspections],
             "word": self.word,
             "texts": [inspection.item for inspection in self.extra],
             "report": self.report is not None,
         }
+
+    def _telling(self, inspection: Inspection) -> list[NamedHead]:
+        """Return the heads that follow a pattern in the text, computed once."""
+        if inspection not in self._named_heads:
+            self._named_heads[inspection] = telling_heads(inspection)
+        return self._named_heads[inspection]
 
     def weights(self, params: Params) -> Json:
         """Return the attention weights of one head, [rows, keys]."""
@@ -347,6 +357,7 @@ def _about(inspection: Inspection) -> Json:
     head = loaded.config.head
     return {
         "name": inspection.name,
+        "title": model_title(inspection.name),
         "family": loaded.config.family,
         "head": None if head is None else head.kind,
         "parameters": loaded.count(),

@@ -14,7 +14,9 @@ from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.look import head_patterns
 from heedful.look.head_masking import gated_heads, open_gates
+from heedful.look.head_patterns import telling_heads
 from heedful.look.head_report import head_importance, head_report
+from heedful.look.inspection import Inspection
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.packed import Packed
 from tests.support.classic_models import classic
@@ -186,3 +188,26 @@ def test_examples_that_are_too_long_are_skipped(tmp_path: Path) -> None:
     assert head_report(loaded, short)["summary"].startswith(f"3 texts of {short}: ")
     with pytest.raises(HeedfulError, match="none of the 2 texts fits the model"):
         head_patterns.find_head_patterns(loaded, ["cat " * 60, "dog " * 60])
+
+
+def test_the_heads_that_one_text_tells_apart() -> None:
+    """Shares and chances are those of the weights; the head that ships for the next token is the first to be shown."""
+    inspection = Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat because it was tired.")
+    heads = telling_heads(inspection)
+    assert heads and all(head["share"] > head["chance"] for head in heads)
+    first = heads[0]
+    assert first["name"] in ("next", "previous")
+    weights = inspection.weights("encoder", first["layer"], [first["head"]])[0]
+    gap = 1 if first["name"] == "next" else -1
+    n = len(weights)
+    rows = [row for row in range(1, n - 1) if 0 <= row + gap < n]  # without [CLS] and [SEP]
+    share = sum(float(weights[row, row + gap]) for row in rows) / len(rows)
+    assert first["share"] == pytest.approx(share, abs=1e-5) and first["chance"] == pytest.approx(1 / n)
+
+
+def test_a_short_text_and_a_model_without_structure_name_no_head() -> None:
+    loaded = heedful.load("heedful-mini-en")
+    assert telling_heads(Inspection(loaded, "rain")) == []
+    for parameter in loaded.model.parameters():
+        torch.nn.init.normal_(parameter, std=0.002)
+    assert telling_heads(Inspection(loaded, "The cat sat on the mat because it was tired.")) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from xml.etree.ElementTree import fromstring
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import heedful
 from heedful.checkpoint import BundleConfig, create
 from heedful.cli import main
 from heedful.look import page
+from heedful.look.head_patterns import telling_heads
 from heedful.look.inspection import Inspection, inspect_choices
 from heedful.look.local_server import LocalServer, serve_in_background
 from heedful.look.notebook import answer_message, make_widget
@@ -120,6 +122,64 @@ def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, lo
         url for url in chrome.requests() if not url.startswith(("about:", "data:", "chrome:", "chrome-untrusted:"))
     ]
     assert asked and all(url.startswith(local.url) for url in asked)
+
+
+SAVE = """
+const done = arguments[arguments.length - 1];
+URL.createObjectURL = (blob) => { blob.arrayBuffer().then((b) => done([...new Uint8Array(b)])); return "data:,"; };
+HTMLAnchorElement.prototype.click = () => {};
+arguments[0].click();
+"""
+
+
+def test_every_figure_is_saved_as_svg_and_png(chrome: Browser, local: LocalServer) -> None:
+    """Files are whole, have a caption, and the SVG shows every label of the picture; the focus stays on the button."""
+    chrome.open(f"{local.url}#view=head&layer=1&head=2")
+    count = 0
+    for view in VIEWS:
+        chrome.click(f'[data-view="{view}"]')
+        chrome.until(lambda view=view: chrome.js("return document.querySelector('.body').dataset.view") == view)
+        for button in chrome.js("return [...document.querySelectorAll('.body .save button')]"):
+            kind = button.text
+            chrome.js("arguments[0].focus()", button)
+            data = bytes(chrome.driver.execute_async_script(SAVE, button))
+            assert chrome.js("return document.activeElement === arguments[0]", button), view
+            if kind == "PNG":
+                assert data.startswith(b"\x89PNG"), view
+                continue
+            drawing = fromstring(data.decode())
+            assert drawing.tag == "{http://www.w3.org/2000/svg}svg", view
+            texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+            assert any(PAIR[0] in text for text in texts), (view, "the caption has the text")
+            labels = "arguments[0].closest('.save').parentElement.querySelectorAll('bdi')"
+            for name in chrome.js(f"return [...{labels}].map((e) => e.textContent)", button):
+                assert any(name[:6] in text for text in texts), (view, name)
+            count += 1
+    assert count >= len(VIEWS) - 1 and chrome.complaints() == []
+
+
+def test_the_head_view_is_a_drawing_up_to_3000_lines(chrome: Browser, local: LocalServer) -> None:
+    chrome.open(f"{local.url}#view=head&layer=1&heads=0,2")
+    lines = chrome.until(lambda: re.search(r"([\d,]+) lines", chrome.text(".told")))
+    assert chrome.js("return document.querySelectorAll('.lines path').length") == int(lines[1].replace(",", ""))
+
+
+def test_the_page_opens_on_a_head_that_tells_something(chrome: Browser) -> None:
+    api = PageAPI([Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat because it was tired.")])
+    first = telling_heads(api.inspections[0])[0]
+    with serve_in_background(api) as server:
+        chrome.open(server.url)
+        assert f"layer={first['layer']}&head={first['head']}&" in chrome.js("return location.hash")
+        where = f"Layer {first['layer']}, head {first['head']}: {first['name']} token. "
+        assert chrome.text(".story b") == where
+        assert chrome.js("return [...document.querySelectorAll('.chip[aria-pressed=true]')].length") == 1
+        also = chrome.js("return document.querySelector('.story button').textContent")
+        chrome.focus(".story button")
+        chrome.keys("\ue007")
+        assert also.split(":")[0] in chrome.text(".story b").lower()
+        assert chrome.js("return document.activeElement.tagName") != "BODY"
+        chrome.open(f"{server.url}#view=head&layer=0&head=1")
+        assert "layer=0&head=1&" in chrome.js("return location.hash"), "an address that names a head is kept"
 
 
 ACTIVE = """
@@ -308,7 +368,7 @@ def test_a_file_of_some_layers_and_heads_opens_on_them(chrome: Browser, tmp_path
         if view == "neuron":
             assert chrome.js(options) == [["0", "1"], ["1"], ["2", "3"]]
     chrome.open(f"{file.as_uri()}#view=head")
-    assert chrome.js(chips) == ["2", "3"] and "2 heads" in chrome.until(lambda: chrome.text(".told"))
+    assert chrome.js(chips) == ["2", "3"] and "1 head:" in chrome.until(lambda: chrome.text(".told"))
     chrome.focus('.tab[aria-selected="true"]')
     chrome.keys("}", "}", "]", "[")
     assert "&layer=1&head=3&" in chrome.js("return location.hash") and chrome.js(PROBLEMS) == ""
@@ -418,6 +478,11 @@ def test_layers_and_heads_that_are_not_there_are_refused(
         (["the cat", "--html", str(file), "--head", "4"], "heads [4] do not exist; give numbers from 0 to 3"),
         (["the cat", "--layer", "0"], "--layer was given: "),
         (["the cat", "--json"], "--json was given: they are for the report of --heads DATA"),
+        (["the cat", "--part", "encoder"], "--part was given: it belongs to --figure"),
+        (["the cat", "--figure", "a.svg", "--layer", "0", "--layer", "1"], "2 layers were given: a figure shows one"),
+        (["the cat", "the dog", "--figure", "a.svg"], "2 texts were given: a figure shows one text"),
+        (["the cat", "--figure", "a.svg", "--html", "a.html"], "--html was given: a figure shows one text"),
+        (["the cat", "--figure", "a.gif"], "a.gif ends in '.gif': use one of .png, .svg, .pdf"),
         (
             ["--heads", "x.csv", "--pair", "a", "--word", "b"],
             "--pair and --word were given: the report of --heads takes",

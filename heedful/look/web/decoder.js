@@ -4,6 +4,7 @@
 import { arrows, cut, make, note, percent, plain, short } from "./parts.js";
 import { rowOf, unpack } from "./numbers.js";
 import { bars } from "./plots.js";
+import { savable } from "./save.js";
 import { headName, nearest, placesOf, tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
@@ -38,10 +39,10 @@ export async function decoderView(context) {
     "section", { class: "decoder-view" },
     make("div", { class: "panel" }, make("h3", {}, "Written, one by one"), list),
     step,
-    make(
+    savable(make(
       "div", { class: "panel full" }, make("h3", {}, "Greedy and beams"), beams,
       note("Greedy takes the most probable token each time; beams follow several beginnings and may find a more probable whole. Words that greedy did not write are marked."),
-    ),
+    ), "greedy and beams"),
   );
 }
 
@@ -60,6 +61,7 @@ async function showStep(context, panel, found, place) {
   );
   const both = make("div", { class: "beside apart" }, written);
   panel.replaceChildren(both);
+  savable(panel, `step ${place} of the decoder`);
   const cross = context.look.views.find((each) => each.part === "cross");
   if (!cross || !context.look.written) return;
   const places = placesOf(context.source, context.state.side, cross);

@@ -3,6 +3,7 @@
 
 import { make, percent, plain, shown, short, toggle } from "./parts.js";
 import { reach } from "./numbers.js";
+import { savable } from "./save.js";
 
 /**
  * 256 colours from some of the style sheet, evenly between them.
@@ -78,7 +79,7 @@ export function colourBar(where, { signed = 0, gain = GAIN, most = 1, unit = sig
   const ticks = make("div", { class: "ticks" });
   const marks = signed ? [-signed, 0, signed] : (gain === 1 ? EVEN_TICKS : TICKS).map((tick) => tick * most);
   for (const mark of marks) {
-    const tick = make("span", {}, mark ? unit(mark) : unit(mark).replace("0.0", "0"));
+    const tick = make("span", {}, unit(mark).replace(/\.0+(?= %)/u, ""));
     tick.style.left = `${100 * (signed ? (mark / signed + 1) / 2 : Math.pow(mark / most, gain))}%`;
     ticks.append(tick);
   }
@@ -198,5 +199,5 @@ export function heatmap(where, values, map) {
     signed: limit, gain: map.gain, most, unit: map.unit,
     scale: map.scale ? { relative, change: map.scale.change } : undefined,
   });
-  return make("figure", { class: "figure" }, caption, grid, bar, told);
+  return savable(make("figure", { class: "figure" }, caption, grid, bar, told), map.name);
 }

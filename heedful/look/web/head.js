@@ -1,7 +1,8 @@
 // @ts-check
 // Head view: lines from the tokens that look to the tokens that are looked at, one colour for each head.
 
-import { arrows, choice, make, note, percent, plain, toggle } from "./parts.js";
+import { arrows, choice, make, note, percent, plain, svg, toggle } from "./parts.js";
+import { savable } from "./save.js";
 import { merged, rowOf, segmentsOf, unpack, wordsOf } from "./numbers.js";
 import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./tokens.js";
 
@@ -14,7 +15,9 @@ const LABEL = 13; // pixels that a name needs
 const SHARE = 8; // pixels of what a head gives a token
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // that are drawn at once
-const MANY = 40_000; // weights of a head, from which on not all heads are shown at first
+const DRAWN = 3_000; // lines up to which each is an element of a drawing
+const TOLD_APART = 4; // heads that can be told apart at once
+const ALSO = 3; // further heads that are offered by name
 
 /**
  * @param {Context} context
@@ -23,8 +26,7 @@ const MANY = 40_000; // weights of a head, from which on not all heads are shown
 export async function headView(context) {
   const { part, state } = context;
   const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
-  const first = rows.length * keys.length > MANY ? context.heads.slice(0, 4) : context.heads;
-  const heads = (state.heads ?? first).filter((each) => context.heads.includes(each));
+  const heads = (state.heads ?? [state.head]).filter((each) => context.heads.includes(each));
   const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
   const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
   const weights = found.map((each) => {
@@ -39,6 +41,8 @@ export async function headView(context) {
   };
   const view = make("section", { class: "head-view" });
   view.append(headBar(context, heads, sides));
+  if (heads.length === 1) view.append(story(context, heads[0]));
+  if (heads.length > TOLD_APART) view.append(note(`The lines of more than ${TOLD_APART} heads cover each other: choose one or two of them to see what each does.`));
   if (!heads.length) view.append(note("No head is chosen: choose one or more above."));
   else view.append(picture(context, heads, weights, sides));
   view.append(
@@ -49,6 +53,40 @@ export async function headView(context) {
     ),
   );
   return view;
+}
+
+const STORIES = /** @type {Record<string, [string, string]>} */ ({
+  previous: ["previous token", "Each token looks at the one before it"],
+  next: ["next token", "Each token looks at the one after it"],
+  same: ["same word", "Words look at the same or a related word in their own text"],
+  other: ["same word in the other text", "Words look at the same or a related word in the other text"],
+  delimiters: ["delimiters", "Tokens look at [CLS], [SEP] and punctuation, which is what a head does that finds nothing to look for"],
+});
+
+/**
+ * What the head that is shown does, and others of this text that can be named.
+ * @param {Context} context
+ * @param {number} head
+ */
+function story(context, head) {
+  const { look, part, state } = context;
+  const here = look.telling.filter((each) => each.part === part.part && each.layer === state.layer && each.head === head)[0];
+  const where = part.layers > 1 ? `Layer ${state.layer}, ${headName(context, head)}` : headName(context, head);
+  const line = make("p", { class: "story" });
+  if (here) {
+    const [name, told] = STORIES[here.name];
+    line.append(make("b", {}, `${where}: ${name}. `), `${told}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
+  } else line.append(make("b", {}, `${where}. `), look.telling.length ? "No simple pattern: compare it with one that has a name. " : "");
+  /** @type {Set<string>} */
+  const names = new Set(here ? [here.name] : []);
+  for (const each of look.telling) {
+    const kept = context.source.keeps("weights", { side: state.side, part: each.part, layer: each.layer, head: each.head });
+    if (names.has(each.name) || names.size > ALSO || !kept) continue;
+    names.add(each.name);
+    const go = () => context.set({ part: each.part, layer: each.layer, head: each.head, heads: [each.head] });
+    line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${each.layer}, head ${each.head}: ${STORIES[each.name][0]}`), " ");
+  }
+  return line;
 }
 
 /**
@@ -89,7 +127,7 @@ function headBar(context, heads, sides) {
   arrows(chips, ".chip:enabled");
   bar.append(
     make("span", { class: "label" }, "Heads"), chips,
-    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [...context.heads] }) }, "all"),
+    make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [...context.heads] }) }, "all heads"),
     make("button", { type: "button", class: "quiet", onclick: () => context.set({ heads: [] }) }, "none"),
   );
   if (new Set([...sides.from, ...sides.to]).size > 1) {
@@ -120,7 +158,7 @@ function picture(context, heads, weights, sides) {
   let key = null;
   const fits = context.state.tall || Math.max(n, m) * ROW <= TALL;
   const step = fits ? ROW : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
-  const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "lines", "aria-hidden": "true" }));
+  const between = make("div", { class: "lines", "aria-hidden": "true" });
   const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
   const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
   const passes = (/** @type {number} */ i, /** @type {number} */ j) =>
@@ -157,14 +195,15 @@ function picture(context, heads, weights, sides) {
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
-    stroke(canvas, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
+    const draw = drawn.length > DRAWN ? painted : stroked;
+    draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
     const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
     else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
-  const grid = make("div", { class: "head-grid" }, left, canvas, make("div", { class: "right" }, right, shares));
+  const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, right, shares));
   grid.style.setProperty("--row", `${step}px`);
   if (!fits) {
     grid.classList.add("tight");
@@ -172,7 +211,18 @@ function picture(context, heads, weights, sides) {
     for (const list of [left, right]) for (const [place, each] of [...list.children].entries()) each.classList.toggle("unnamed", place % every > 0);
   }
   requestAnimationFrame(redraw);
-  return make("div", { class: "scrolled" }, told, grid);
+  const legend = make("div", { class: "legend saved-only" });
+  for (const head of heads) {
+    const dot = make("i", { class: "dot" });
+    dot.style.background = `var(${headColour(head)})`;
+    legend.append(make("span", {}, dot, `${headName(context, head)}${isDashed(head) ? " (dashed)" : ""}`));
+  }
+  for (const [place, weight] of [0.05, 0.2, 0.5, 1].entries()) {
+    const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight) }));
+    line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
+    legend.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
+  }
+  return savable(make("div", { class: "scrolled" }, told, grid, legend), "attention between tokens");
 }
 
 /**
@@ -199,12 +249,45 @@ function collect(weights, rows, key, passes, m) {
 }
 
 /**
- * @param {HTMLCanvasElement} canvas
+ * @typedef {{gap: number, step: number, height: number}} Size of the lines: pixels between the tokens, of a token, of all
+ */
+
+/**
+ * Lines as elements of a drawing.
+ * @param {HTMLElement} between
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
- * @param {{gap: number, step: number, height: number}} size
+ * @param {Size} size
  */
-function stroke(canvas, drawn, heads, { gap, step, height }) {
+function stroked(between, drawn, heads, { gap, step, height }) {
+  const made = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
+  for (const [i, j, h, weight] of drawn) {
+    const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
+    const line = svg("path", {
+      d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": 1.6, opacity: opacity(weight),
+      ...(isDashed(heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
+    });
+    line.style.stroke = `var(${headColour(heads[h])})`;
+    made.append(line);
+  }
+  between.replaceChildren(made);
+}
+
+/** @param {number} weight */
+function opacity(weight) {
+  return Math.round(100 * Math.min(1, 0.06 + 0.94 * weight)) / 100;
+}
+
+/**
+ * Many lines as one picture.
+ * @param {HTMLElement} between
+ * @param {[number, number, number, number][]} drawn
+ * @param {number[]} heads
+ * @param {Size} size
+ */
+function painted(between, drawn, heads, { gap, step, height }) {
+  const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", {}));
+  between.replaceChildren(canvas);
   const sharp = Math.min(window.devicePixelRatio || 1, 16_000 / height, 2);
   canvas.width = gap * sharp;
   canvas.height = height * sharp;
@@ -219,7 +302,7 @@ function stroke(canvas, drawn, heads, { gap, step, height }) {
   for (const [i, j, h, weight] of drawn) {
     pen.strokeStyle = tints[h];
     pen.setLineDash(isDashed(heads[h]) ? [5, 3] : []);
-    pen.globalAlpha = Math.min(1, 0.06 + 0.94 * weight);
+    pen.globalAlpha = opacity(weight);
     pen.beginPath();
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     pen.moveTo(0, a);

@@ -14,7 +14,8 @@ import { alignmentView } from "./align.js";
 import { compareView } from "./compare.js";
 import { similarityView, wordsView } from "./words.js";
 import { headsView } from "./patterns.js";
-import { nameOf, nearest, placesOf } from "./tokens.js";
+import { headName, nameOf, nearest, placesOf } from "./tokens.js";
+import { setCaption } from "./save.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./tokens.js").State} State */
@@ -30,6 +31,13 @@ import { nameOf, nearest, placesOf } from "./tokens.js";
 const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((each) => parts.includes(each.part));
 const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
 
+const HEADS = /** @type {Record<string, string>} */ ({
+  pooler: "pooled [CLS] vector", masked_lm: "masked language model", next_sentence: "next sentence prediction",
+  pretraining: "masked language model and next sentence prediction", sequence_classification: "text classification",
+  token_classification: "token classification", multiple_choice: "multiple choice", question_answering: "extractive question answering",
+  replaced_token_detection: "replaced token detection", language_model: "next-token prediction", permutation_lm: "permutation language model",
+  double_heads: "next-token prediction and multiple choice", embedding: "sentence embeddings",
+});
 const FIELD = 20_000; // characters of a text that can be changed in the page
 
 /** @type {View[]} */
@@ -71,7 +79,7 @@ async function open(root, source, { remember }) {
     return;
   }
   const state = begin();
-  if (remember) recall(state);
+  if (!remember || !recall(state)) chooseTelling(state, about.looks[0], source);
   const body = make("div", { class: "body", id: "heedful-view", role: "tabpanel", tabindex: -1 });
   const controls = make("div", { class: "controls" });
   const tabs = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
@@ -145,6 +153,7 @@ async function open(root, source, { remember }) {
     body.dataset.view = view.key;
   };
 
+  setCaption(root, () => captionOf(context(), VIEWS.find((each) => each.key === state.view)));
   const top = make("div", {});
   /** @type {Look | null} */
   let headed = null; // whose header stands at the top
@@ -155,6 +164,24 @@ async function open(root, source, { remember }) {
   dark.addEventListener("change", show);
   root.addEventListener("themed", show);
   await show();
+}
+
+/**
+ * What stands below a picture that is saved: the model, the place in it, and the text.
+ * @param {Context} context
+ * @param {View | undefined} view
+ */
+function captionOf(context, view) {
+  const { look, part, state } = context;
+  const uses = view?.uses ?? "";
+  const heads = view?.key === "head" ? (state.heads ?? [state.head]) : [state.head];
+  const place = [
+    uses.includes("part") && look.views.length > 1 ? part.part : "",
+    (uses.includes("layer") || view?.key === "model") && part.layers > 1 ? `layer ${state.layer}` : "",
+    (uses.includes("head") || view?.key === "head" || view?.key === "model") && part.heads > 1 ? heads.map((head) => headName(context, head)).join(", ") : "",
+  ];
+  const text = Array.isArray(look.item) ? look.item.join(" | ") : look.item;
+  return [[nameOf(look), ...place].filter(Boolean).join(" · "), plain(text, 300)];
 }
 
 /**
@@ -231,7 +258,7 @@ function titleOf(look, models) {
  * @param {() => Context} context
  */
 function header(look, root, source, context) {
-  const facts = [look.family, look.head ? `${look.head} head` : "no head", `${look.parameters.toLocaleString("en")} parameters`];
+  const facts = [look.family === "heedful-classic" ? "classic" : look.family, look.head ? (HEADS[look.head] ?? look.head) : "encoder alone, without a head", `${look.parameters.toLocaleString("en")} parameters`];
   const theme = make("button", { type: "button", class: "quiet theme", title: "Light or dark", onclick: () => turnTheme(root) }, "◐");
   theme.setAttribute("aria-label", "Light or dark");
   const made = make(
@@ -315,7 +342,22 @@ function shortcuts(where, context) {
   });
 }
 
-/** @param {State} state */
+/**
+ * Begin with the head that a reader understands at once.
+ * @param {State} state
+ * @param {Look} look
+ * @param {Source} source
+ */
+function chooseTelling(state, look, source) {
+  const kept = look.telling.find(({ part, layer, head }) => source.keeps("weights", { side: 0, part, layer, head }));
+  if (kept) Object.assign(state, { part: kept.part, layer: kept.layer, head: kept.head });
+}
+
+/**
+ * What the address says of the page.
+ * @param {State} state
+ * @returns {boolean} whether it names a part, a layer or a head
+ */
 function recall(state) {
   for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
     if (key === "view" || key === "part" || key === "filter") state[key] = value;
@@ -327,6 +369,7 @@ function recall(state) {
       state[/** @type {"side" | "layer" | "head" | "row"} */ (key)] = Number(value);
     }
   }
+  return ["part", "layer", "head", "heads"].some((key) => new URLSearchParams(location.hash.slice(1)).has(key));
 }
 
 /** @param {State} state */

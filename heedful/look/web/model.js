@@ -2,6 +2,7 @@
 // Model view: all layers and heads as thumbnails, and one of them large.
 
 import { arrows, make, note, percent, plain } from "./parts.js";
+import { savable } from "./save.js";
 import { reach, unpack } from "./numbers.js";
 import { colours, HEAT, heatmap, isRelative, paint } from "./draw.js";
 import { headName, namesOf, tokensOf } from "./tokens.js";
@@ -54,7 +55,7 @@ export async function modelView(context) {
   return make(
     "section",
     { class: "model-view" },
-    make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")),
+    savable(make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
     large,
   );
 }

@@ -2,6 +2,7 @@
 // Neuron view: one token against all, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
 
 import { arrows, make, note, percent, plain, short, shown } from "./parts.js";
+import { savable } from "./save.js";
 import { reach, rowOf, softmax, unpack } from "./numbers.js";
 import { colours, paint, SIGNED } from "./draw.js";
 import { tokenList, tokensOf } from "./tokens.js";
@@ -40,7 +41,7 @@ export async function neuronView(context) {
     "section",
     { class: "neuron-view" },
     make("div", { class: "panel" }, make("h3", {}, "Token"), list),
-    make(
+    savable(make(
       "div",
       { class: "panel wide" },
       table,
@@ -48,7 +49,7 @@ export async function neuronView(context) {
         `score = (q · k) × ${short(taken.scale)}${told}; the weight is the softmax of the scores. Orange is positive, ` +
           "blue negative. Where q and k agree in sign, the product is positive and the token is looked at more.",
       ),
-    ),
+    ), "queries and keys"),
   );
 }
 

@@ -21,6 +21,20 @@ export function make(name, wanted = {}, ...children) {
   return made;
 }
 
+/**
+ * An element of a drawing.
+ * @param {string} name
+ * @param {Record<string, string | number>} wanted
+ * @param {...(Node | string)} children
+ * @returns {SVGElement}
+ */
+export function svg(name, wanted, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(wanted)) made.setAttribute(key, String(value));
+  made.append(...children);
+  return made;
+}
+
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu; // controls, bidi marks, what has no shape
 const LONGEST_SHOWN = 24;
 

@@ -4,6 +4,7 @@
 import { headColour } from "./tokens.js";
 import { arrows, make, note, percent, plain, short } from "./parts.js";
 import { lines } from "./plots.js";
+import { savable } from "./save.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
@@ -40,7 +41,7 @@ export async function headsView(context) {
       grid.append(cell);
     }
     arrows(grid, ".head", across);
-    made.append(make("h2", {}, `${part}: layers down, heads across`), grid);
+    made.append(make("h2", {}, `${part}: layers down, heads across`), savable(make("div", {}, grid), `heads of the ${part}`));
   }
   made.append(make("div", { class: "beside" }, detail, legendOf(report)));
   detail.replaceChildren(...detailOf(report, report.heads[0]));

@@ -2,21 +2,8 @@
 // Lines and bars, drawn as SVG, so that they are sharp and can be read out.
 
 import { headColour, isDashed } from "./tokens.js";
-import { make, percent, plain, shown } from "./parts.js";
-
-const SVG = "http://www.w3.org/2000/svg";
-
-/**
- * @param {string} name
- * @param {Record<string, string | number>} wanted
- * @param {...(Node | string)} children
- */
-function draw(name, wanted, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(wanted)) made.setAttribute(key, String(value));
-  made.append(...children);
-  return made;
-}
+import { make, percent, plain, shown, svg } from "./parts.js";
+import { savable } from "./save.js";
 
 /**
  * One or more lines over the same places.
@@ -32,22 +19,22 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
   const count = Math.max(...series.map((each) => each.length), 2);
   const x = (/** @type {number} */ i) => left + (i / (count - 1)) * (width - left - 10);
   const y = (/** @type {number} */ v) => 8 + (1 - (v - low) / span) * (height - below - 8);
-  const made = draw("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": name });
+  const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": name });
   for (const value of [low, 0, high].filter((each, i, list) => list.indexOf(each) === i)) {
     made.append(
-      draw("line", { x1: left, x2: width - 10, y1: y(value), y2: y(value), class: value ? "rule" : "zero" }),
-      draw("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, value.toPrecision(2)),
+      svg("line", { x1: left, x2: width - 10, y1: y(value), y2: y(value), class: value ? "rule" : "zero" }),
+      svg("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, value.toPrecision(2)),
     );
   }
   for (const [number, each] of series.entries()) {
     const points = Array.from(each, (value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-    const drawn = draw("polyline", { points, class: "line" });
+    const drawn = svg("polyline", { points, class: "line" });
     drawn.style.stroke = `var(${headColour(number)})`;
     if (isDashed(number)) drawn.style.strokeDasharray = "5 3";
     made.append(drawn);
   }
   for (const place of new Set([0, Math.floor((count - 1) / 2), count - 1])) {
-    made.append(draw("text", { x: x(place), y: height - 10, class: "tick" }, ticks?.[place] ?? String(from + place)));
+    made.append(svg("text", { x: x(place), y: height - 10, class: "tick" }, ticks?.[place] ?? String(from + place)));
   }
   const legend = make("div", { class: "legend" });
   for (const [number, each] of names.entries()) {
@@ -55,7 +42,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
     dot.style.background = `var(${headColour(number)})`;
     legend.append(make("span", {}, dot, plain(each)));
   }
-  return make("figure", { class: "figure" }, make("figcaption", {}, name), made, make("p", { class: "axis" }, across), legend);
+  return savable(make("figure", { class: "figure" }, make("figcaption", {}, name), made, make("p", { class: "axis" }, across), legend), name);
 }
 
 /**

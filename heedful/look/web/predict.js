@@ -3,6 +3,7 @@
 
 import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
+import { savable } from "./save.js";
 import { colourBar, colours, GAIN, HEAT, isRelative, SIGNED } from "./draw.js";
 import { bars } from "./plots.js";
 import { tokensOf } from "./tokens.js";
@@ -24,7 +25,7 @@ export async function predictionView(context) {
   explain(context, panel, found);
   return make(
     "section", { class: "prediction-view" },
-    make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(sentence(found.told)) : said(context, found.answer)),
+    savable(make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(sentence(found.told)) : said(context, found.answer)), "the prediction"),
     panel,
   );
 }
@@ -45,7 +46,10 @@ function explain(context, panel, found) {
   for (const [number, each] of (found.texts ?? []).entries()) {
     panel.append(make("h3", {}, number ? "The other text" : "This text"), ...reasons(context, each.tokens, each));
   }
-  if (found.attention || found.texts) panel.append(note(CAUTION));
+  if (found.attention || found.texts) {
+    panel.append(note(CAUTION));
+    savable(panel, "what the prediction rests on");
+  }
 }
 
 /**

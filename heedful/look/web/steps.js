@@ -4,6 +4,7 @@
 import { arrows, formula, make, note, short } from "./parts.js";
 import { unpack } from "./numbers.js";
 import { strip } from "./draw.js";
+import { savable } from "./save.js";
 import { bars } from "./plots.js";
 import { tokenList, tokensOf } from "./tokens.js";
 
@@ -34,7 +35,7 @@ export async function stepsView(context) {
     "section",
     { class: "steps-view" },
     make("div", { class: "panel" }, make("h3", {}, "Token"), list),
-    make("div", { class: "wide" }, cards, note("Strips show every number of a vector: orange positive, blue negative, faint near 0.")),
+    savable(make("div", { class: "wide" }, cards, note("Strips show every number of a vector: orange positive, blue negative, faint near 0.")), "one block, step by step"),
   );
 }
 

@@ -5,9 +5,10 @@ import { make, plain, shown } from "./parts.js";
 
 /** @typedef {{text: string, id: number | null, segment: number | null, special: boolean, continues: boolean}} Token */
 /** @typedef {{part: string, layers: number, heads: number, rows: string, keys: string, names: string[]}} Part */
+/** @typedef {{part: string, layer: number, head: number, name: string, share: number, chance: number}} Named a head that follows a pattern */
 /**
  * @typedef {{
- *   name: string, family: string, head: string | null, parameters: number, item: string | [string, string],
+ *   name: string, title: string, telling: Named[], family: string, head: string | null, parameters: number, item: string | [string, string],
  *   choices: string[],
  *   written: boolean, sides: Record<string, Token[]>, views: Part[], takes_target: boolean,
  * }} Look
@@ -131,12 +132,9 @@ export function isDashed(head) {
 }
 
 /**
- * The last part of a model's path; a checkpoint is told with its run.
+ * The name of a model.
  * @param {Look} look
  */
 export function nameOf(look) {
-  const parts = look.name.split("/").filter(Boolean);
-  const [run, state, step] = parts.slice(-3);
-  if (state === "state" && step) return plain(`${run} ${step}`, 60);
-  return plain(parts[parts.length - 1] || look.name, 60);
+  return plain(look.title, 60);
 }

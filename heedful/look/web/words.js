@@ -5,6 +5,7 @@ import { formula, make, note, percent, plain, sentence, short } from "./parts.js
 import { unpack } from "./numbers.js";
 import { heatmap } from "./draw.js";
 import { bars, lines } from "./plots.js";
+import { savable } from "./save.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
@@ -78,9 +79,9 @@ async function inContext(context, where, word) {
     ),
     make(
       "div", { class: "beside near" },
-      make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)),
+      savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)), "static neighbours"),
       ...found.neighbours.slice(0, 4).map((/** @type {any[]} */ each, /** @type {number} */ i) =>
-        make("div", { class: "panel" }, make("h3", {}, `Around ${i + 1}`), note(`The words around it that are nearest ${found.names[layers.length - 1]}.`), near(each)),
+        savable(make("div", { class: "panel" }, make("h3", {}, `Around ${i + 1}`), note(`The words around it that are nearest ${found.names[layers.length - 1]}.`), near(each)), `words around ${i + 1}`),
       ),
     ),
   );

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
 DPI = 110
+FORMATS = {  # suffixes, with the metadata that is left out because it changes from one time to the next
+    ".png": ("Software",),
+    ".svg": ("Date", "Creator"),
+    ".pdf": ("CreationDate", "Creator", "Producer"),
+}
 MAX_VECTOR_POINTS = 2000  # points above which a scatter is an image within the SVG
 
 
@@ -50,18 +55,26 @@ def save_plot(path: Path, figure: Figure) -> Path:
     Returns:
         `path`.
     """
+    for file in (path.with_suffix(".svg"), path):
+        write_figure(file, figure)
+    return path
+
+
+def write_figure(path: Path, figure: Figure, *, scale: float = 1.0) -> None:
+    """Write a figure in the format of its suffix, one of `FORMATS`.
+
+    Args:
+        path: The file.
+        figure: The figure.
+        scale: Factor of the pixels of a PNG.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "heedful"}):
-        _write_figure(path.with_suffix(".svg"), figure, {"Date": None, "Creator": None})
-    _write_figure(path, figure, {"Software": None})
-    return path
-
-
-def _write_figure(path: Path, figure: Figure, metadata: dict[str, str | None]) -> None:
     image = io.BytesIO()
-    figure.savefig(image, format=path.suffix[1:], metadata=metadata)
+    with matplotlib.rc_context({"svg.hashsalt": "heedful"}):
+        metadata = dict.fromkeys(FORMATS[path.suffix])
+        figure.savefig(image, format=path.suffix[1:], metadata=metadata, dpi=scale * DPI)
     with atomic_path(path) as part:
         write_synced(part, [image.getvalue()])
