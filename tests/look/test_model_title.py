@@ -33,7 +33,7 @@ def test_a_run_names_its_model_and_its_checkpoints(tmp_path: Path) -> None:
     [
         ("---\nx: y\n---\n# all-MiniLM-L6-v2\n", {"_name_or_path": "org/base"}, "all-MiniLM-L6-v2"),
         ("# A sentence is no name\n", {"_name_or_path": "org/base"}, "base"),
-        ("", {"_name_or_path": "/home/me/model"}, "model"),
+        ("", {"_name_or_path": "/opt/models/model"}, "model"),
         ("", {"_name_or_path": 3}, "model"),
         ("# " + "a" * 100, {}, "a" * 59 + "…"),
     ],
