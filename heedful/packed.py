@@ -94,6 +94,25 @@ class Packed:
         tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
         return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
 
+    def without_first(self, counts: Sequence[int]) -> tuple[Int[Tensor, " some"], Packed]:
+        """Return the numbers of the rows behind the first ones of each sequence, and a batch of only these rows.
+
+        Args:
+            counts: Rows that each sequence loses; one with fewer rows is empty then.
+
+        >>> rows, batch = Packed.of([[5, 6, 7], [8]]).without_first([1, 2])
+        >>> rows.tolist(), batch.bounds
+        ([1, 2], (0, 2, 2))
+        """
+        kept = [
+            range(min(start + count, stop), stop)
+            for count, (start, stop) in zip(counts, pairwise(self.bounds), strict=True)
+        ]
+        rows = _flatten(kept).to(self.tokens.device)
+        tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
+        bounds = (0, *accumulate(map(len, kept)))
+        return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=bounds)
+
     def shift_right(self, start: int) -> Packed:
         """Return decoder inputs for these targets: each sequence begins with `start` and loses its last token.
 

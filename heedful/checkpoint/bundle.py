@@ -116,6 +116,12 @@ class ModelBundle(nn.Module):
         ]
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def default_prompt(self) -> str:
+        """The default prompt: text before each text that is embedded, unless another prompt is named."""
+        head = self.config.head
+        return head.prompt() if isinstance(head, SentenceEmbedding) else ""
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters by the names of the families' tables; shared ones occur once.
 

@@ -9,6 +9,7 @@ from heedful.errors import ModelError, did_you_mean, quoted
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
+from heedful.families.head_maps import CROSS_ENCODER_KEYS
 from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 
@@ -64,7 +65,8 @@ def _architecture(family: Family, values: Mapping[str, object], source: str, hea
 def write_config(config: BundleConfig) -> dict[str, object]:
     """Return the values of a config.json; one that was read and not changed is returned as it was."""
     family = FAMILIES[config.family]
-    read_values = {name: value for name, value in config.hf_config.items() if name != "torch_dtype"}
+    dropped = ("torch_dtype", "auto_map")  # which is dtype now; and code that is not saved
+    read_values = {name: value for name, value in config.hf_config.items() if name not in dropped}
     architecture = family.architecture(config.model, config.head)
     head_map = family.heads[architecture]
     if read_values and (read_values.get("architectures") or [family.bare]) == [architecture]:
@@ -76,6 +78,13 @@ def write_config(config: BundleConfig) -> dict[str, object]:
     values = family.write(config.model)
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
         values |= head_map.write(config.head)
-    stale = {"id2label", "label2id", "num_labels", "problem_type", "head"}  # of the head that was read
+    stale = {
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "head",
+        *CROSS_ENCODER_KEYS,
+    }  # of the head that was read
     unchanged = {name: value for name, value in read_values.items() if name not in stale}
     return unchanged | values | {"model_type": config.family, "architectures": [architecture]}

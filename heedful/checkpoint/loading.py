@@ -82,6 +82,13 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
     """Warn of a model that transformers would compute differently, that overflows, or whose folder has other heads."""
     config = bundle.config
     warn_if_padding_ends_texts(config.head, bundle.tokenizer, config.hf_config, folder)
+    if named := config.hf_config.get("auto_map"):
+        warnings.warn(
+            f"{folder}: config.json names code ({quoted(named)} in auto_map), which is not run: it is loaded as "
+            f"{config.family}, whose keys and tensors it has",
+            HeedfulWarning,
+            stacklevel=3,
+        )
     stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
     if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
         advice = "the published models of this kind overflow in float16: load it in bfloat16 or float32"
@@ -152,6 +159,8 @@ class _FolderContents:
         slots = {family.table_name(key, bare): slot for key, slot in slots.items()}
         if head is None:
             config = _with_folder_head(config, slots, folder)
+            if isinstance(config.head, SentenceEmbedding):
+                slots |= sentence_transformers.dense_tensors(folder)
         contents = cls(config=config, values=values, slots=slots, other_slots={}, folder=folder)
         contents._split_off_other_heads()
         return contents
@@ -201,7 +210,7 @@ def _with_folder_head(config: BundleConfig, slots: Mapping[str, Slot], folder: P
     """Return the config with the head of modules.json, or without the pooler that the weights lack."""
     family = FAMILIES[config.family]
     if (folder / sentence_transformers.MODULES).exists():
-        head = sentence_transformers.read_modules(folder, keeps_pooler=_has_pooler(family, slots))
+        head = sentence_transformers.read_modules(folder, config.head, keeps_pooler=_has_pooler(family, slots))
         return replace(config, head=head)
     is_bare = isinstance(config.head, Pooled) and family.architecture(config.model, config.head) == family.bare
     return replace(config, head=None) if is_bare and not _has_pooler(family, slots) else config

@@ -14,6 +14,7 @@ from heedful.checkpoint.config import BundleConfig
 from heedful.errors import ModelError, SettingError, did_you_mean
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
+from heedful.families.head_maps import CROSS_ENCODER_KEYS
 from heedful.families.names import NameTable, to_hf_names, to_our_names
 from heedful.model.config import (
     Classes,
@@ -131,6 +132,8 @@ def make_head_config(
         listed = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
         raise SettingError(f'labels are {listed}; a "{kind}" head needs one or more, each once')
     values: dict[str, object] = dict(config.hf_config or family.write(config.model))
+    for key in CROSS_ENCODER_KEYS & values.keys():  # of the head that was read
+        del values[key]
     values |= {
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import ModelError, quoted
-from heedful.untrusted_files import check_inside, parse_json
+from heedful.untrusted_files import check_inside, check_name, parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 1 << 21  # of a safetensors header or an index: some 16,000 tensors
@@ -59,13 +59,30 @@ def find_tensors(folder: Path) -> dict[str, Slot]:
                 )
             slots |= shard
         return slots
+    raise _no_weights(folder)
+
+
+def find_module_tensors(folder: Path, module: str) -> dict[str, Slot]:
+    """Return the tensors in the weights of a module of sentence-transformers, from their header.
+
+    Args:
+        module: Its folder's name in the model's.
+    """
+    name = str(Path(module, WEIGHTS))
+    if not (folder / name).exists() and not (folder / name).is_symlink():
+        raise _no_weights(folder / module)
+    check_name(folder, name)
+    return _slots(folder / name)
+
+
+def _no_weights(folder: Path) -> ModelError:
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
-        raise ModelError(
+        return ModelError(
             f"{folder} has its weights in {', '.join(pickles[:3])}: such files can run code when they are read, so "
             f"Heedful reads only safetensors. Once, for a folder that you trust: heedful convert --pickle {folder} OUT "
             "reads its pytorch_model.bin in a child process with limited memory and writes a safe folder"
         )
-    raise ModelError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards")
+    return ModelError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards")
 
 
 def read_index(folder: Path, index: str) -> dict[str, set[str]]:

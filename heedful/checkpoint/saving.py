@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from heedful.checkpoint import sentence_transformers
 from heedful.checkpoint.atomic_folder import atomic_folder
@@ -55,6 +55,10 @@ def save(
         like = next(iter(tensors.values()))
         tensors |= {name: tensor.to(like) for name, tensor in to_hf_names(pooled.table(Pooled()), named).items()}
     dtype = next(iter(tensors.values())).dtype
+    sentence_head = config.head if pooling is None else SentenceEmbedding(pooling=(pooling,))
+    dense: dict[str, Tensor] = {}
+    if isinstance(config.head, SentenceEmbedding):
+        dense = {name: tensors.pop(name) for name in list(tensors) if name.startswith(sentence_transformers.DENSE)}
     with atomic_folder(Path(folder), overwrite=overwrite) as temporary:
         save_file(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
@@ -67,9 +71,8 @@ def save(
         _write_json(temporary / "config.json", values)
         if bundle.tokenizer is not None:
             bundle.tokenizer.save(temporary, types=config.model.uses_token_types)
-        sentence_head = config.head if pooling is None else SentenceEmbedding(pooling=(pooling,))
         if isinstance(sentence_head, SentenceEmbedding):
-            sentence_transformers.write_modules(temporary, sentence_head, config.model.width)
+            sentence_transformers.write_modules(temporary, sentence_head, config.model.width, dense)
         notes = Notes(
             tokenizer=None if bundle.tokenizer is None else bundle.tokenizer.fingerprint,
             thresholds=bundle.thresholds,

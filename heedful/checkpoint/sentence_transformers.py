@@ -1,20 +1,29 @@
-"""Sentence-transformers folders: modules.json, pooling, normalisation and prompts, as versions 2 to 6 write them."""
+"""Sentence-transformers folders: modules.json with its modules and prompts, and cross-encoders, of versions 2 to 6."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
+
 from heedful.checkpoint.folder_json import read_folder_json, read_value
+from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_module_tensors
 from heedful.errors import ModelError, quoted
-from heedful.model.config import Pooling, SentenceEmbedding
+from heedful.families.config_reader import ConfigReader
+from heedful.families.head_maps import with_score_activation
+from heedful.model.config import Activation, Classes, DenseLayer, Pooling, SentenceEmbedding
 from heedful.tokenizer import Tokenizer
 from heedful.untrusted_files import check_name
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
+DENSE = "head.dense."  # before the names of the tensors of dense layers
 
-_KINDS = ["transformer", "pooling"]
+_KINDS = ["transformer", "pooling", "normalize"]  # around the dense layers
 _POOLINGS: dict[str, Pooling] = {  # names in version 6
     "cls": "first",
     "max": "max",
@@ -31,55 +40,124 @@ _FLAGS: dict[str, Pooling] = {  # earlier versions, with _FLAG before them: thei
     "lasttoken": "last",
 }
 _PACKAGE = "sentence_transformers.models"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_ACTIVATIONS: dict[str, Activation | None] = {  # of dense layers
+    _IDENTITY: None,
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+}
+_VECTOR = "sentence_embedding"
 
 
-def read_modules(folder: Path, *, keeps_pooler: bool) -> SentenceEmbedding:
-    """Read the head that modules.json describes: a Transformer, one Pooling, and optionally Normalize.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Modules:
+    """The folders of modules.json, relative to it; None: the module is missing."""
+
+    pooling: str | None = None
+    dense: tuple[str, ...] = ()
+    normalise: bool = False
+
+
+def _read_list(folder: Path) -> _Modules:
+    """Read modules.json: a Transformer, alone or followed by one Pooling, Dense layers, and optionally Normalize."""
+    path = folder / MODULES
+    try:
+        listed = [(str(module["type"]).rpartition(".")[2].lower(), str(module["path"])) for module in read_value(path)]
+    except (TypeError, KeyError):
+        raise ModelError(f"{path}: expected a list of modules with type and path") from None
+    kinds = [kind for kind, _ in listed]
+    dense = [name for kind, name in listed if kind == "dense"]
+    around = [*_KINDS[:2], *["dense"] * len(dense)]
+    if kinds not in (_KINDS[:1], around, [*around, "normalize"]):
+        names = ", ".join(kind if kind.isidentifier() and len(kind) < 80 else quoted(kind) for kind in kinds[:8])
+        raise ModelError(
+            f"{path} names the modules {names}{', ...' if len(kinds) > 8 else ''}; Heedful reads Transformer, Pooling, "
+            "any number of Dense and, last, Normalize"
+        )
+    folders = dict(listed)
+    if folders["transformer"]:
+        raise ModelError(f"{path} keeps the Transformer in {quoted(folders['transformer'])}; expected beside {MODULES}")
+    for kind, name in listed[1:3] + [("dense", name) for name in dense]:
+        try:
+            check_name(folder, str(Path(name, "config.json")))
+        except ModelError as error:
+            raise ModelError(f"{path}: the path of the {kind} module cannot be used: {error}") from None
+    return _Modules(pooling=folders.get("pooling"), dense=tuple(dense), normalise="normalize" in kinds)
+
+
+def read_modules(folder: Path, head: object, *, keeps_pooler: bool) -> SentenceEmbedding | Classes:
+    """Read the head that modules.json describes: sentence embeddings, or a cross-encoder of a Transformer alone.
 
     Args:
+        head: That of config.json.
         keeps_pooler: Whether the folder has a pooler.
 
     Raises:
-        ModelError: If Heedful would compute other vectors.
+        ModelError: If Heedful would compute other vectors or scores.
     """
-    path = folder / MODULES
-    modules = read_value(path)
-    try:
-        kinds = {str(module["type"]).rpartition(".")[2].lower(): str(module["path"]) for module in modules}
-    except (TypeError, KeyError):
-        raise ModelError(f"{path}: expected a list of modules with type and path") from None
-    if len(kinds) != len(modules) or list(kinds) not in (_KINDS, [*_KINDS, "normalize"]):
-        names = ", ".join(kind if kind.isidentifier() and len(kind) < 80 else quoted(kind) for kind in list(kinds)[:8])
+    path, modules = folder / MODULES, _read_list(folder)
+    if modules.pooling is None and isinstance(head, Classes):
+        return _cross_encoder(folder, head)
+    if modules.pooling is None:
         raise ModelError(
-            f"{path} names the modules {names}{', ...' if len(kinds) > 8 else ''}; Heedful reads Transformer, Pooling "
-            "and, last, Normalize"
+            f"{path} names a Transformer alone, which is a cross-encoder if config.json names a classifier, and it "
+            "does not: expected a Pooling after it"
         )
-    if kinds["transformer"]:
-        raise ModelError(f"{path} keeps the Transformer in {quoted(kinds['transformer'])}; expected beside {MODULES}")
-    pooling = str(Path(kinds["pooling"], "config.json"))
-    try:
-        check_name(folder, pooling)
-    except ModelError as error:
-        raise ModelError(f"{path}: the path of the pooling module cannot be used: {error}") from None
-    prompts, similarity = _prompts(folder / PROMPTS)
-    return SentenceEmbedding(
-        pooling=_pooling(folder, pooling),
-        normalise="normalize" in kinds,
-        max_length=_max_length(folder),
-        keeps_pooler=keeps_pooler,
-        prompts=prompts,
-        similarity=similarity,
+    embedding = SentenceEmbedding(
+        normalise=modules.normalise, max_length=_max_length(folder), keeps_pooler=keeps_pooler
     )
+    embedding = _with_prompts(embedding, folder / PROMPTS)
+    pooling, pools_prompt = _pooling(folder, str(Path(modules.pooling, "config.json")))
+    dense = tuple(_dense(folder, str(Path(name, "config.json"))) for name in modules.dense)
+    return replace(embedding, pooling=pooling, pools_prompt=pools_prompt, dense=dense)
 
 
-def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
+def dense_tensors(folder: Path) -> dict[str, Slot]:
+    """Return the tensors of the Dense modules by our names."""
+    slots = {}
+    for number, name in enumerate(_read_list(folder).dense):
+        for key, slot in find_module_tensors(folder, name).items():
+            if key not in ("linear.weight", "linear.bias"):
+                raise ModelError(f"{slot.file} holds {quoted(key)}; expected linear.weight and linear.bias")
+            slots[f"{DENSE}{number}.{key.removeprefix('linear.')}"] = slot
+    return slots
+
+
+def _dense(folder: Path, name: str) -> DenseLayer:
+    reader = ConfigReader(read_folder_json(folder / name, folder=folder), str(folder / name))
+    reader.integer("in_features")  # whose weight has to have that shape
+    reader.only("module_input_name", _VECTOR, why="dense layers are computed after the pooling")
+    reader.only("module_output_name", _VECTOR, None, why="dense layers are computed after the pooling")
+    reader.only("use_residual", False, why="a residual around a dense layer is not built")
+    activation = reader.choice("activation_function", {name: name for name in _ACTIVATIONS}, None)
+    layer = DenseLayer(
+        width=reader.integer("out_features"),
+        bias=reader.flag("bias", True),
+        activation="tanh" if activation is None else _ACTIVATIONS[activation],
+    )
+    reader.check_all_read(frozenset())
+    return layer
+
+
+def _cross_encoder(folder: Path, head: Classes) -> Classes:
+    path = folder / PROMPTS
+    values = read_folder_json(path) if path.exists() else {}
+    if (name := values.get("default_prompt_name")) is not None:
+        raise ModelError(f"{path}: default_prompt_name is {name!r:.80}, but cross-encoders read no prompts here")
+    if values.get("activation_fn") is None or head.score_activation is not None:
+        return head
+    return with_score_activation(head, ConfigReader({"activation_fn": values["activation_fn"]}, str(path)))
+
+
+def _pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
+    """Read the poolings, and whether they include prompts."""
     path = folder / name
     values = read_folder_json(path, folder=folder)
-    if not values.get("include_prompt", True):
-        raise ModelError(
-            f"{path}: include_prompt is false, but Heedful cannot tell a prompt from the text after it: "
-            "if your texts have none, set it to true"
-        )
+    pools_prompt = values.get("include_prompt", True)
+    if not isinstance(pools_prompt, bool):
+        raise ModelError(f"{path}: include_prompt is {pools_prompt!r:.80}; expected true or false")
     known, names = _POOLINGS, values.get("pooling_mode")
     if names is None:
         on = {name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value}
@@ -91,31 +169,29 @@ def _pooling(folder: Path, name: str) -> tuple[Pooling, ...]:
         raise ModelError(
             f"{path}: the pooling is {quoted(names)}; expected some of {', '.join(known)}, each of them once"
         )
-    return tuple(known[name] for name in names)
+    return tuple(known[name] for name in names), pools_prompt
 
 
-def _prompts(path: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
-    """Read prompts by name and the similarity, which saving keeps; refuse settings that change all vectors."""
+def _with_prompts(head: SentenceEmbedding, path: Path) -> SentenceEmbedding:
+    """Read prompts by name, the default one, the similarity, and how many numbers of a vector are kept."""
     values = read_folder_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
     if isinstance(prompts, dict):
         prompts = {name: "" if text is None else text for name, text in prompts.items()}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts is {prompts!r:.80}; expected an object of names and texts")
-    name, width = values.get("default_prompt_name"), values.get("truncate_dim")
+    name, dimensions = values.get("default_prompt_name"), values.get("truncate_dim")
     if name is not None and name not in (names := list(prompts)):
         raise ModelError(f"{path}: default_prompt_name is {name!r:.80}, none of {names!r:.80}: set it to null")
-    if name is not None and (text := prompts[name]):
-        raise ModelError(
-            f"{path}: default_prompt_name is {name!r:.80}, so sentence-transformers puts {text!r:.80} before every "
-            "text, and Heedful does not: put it before your texts, and set default_prompt_name to null"
-        )
-    if width is not None:
-        raise ModelError(
-            f"{path}: truncate_dim is {width!r:.80}, but Heedful returns whole vectors: truncate them, and set it to "
-            "null"
-        )
-    return tuple(prompts.items()), similarity if isinstance(similarity, str) else None
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise ModelError(f"{path}: truncate_dim is {dimensions!r:.80}; expected a whole number from 1, or null")
+    return replace(
+        head,
+        prompts=tuple(prompts.items()),
+        default_prompt=name,
+        dimensions=dimensions,
+        similarity=similarity if isinstance(similarity, str) else None,
+    )
 
 
 def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
@@ -139,16 +215,25 @@ def _max_length(folder: Path) -> int | None:
     return None
 
 
-def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
+def write_modules(
+    folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write modules.json and what it points to, in the form that every version since 2 reads.
 
     Several poolings in another order than that of the flags need version 6.
+
+    Args:
+        width: Of the model's rows.
+        tensors: Those of the dense layers, by our names.
     """
     pooling: dict[str, object] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
     if head.pooling != tuple(mode for mode in _FLAGS.values() if mode in head.pooling):
         names = {mode: name for name, mode in _POOLINGS.items()}
         pooling = {"pooling_mode": [names[mode] for mode in head.pooling]}
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if head.normalise else [])]
+    if not head.pools_prompt:
+        pooling["include_prompt"] = False
+    dense = ["Dense"] * len(head.dense)
+    kinds = ["Transformer", "Pooling", *dense, *(["Normalize"] if head.normalise else [])]
     modules = [
         {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"{_PACKAGE}.{kind}"}
         for number, kind in enumerate(kinds)
@@ -157,11 +242,28 @@ def write_modules(folder: Path, head: SentenceEmbedding, width: int) -> None:
     for module in modules[1:]:
         (folder / str(module["path"])).mkdir()
     _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **pooling})
+    _write_dense(folder, head, width * len(head.pooling), tensors or {})
     if head.max_length is not None:
         _write(folder / "sentence_bert_config.json", {"max_seq_length": head.max_length, "do_lower_case": False})
-    if head.prompts or head.similarity is not None:
-        prompts = {"prompts": dict(head.prompts), "default_prompt_name": None, "similarity_fn_name": head.similarity}
-        _write(folder / PROMPTS, prompts)
+    if head.prompts or head.similarity is not None or head.dimensions is not None:
+        prompts = {
+            "prompts": dict(head.prompts),
+            "default_prompt_name": head.default_prompt,
+            "similarity_fn_name": head.similarity,
+        }
+        dimensions = {} if head.dimensions is None else {"truncate_dim": head.dimensions}
+        _write(folder / PROMPTS, prompts | dimensions)
+
+
+def _write_dense(folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    words = {activation: word for word, activation in _ACTIVATIONS.items()}
+    for number, layer in enumerate(head.dense):
+        path, prefix = folder / f"{number + 2}_Dense", f"{DENSE}{number}."
+        values = {"in_features": width, "out_features": layer.width, "bias": layer.bias}
+        _write(path / "config.json", {**values, "activation_function": words[layer.activation]})
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        save_file({f"linear.{name}": tensor.cpu().contiguous() for name, tensor in own.items()}, path / WEIGHTS)
+        width = layer.width
 
 
 def _write(path: Path, value: object) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.safetensors_files import INDEX, WEIGHTS, find_tensors, read_index
 from heedful.errors import HeedfulWarning, ModelError
-from heedful.untrusted_files import check_inside, is_inside
+from heedful.untrusted_files import check_inside, check_name, is_inside
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # the last: modules of sentence-transformers
@@ -43,6 +43,8 @@ class Unpickled:
 def convert_pickles(folder: Path, out: Path) -> Unpickled:
     """Convert a folder with its weights in pytorch_model.bin, or in shards of that name, to safetensors.
 
+    So are the weights of Dense modules of sentence-transformers in their folders, even if the others are safetensors.
+
     The child refuses anything but a plain table of tensors; its memory (four times the weights), its time and the size
     of its files are limited, and where the system allows, it has no network; otherwise there is a warning. `out` holds
     the weights as safetensors, config.json and the tokenizer's files, and appears complete or not at all.
@@ -50,9 +52,14 @@ def convert_pickles(folder: Path, out: Path) -> Unpickled:
     Raises:
         ModelError: If the folder has safetensors or no pickles, or the child refuses them.
     """
+    modules = [path.parent.name for path in sorted(folder.glob(f"*/{PICKLE}")) if not (path.parent / WEIGHTS).exists()]
+    for module in modules:
+        check_name(folder, f"{module}/{PICKLE}")
+    shards: dict[str, set[str]] = {}
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
-        raise ModelError(f"{folder} has safetensors already: nothing to convert")
-    if (folder / PICKLE_INDEX).exists():
+        if not modules:
+            raise ModelError(f"{folder} has safetensors already: nothing to convert")
+    elif (folder / PICKLE_INDEX).exists():
         shards = read_index(folder, PICKLE_INDEX)
     elif (folder / PICKLE).exists() or (folder / PICKLE).is_symlink():
         check_inside(folder, PICKLE)
@@ -61,10 +68,13 @@ def convert_pickles(folder: Path, out: Path) -> Unpickled:
         raise ModelError(f"{folder} has neither {PICKLE} nor {PICKLE_INDEX}; no other kind of pickle is read")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a model folder: it needs config.json beside its weights")
-    safe_names = _safe_names(shards)
+    safe_names = _safe_names(shards) | {f"{module}/{PICKLE}": f"{module}/{WEIGHTS}" for module in modules}
     with atomic_folder(out, overwrite=False) as temporary:
+        for module in modules:
+            (temporary / module).mkdir()
         result = _read_in_child([(folder / file, temporary / name) for file, name in safe_names.items()])
-        _copy(folder, temporary)
+        _copy(folder, temporary, _COPIED, _MAX_COPIED_BYTES)
+        _copy(folder, temporary, ("*.safetensors", f"*/{WEIGHTS}"), None)
         if any(shards.values()):
             weight_map = {name: safe_names[file] for file, names in shards.items() for name in sorted(names)}
             (temporary / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2), "utf-8")
@@ -124,14 +134,14 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _copy(folder: Path, target: Path) -> None:
-    for path in sorted(path for pattern in _COPIED for path in folder.glob(pattern)):
-        if path.name.endswith(".index.json") or not path.is_file():
+def _copy(folder: Path, target: Path, patterns: tuple[str, ...], max_bytes: int | None) -> None:
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+        if path.name == PICKLE_INDEX or not path.is_file():
             continue
         if not is_inside(folder, path):
             raise ModelError(f"{path} is a link to a place outside the folder, and was not copied")
-        if path.stat().st_size > _MAX_COPIED_BYTES:
-            raise ModelError(f"{path} has {path.stat().st_size} bytes; at most {_MAX_COPIED_BYTES} are copied")
+        if max_bytes is not None and path.stat().st_size > max_bytes:
+            raise ModelError(f"{path} has {path.stat().st_size} bytes; at most {max_bytes} are copied")
         copy = target / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)

@@ -25,6 +25,7 @@ IGNORED_KEYS = frozenset(
     suppress_tokens exponential_decay_length_penalty finetuning_task num_labels _num_labels label2id id2label
     problem_type is_encoder_decoder language model_max_length directionality tie_word_embeddings
     cross_attention_hidden_size _attn_implementation_autoset sentence_transformers
+    sbert_ce_default_activation_function auto_map
     """.split()  # noqa: SIM905
 )
 
@@ -32,7 +33,6 @@ IGNORED_KEYS = frozenset(
 _CODE = "Heedful runs no code that a folder names"
 _ENCODER = "it is an encoder here"
 REFUSED_KEYS: dict[str, tuple[tuple[object, ...], str]] = {  # key -> the values that can be loaded, why no others
-    "auto_map": ((None, {}), _CODE),
     "custom_pipelines": ((None, {}), _CODE),
     "trust_remote_code": ((None, False), _CODE),
     "_attn_implementation_internal": ((None, "eager", "sdpa", "flash_attention_2"), _CODE),

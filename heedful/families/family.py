@@ -10,7 +10,7 @@ from torch import Tensor
 
 from heedful.errors import ModelError
 from heedful.families.config_reader import ConfigReader
-from heedful.families.names import NameTable, claims
+from heedful.families.names import NameTable, claims, name_rows
 from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 
@@ -96,6 +96,8 @@ class Family:
     def table(self, model: ModelConfig, head: Head | None) -> NameTable:
         """Return the names of body and head, as in a folder with a task."""
         body = self.body(model)
+        if isinstance(head, SentenceEmbedding) and head.dense and not claims(body, "head.dense.0.weight"):
+            body = body.merged_with(NameTable(rows=name_rows(("head.dense.{}", "head.dense.{}"))))
         if head is None or (isinstance(head, SentenceEmbedding) and not head.keeps_pooler):
             return body
         return body.merged_with(self.heads[self.architecture(model, head)].table(head))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from heedful.errors import ModelError
 from heedful.families.config_reader import ConfigReader, read_activation
 from heedful.families.family import HeadMap
 from heedful.families.names import Named, NameRow, NameTable, name_rows
@@ -21,12 +22,44 @@ from heedful.model.config import (
     PermutedTokens,
     Pooled,
     Pretraining,
+    ScoreActivation,
     SpanScores,
     TokenClasses,
 )
 
 Arguments = dict[str, Any]  # of a class of heads, or of a function of this module
 Fixed = Callable[[ConfigReader], Arguments]  # reads settings of a head that a family fixes or names differently
+
+
+CROSS_ENCODER, ACTIVATION = "sentence_transformers", "activation_fn"  # keys since version 4
+OLD_ACTIVATION = "sbert_ce_default_activation_function"  # before
+CROSS_ENCODER_KEYS = {CROSS_ENCODER, OLD_ACTIVATION}
+SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
+
+
+def with_score_activation(head: Classes, reader: ConfigReader, key: str = ACTIVATION) -> Classes:
+    """Return a head with the activation that a cross-encoder of sentence-transformers has by that key.
+
+    Raises:
+        ModelError: If the activation is neither Identity nor Sigmoid, or does not fit the problem.
+    """
+    activation = reader.choice(key, SCORE_ACTIVATIONS, None)
+    if activation == "sigmoid" and head.problem_type == "single_label_classification":
+        raise ModelError(
+            f"{reader.source}: {key} is Sigmoid, but Heedful takes the softmax of {len(head.labels)} labels of which "
+            'one is right: set problem_type to "multi_label_classification" for the sigmoid of each'
+        )
+    return replace(head, score_activation=activation)
+
+
+def _with_cross_encoder_keys(reader: ConfigReader, head: Classes) -> Classes:
+    if isinstance(values := reader.values.get(CROSS_ENCODER), dict) and ACTIVATION in values:
+        part = ConfigReader({ACTIVATION: values[ACTIVATION]}, f"{reader.source}: {CROSS_ENCODER}")
+        return with_score_activation(head, part)
+    return with_score_activation(head, reader, OLD_ACTIVATION)
 
 
 def bare() -> HeadMap:
@@ -109,10 +142,16 @@ def classes(
         dropout = _dropout(reader, model, key, default) if key else 0.0
         first = {"dropout_first": dropout} if dropout_first else {}
         settings: Arguments = {"dropout": dropout, **first} | fixed(reader)
-        return Classes(labels=reader.labels(), problem_type=reader.problem_type(), **settings)
+        head = Classes(labels=reader.labels(), problem_type=reader.problem_type(), **settings)
+        return _with_cross_encoder_keys(reader, head)
 
     def write(head: Classes) -> dict[str, object]:
-        return _write_labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
+        names = {activation: name for name, activation in SCORE_ACTIVATIONS.items()}
+        cross_encoder = (
+            {} if head.score_activation is None else {CROSS_ENCODER: {ACTIVATION: names[head.score_activation]}}
+        )
+        values = _write_labels(head) | {"problem_type": head.problem_type} | ({key: head.dropout} if key else {})
+        return values | cross_encoder
 
     return HeadMap(
         head=Classes, read=read, write=write, table=lambda head: NameTable(rows=name_rows(*named)), prefix=prefix

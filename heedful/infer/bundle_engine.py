@@ -26,7 +26,15 @@ from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 from heedful.tasks.answer_heads import answer_heads_of
-from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, group_by_window, input_windows
+from heedful.tasks.answering import (
+    Answer,
+    AnswerContext,
+    AnswerHead,
+    PromptedText,
+    Window,
+    group_by_window,
+    input_windows,
+)
 from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
@@ -44,6 +52,7 @@ class Chunk(NamedTuple):
     answerer: AnswerHead
     encoded: Encoding
     positions: list[int]  # of the tokens to score; empty: the whole window
+    unpooled: int = 0  # tokens of a prompt at its start that are not part of the vector
 
 
 class EncodedInput(NamedTuple):
@@ -59,6 +68,19 @@ class EncodedInput(NamedTuple):
     def tokens(self) -> int:
         """How many tokens are to be scored."""
         return sum(len(piece.encoded) for piece in self.pieces)
+
+
+class _ReadInput(NamedTuple):
+    """The answer head of an input, its texts with prompt and suffix, and the prompt."""
+
+    answerer: AnswerHead
+    texts: list[TokenizerInput]
+    prompt: str
+
+
+def with_prompt(prompt: str, texts: Iterable[str]) -> list[object]:
+    """Return texts as inputs that are embedded behind this prompt, and not behind the model's default one."""
+    return [PromptedText(prompt, text) for text in texts]
 
 
 def check_token_budget(token_budget: int) -> None:
@@ -158,13 +180,16 @@ class BundleEngine:
         """
         listed = self._listed(inputs)
         answers = self(listed, top_k=top_k)
-        read = [self._read(number, engine_input)[0] for number, engine_input in enumerate(listed)]
+        read = [self._read(number, engine_input) for number, engine_input in enumerate(listed)]
         return check_prediction_type(
-            [answerer.prediction(answer) for answerer, answer in zip(read, answers, strict=True)], answer_type
+            [item.answerer.prediction(answer) for item, answer in zip(read, answers, strict=True)], answer_type
         )
 
-    def encode(self, texts: str | Iterable[str], *, prompt: str = "") -> NDArray[np.float32]:
-        """Return the embeddings of texts, [texts, width]; [width] for a single text. A prompt is put before each.
+    def encode(self, texts: str | Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
+        """Return the embeddings of texts, [texts, width]; [width] for a single text.
+
+        Args:
+            prompt: Put before each text; None: the model's default prompt, if it has one.
 
         Raises:
             HeedfulError: If the model's head makes no sentence embeddings.
@@ -177,21 +202,22 @@ class BundleEngine:
         listed = list(texts)
         if wrong := next((number for number, text in enumerate(listed) if not isinstance(text, str)), None):
             raise HeedfulError(f"input {wrong} is {_shown(listed[wrong])}; expected a text")
-        vectors = [answer["vector"] for answer in self([prompt + text for text in listed])]
-        width = self.loaded.config.model.width
-        return np.array(vectors, np.float32).reshape(len(listed), -1 if listed else width)
+        vectors = [answer["vector"] for answer in self(listed if prompt is None else with_prompt(prompt, listed))]
+        head = self._head
+        assert isinstance(head, SentenceEmbedding)
+        return np.array(vectors, np.float32).reshape(len(listed), head.width(self.loaded.config.model))
 
     def encode_query(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
         """Return the embeddings of search queries: `encode` with the prompt that the model has for them, if any."""
-        return self.encode(texts, prompt=self._prompt("query"))
+        return self.encode(texts, prompt=self.prompt("query"))
 
     def encode_document(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
         """Return the embeddings of documents: `encode` with the prompt that the model has for them, if any."""
-        return self.encode(texts, prompt=self._prompt("document"))
+        return self.encode(texts, prompt=self.prompt("document", "passage", "corpus"))
 
-    def _prompt(self, name: str) -> str:
-        """A prompt of the model by its name in sentence-transformers; "" if it has none of that name."""
-        return dict(self._head.prompts).get(name, "") if isinstance(self._head, SentenceEmbedding) else ""
+    def prompt(self, *names: str) -> str:
+        """Return the first prompt of the model with one of these names; else its default prompt, or ""."""
+        return self._head.prompt(*names) if isinstance(self._head, SentenceEmbedding) else ""
 
     def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5, first: int = 0) -> list[Answer]:
         """Score encoded inputs and make their answers: the second and third step of a call.
@@ -223,20 +249,20 @@ class BundleEngine:
         """
         read = [self._read(number, engine_input) for number, engine_input in enumerate(inputs, start=first)]
         try:
-            encoded = iter(self._encode([item for _, items in read for item in items]))
+            encoded = iter(self._encode([item for _, items, _ in read for item in items]))
         except HeedfulError:
-            for number, (_, items) in enumerate(read, start=first):
+            for number, (_, items, _) in enumerate(read, start=first):
                 self._blame(number, items)
             raise
         asked = []
-        for number, (engine_input, (answerer, items)) in enumerate(zip(inputs, read, strict=True), start=first):
+        for number, (engine_input, (answerer, items, prompt)) in enumerate(zip(inputs, read, strict=True), start=first):
             seen = [next(encoded) for _ in items]
             several = self._windows(number, answerer, items, seen)
             asked.append(
                 EncodedInput(
                     engine_input,
                     answerer,
-                    self._pieces(answerer, several),
+                    self._pieces(answerer, several, self._unpooled(prompt)),
                     sum(encoding.dropped for encoding in seen),
                     several,
                 )
@@ -338,13 +364,28 @@ class BundleEngine:
                 columns |= answerer.columns(self.loaded, self.writing)
         return columns
 
-    def _read(self, number: int, engine_input: object) -> tuple[AnswerHead, list[TokenizerInput]]:
+    def _read(self, number: int, engine_input: object) -> _ReadInput:
+        prompt, text_input = self.loaded.default_prompt, engine_input
+        if isinstance(engine_input, PromptedText) and self.kind == "embedding":
+            prompt, text_input = engine_input.prompt, engine_input.text
         for answerer in self._answerers:
-            if (items := answerer.tokenizer_inputs(engine_input)) is not None:
-                return answerer, [item + self.loaded.text_suffix if isinstance(item, str) else item for item in items]
+            if (items := answerer.tokenizer_inputs(text_input)) is not None:
+                suffix = self.loaded.text_suffix
+                whole = [prompt + item + suffix if isinstance(item, str) else item for item in items]
+                return _ReadInput(answerer, whole, prompt)
         raise HeedfulError(
             f"input {number} is {_shown(engine_input)}: this model's {self.kind} head expects {self.expects}"
         )
+
+    def _unpooled(self, prompt: str) -> int:
+        """Return how many tokens at the start of a text are not pooled because they are its prompt's.
+
+        They are counted as in sentence-transformers: those of the prompt alone, without a special token at its end.
+        """
+        if not prompt or not isinstance(self._head, SentenceEmbedding) or self._head.pools_prompt:
+            return 0
+        alone = self.tokenizer.encode(prompt)
+        return len(alone) - int(bool(alone.special) and alone.special[-1])
 
     def _windows(
         self, number: int, answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding]
@@ -354,10 +395,10 @@ class BundleEngine:
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
-    def _pieces(self, answerer: AnswerHead, several: list[Encoding]) -> list[Chunk]:
+    def _pieces(self, answerer: AnswerHead, several: list[Encoding], unpooled: int) -> list[Chunk]:
         """The windows of an input; those in which nothing is to be scored are left out."""
         if answerer.positions is None:
-            return [Chunk(answerer, window, []) for window in several]
+            return [Chunk(answerer, window, [], unpooled) for window in several]
         places = group_by_window(answerer.positions(several, self.tokenizer), len(several))
         return [Chunk(answerer, window, taken) for window, taken in zip(several, places, strict=True) if taken]
 
@@ -403,6 +444,8 @@ class BundleEngine:
         head = self._module(answerer)
         if answerer.positions is None:
             wanted, read = pooled_row(head, batch)
+            if any(piece.unpooled for piece in pieces):
+                wanted, read = batch.without_first([piece.unpooled for piece in pieces])
             return list(_on_host(head(self._rows(batch, wanted), read)))
         places = [
             start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.positions

@@ -274,7 +274,7 @@ def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encod
     """
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    text = item + loaded.text_suffix if isinstance(item, str) else item
+    text = loaded.default_prompt + item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = decoder_prompts(loaded, loaded.tokenizer, [loaded.tokenizer.encode(text)])
     limit = MAX_TOKENS if loaded.max_length is None else loaded.max_length
     if 1 <= len(encoded) <= limit:

@@ -339,6 +339,7 @@ class Pretraining:
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+ScoreActivation = Literal["identity", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,6 +350,7 @@ class Classes(Summary):
     labels: tuple[str, ...]
     problem_type: ProblemType = "single_label_classification"
     bias: bool = True
+    score_activation: ScoreActivation | None = None  # of a cross-encoder's one score; None: it is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,16 +414,39 @@ class NextTokenAndChoice(Summary):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DenseLayer:
+    """activation(W x + b) of a pooled vector: the Dense module of sentence-transformers."""
+
+    width: int  # of its output
+    bias: bool = True
+    activation: Activation | None = "tanh"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceEmbedding:
     """Sentence embedding: one vector for each sequence, as in sentence-transformers (Reimers and Gurevych 2019)."""
 
     kind: Literal["embedding"] = "embedding"
     pooling: tuple[Pooling, ...] = ("mean",)  # several: their vectors side by side
+    dense: tuple[DenseLayer, ...] = ()  # after the pooling
     normalise: bool = False  # to unit length
+    dimensions: int | None = None  # the first numbers of the vector, after normalisation; None: all
     max_length: int | None = None  # tokens of a text that are read
     keeps_pooler: bool = False  # the folder has an unused pooler, which saving keeps
-    prompts: tuple[tuple[str, str], ...] = ()  # by name; saved, like similarity, for sentence-transformers
-    similarity: str | None = None
+    prompts: tuple[tuple[str, str], ...] = ()  # by name
+    default_prompt: str | None = None  # name of the prompt before texts for which no other is named
+    pools_prompt: bool = True  # False: the tokens of a prompt are read, but not pooled
+    similarity: str | None = None  # saved for sentence-transformers
+
+    def prompt(self, *names: str) -> str:
+        """Return the first prompt with one of these names; else the default prompt, or ""."""
+        prompts = dict(self.prompts)
+        return next((prompts[name] for name in (*names, self.default_prompt) if name in prompts), "")
+
+    def width(self, model: ModelConfig) -> int:
+        """Return the width of the vectors that it makes from the rows of a model."""
+        width = self.dense[-1].width if self.dense else model.width * len(self.pooling)
+        return width if self.dimensions is None else min(width, self.dimensions)
 
 
 Head = (

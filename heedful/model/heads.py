@@ -207,17 +207,24 @@ class RowsHead(nn.Module):
 
 
 class SentenceEmbeddingHead(nn.Module):
-    """Sentence embeddings, [sequences, width], the vectors of all poolings side by side; it has no weights to train."""
+    """Sentence embeddings, [sequences, width]: the vectors of all poolings side by side, through the dense layers."""
 
     def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
         super().__init__()
         self.config = config
+        widths = [model.config.width * len(config.pooling), *(layer.width for layer in config.dense)]
+        self.dense = nn.ModuleList(
+            nn.Linear(width, layer.width, bias=layer.bias) for width, layer in zip(widths, config.dense, strict=False)
+        )
         if config.keeps_pooler:
             self.first = SummaryVector(c.Summary(), model.config.width)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences all_widths"]:
         vectors = torch.cat([pool(rows, batch, pooling) for pooling in self.config.pooling], -1)
-        return F.normalize(vectors, dim=-1) if self.config.normalise else vectors
+        for layer, config in zip(self.dense, self.config.dense, strict=True):
+            vectors = layer(vectors)
+            vectors = ACTIVATIONS[config.activation](vectors) if config.activation else vectors
+        return (F.normalize(vectors, dim=-1) if self.config.normalise else vectors)[:, : self.config.dimensions]
 
 
 def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequences width"]:

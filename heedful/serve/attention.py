@@ -27,7 +27,7 @@ def attention_response(
 ) -> AttentionWeights:
     """Return tokens and weights of layers and heads, counted from 0 (None: all); at most `most` weights."""
     loaded = engine.loaded
-    read = item + loaded.text_suffix if isinstance(item, str) else item
+    read = loaded.default_prompt + item + loaded.text_suffix if isinstance(item, str) else item
     (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLongError(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")

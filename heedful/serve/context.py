@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput
+from heedful.infer.bundle_engine import BundleEngine, EncodedInput, with_prompt
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.serve.middleware import RequestLog
@@ -90,15 +90,21 @@ class RequestContext:
         self.record.tokens += tokens
         return answers
 
-    def beginnings(self, engine: BundleEngine, texts: Sequence[str]) -> Turns:
+    def beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
         """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.
+
+        A prompt is put before each of them in place of the model's default one.
 
         16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
         where there is much white space; up to as many as a request may have.
         """
         most = self.service.settings.limits.max_request_characters
         longest = most if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
-        encoded: list[EncodedInput] = yield from tokenize_in_turns(engine, [text[:longest] for text in texts])
+
+        def inputs(texts: list[str]) -> list[object]:
+            return list(texts) if prompt is None else with_prompt(prompt, texts)
+
+        encoded: list[EncodedInput] = yield from tokenize_in_turns(engine, inputs([text[:longest] for text in texts]))
         while longest < most and (
             unread := [
                 n for n, encoded_text in enumerate(encoded) if len(texts[n]) > longest and not encoded_text.dropped
@@ -111,7 +117,7 @@ class RequestContext:
                     f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read"
                 )
             yield
-            for n, encoded_text in zip(unread, engine.tokenize(more), strict=True):
+            for n, encoded_text in zip(unread, engine.tokenize(inputs(more)), strict=True):
                 encoded[n] = encoded_text
         return encoded
 

@@ -34,7 +34,7 @@ class EmbedBody(TruncatedBody, kw_only=True, frozen=True):
     normalize: bool = True
     truncate: bool | None = None  # null is true
     dimensions: Positive | None = None
-    prompt_name: None = None  # models here have no prompts
+    prompt_name: str | None = None  # null: the model's default prompt
 
 
 class TextPair(Struct, forbid_unknown_fields=True, frozen=True):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from msgspec import Struct
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, quoted
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
+from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
@@ -73,15 +74,16 @@ async def vectors(
     truncate: bool | None = True,
     dimensions: int | None = None,
     unit: bool = True,
+    prompt: str | None = None,
 ) -> np.ndarray:
-    """A vector for each text, [texts, dimensions], of length 1 if asked."""
+    """A vector for each text, [texts, dimensions], of length 1 if asked; behind the default prompt, or another one."""
     limit = getattr(model_queue.engine, "limit", None)
     longest = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
     cut = [text[:longest] for text in texts]
     call.texts(*cut)
 
     def encode(engine: BundleEngine) -> Turns:
-        asked = yield from call.beginnings(engine, texts)
+        asked = yield from call.beginnings(engine, texts, prompt)
         if truncate is False and any(encoded.dropped for encoded in asked):
             raise TooLongError(
                 f"a text has more tokens than the {engine.limit} this model reads, and truncate is false"
@@ -102,8 +104,25 @@ async def embed(call: RequestContext, body: requests.EmbedBody) -> np.ndarray:
     """A vector for each text."""
     _, model_queue = call.select_model(body.model, EMBEDDING)
     return await vectors(
-        call, model_queue, as_list(body.inputs), truncate=body.truncate, dimensions=body.dimensions, unit=body.normalize
+        call,
+        model_queue,
+        as_list(body.inputs),
+        truncate=body.truncate,
+        dimensions=body.dimensions,
+        unit=body.normalize,
+        prompt=_named_prompt(model_queue, body.prompt_name),
     )
+
+
+def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> str | None:
+    """Return the model's prompt of that name."""
+    if name is None or model_queue.engine is None:
+        return None
+    head = model_queue.engine.loaded.config.head
+    prompts = dict(head.prompts) if isinstance(head, SentenceEmbedding) else {}
+    if name not in prompts:
+        raise HeedfulError(f"prompt_name is {quoted(name)}, and this model has {', '.join(prompts) or 'no prompts'}")
+    return prompts[name]
 
 
 async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> dict[str, object]:
@@ -150,13 +169,17 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
     else:
         call.texts(*(body.query + text for text in body.texts))
         answers = await call.ask(model_queue, [(body.query, text) for text in body.texts])
-        scores = [_relevance(answer, body.raw_scores) for answer in answers]
+        loaded = getattr(model_queue.engine, "loaded", None)
+        sigmoid = isinstance(head := loaded and loaded.config.head, Classes) and head.score_activation == "sigmoid"
+        if sigmoid and body.raw_scores:
+            raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
+        scores = [_relevance(answer, raw=body.raw_scores or sigmoid) for answer in answers]
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
     return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
 
 
-def _relevance(answer: Answer, raw: bool) -> float:
+def _relevance(answer: Answer, *, raw: bool) -> float:
     """The one number, between 0 and 1 unless raw; or the probability of the second of two labels."""
     if "values" in answer and len(answer["values"]) == 1:
         (number,) = answer["values"].values()

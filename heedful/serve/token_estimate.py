@@ -8,6 +8,7 @@ from typing import TypeVar
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS
+from heedful.tasks.answering import PromptedText
 
 T = TypeVar("T")
 SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
@@ -44,6 +45,8 @@ def count_characters(value: object) -> int:
     match value:
         case str():
             return len(value)
+        case PromptedText(prompt=prompt, text=text):
+            return len(prompt) + len(text)
         case {"prompt": prompt, "choices": choices}:
             return sum(len(prompt) + len(choice) for choice in choices)
         case dict():

@@ -34,6 +34,14 @@ class Window(NamedTuple):
     scores: Any  # a tensor [positions, ...], or [...] for the whole window; or the generated texts
 
 
+@dataclass(frozen=True, slots=True)
+class PromptedText:
+    """A text to embed behind another prompt than the model's default one."""
+
+    prompt: str
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerContext:
     """Everything beside the scores that an answer depends on."""

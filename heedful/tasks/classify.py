@@ -65,13 +65,15 @@ def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
 def classify_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
 
-    Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels.
+    Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels, and for the
+    number of a cross-encoder whose scores are sigmoids.
     """
     head = context.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
     names, count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
+        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores
         return {"values": _named(names, scores.mean(0))} | count
     if head.problem_type == "multi_label_classification":
         probabilities = _named(names, scores.sigmoid().mean(0))

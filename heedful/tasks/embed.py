@@ -15,6 +15,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.data import Example, PairExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
+from heedful.model.config import SentenceEmbedding
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import full_precision, pack_samples, upcast, weights_of_samples
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
@@ -93,6 +94,7 @@ class Embed(Task[PairExample]):
     low: float = 0.0  # score of a cosine of 0
     high: float = 1.0  # score of a cosine of 1
     scale: float = 20.0  # of the cosines of unscored pairs
+    prompt: str = ""  # before each text: the model's default prompt
 
     def __post_init__(self) -> None:
         if not self.metric:
@@ -110,7 +112,7 @@ class Embed(Task[PairExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
-        fields = comparison(setup.survey, settings.group_size)
+        fields = comparison(setup.survey, settings.group_size) | _default_prompt(setup.loaded)
         task, bundle = cls.with_new_head(
             setup, long_inputs="truncate", scale=settings.scale, **fields
         )  # a text has one vector
@@ -122,11 +124,11 @@ class Embed(Task[PairExample]):
         cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
         """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
-        fields = comparison(survey()) | {"long_inputs": "truncate"}
+        fields = comparison(survey()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
     def tokenizer_inputs(self, example: PairExample) -> list[TokenizerInput]:
-        return [example.anchor, example.positive]
+        return [self.prompt + example.anchor, self.prompt + example.positive]
 
     def engine_input(self, example: PairExample) -> object:
         return (example.anchor, example.positive)
@@ -195,6 +197,17 @@ def comparison(survey: DatasetStats, group_size: int = 2) -> TaskFields:
         return {"scored": False, "group_size": group_size}
     low = min(0.0, survey.low)
     return {"scored": True, "low": low, "high": survey.high if survey.high > low else 1.0}
+
+
+def _default_prompt(loaded: ModelBundle) -> TaskFields:
+    """Return the prompt of a model to be trained; raises HeedfulError if its tokens are not to be pooled."""
+    head, prompt = loaded.config.head, loaded.default_prompt
+    if prompt and isinstance(head, SentenceEmbedding) and not head.pools_prompt:
+        raise HeedfulError(
+            f"{loaded.source} puts {prompt!r:.80} before each text and does not pool its tokens, which "
+            "training here cannot do: set include_prompt to true or default_prompt_name to null in its folder"
+        )
+    return {"prompt": prompt}
 
 
 def _second(sample: Sample) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import heedful
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
 from tests.support.tiny_models import save_tiny
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
@@ -101,8 +101,6 @@ BERT: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 2**24}, "vocab_size"),
     *(({field: MORE}, f"{field} is missing") for field in ("hidden_size", "vocab_size", "hidden_act")),
     # what would run code, or mean another model
-    ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map.*runs no code"),
-    ({"auto_map": {"AutoModel": "https://example.org/evil.py"}}, "auto_map.*runs no code"),
     ({"custom_pipelines": {"x": {"impl": "evil.Model"}}}, "custom_pipelines.*runs no code"),
     ({"trust_remote_code": True}, "trust_remote_code.*runs no code"),
     ({"trust_remote_code": "yes"}, "trust_remote_code.*runs no code"),
@@ -159,7 +157,6 @@ DISTILBERT: list[tuple[dict[str, Any], str]] = [
     ({"n_layers": 10**6}, "n_layers"),
     ({"n_layers": 900}, "n_layers"),
     ({"hidden_size": 32}, "hidden_size"),
-    ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
     ({"quantization_config": {}}, "quantization_config"),
 ]
 ABSURD = [("bert", *each) for each in BERT] + [("distilbert", *each) for each in DISTILBERT]
@@ -257,6 +254,23 @@ def test_what_never_matters_is_accepted_and_not_followed(
     heedful.load(changed(folders, tmp_path, "bert", changes))
     assert set(sys.modules) == modules
     assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "code", [{"AutoModel": "evil.Model"}, {"AutoModel": "owner/name--https://example.org/evil.py"}]
+)
+def test_code_beside_a_type_that_is_known_is_passed_over_and_said(
+    code: dict[str, Any], folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "socket", lambda *each, **more: pytest.fail("no connection is needed"))
+    modules = set(sys.modules)
+    folder = changed(folders, tmp_path, "bert", {"auto_map": code})
+    with pytest.warns(HeedfulWarning, match=r"names code \(.*evil.* in auto_map\), which is not run: .* as bert"):
+        loaded = heedful.load(folder)
+    assert set(sys.modules) == modules and not (tmp_path / "canary").exists()
+    assert loaded.weights_digest() == heedful.load(folders["bert"]).weights_digest()
+    heedful.save(loaded, tmp_path / "saved")
+    assert "auto_map" not in json.loads((tmp_path / "saved/config.json").read_text())
 
 
 def test_an_unknown_key_can_be_ignored_by_name(folders: dict[str, Path], tmp_path: Path) -> None:

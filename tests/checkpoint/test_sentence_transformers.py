@@ -104,7 +104,7 @@ def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, 
     sentence_transformers.write_modules(tmp_path, SentenceEmbedding(), 8)
     (tmp_path / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 8} | given))
     expected = Pooling.load(str(tmp_path / "1_Pooling"))(dict(features))["sentence_embedding"]
-    head = sentence_transformers.read_modules(tmp_path, keeps_pooler=False)
+    head = sentence_transformers.read_modules(tmp_path, None, keeps_pooler=False)
     found = torch.cat([pool(rows, batch, how) for how in head.pooling], -1)
     torch.testing.assert_close(found, expected)
     (tmp_path / "again").mkdir()
@@ -112,7 +112,7 @@ def test_several_poolings_stand_in_their_order(tmp_path: Path, given: dict[str, 
     written = tmp_path / "again/1_Pooling"
     assert torch.equal(Pooling.load(str(written))(dict(features))["sentence_embedding"], expected)
     assert ("pooling_mode" in json.loads((written / "config.json").read_text())) != flags
-    assert sentence_transformers.read_modules(tmp_path / "again", keeps_pooler=False) == head
+    assert sentence_transformers.read_modules(tmp_path / "again", None, keeps_pooler=False) == head
 
 
 def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> None:
@@ -129,16 +129,10 @@ def test_prompts_and_the_similarity_are_kept(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("file", "changed", "message"),
     [
-        (
-            PROMPTS,
-            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-            "default_prompt_name is 'query', so sentence-transformers puts 'query: ' before every text, and Heedful "
-            "does not: put it before your texts, and set default_prompt_name to null",
-        ),
         (PROMPTS, {"default_prompt_name": ["query"]}, r"is \['query'\], none of \[\]: set it to null"),
         (PROMPTS, {"prompts": {"query": 1}}, r"prompts is {'query': 1}; expected an object of names and texts"),
-        (PROMPTS, {"truncate_dim": 64}, "truncate_dim is 64"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "if your texts have none, set it to true"),
+        (PROMPTS, {"truncate_dim": 0}, "truncate_dim is 0; expected a whole number from 1, or null"),
+        ("1_Pooling/config.json", {"include_prompt": "no"}, "include_prompt is 'no'; expected true or false"),
         ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "'weightedmean_tokens'.; expected some"),
     ],
 )
@@ -152,11 +146,22 @@ def test_what_would_change_all_vectors_is_refused(
         heedful.load(folder)
 
 
-def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (["Transformer", "Pooling", "LayerNorm"], "names the modules transformer, pooling, layernorm"),
+        (["Transformer", "Dense", "Pooling"], "names the modules transformer, dense, pooling"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], "any number of Dense and, last, Normalize"),
+        (["Transformer"], "names a Transformer alone, which is a cross-encoder if config.json names a classifier"),
+    ],
+)
+def test_modules_that_are_not_known_are_named(folder: Path, tmp_path: Path, kinds: list[str], message: str) -> None:
     heedful.save(heedful.load(folder), tmp_path / "out")
-    modules = (tmp_path / "out/modules.json").read_text().replace("models.Normalize", "models.Dense")
-    (tmp_path / "out/modules.json").write_text(modules)
-    with pytest.raises(heedful.HeedfulError, match="names the modules transformer, pooling, dense"):
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": kind * (kind != "Transformer")} for kind in kinds
+    ]
+    (tmp_path / "out/modules.json").write_text(json.dumps(modules))
+    with pytest.raises(heedful.HeedfulError, match=message):
         heedful.load(tmp_path / "out")
 
 

@@ -148,6 +148,7 @@ def test_forms_of_other_servers_clients(served: RunningServer) -> None:
     assert "probabilities" in ask(port, "/predict", {"inputs": "a", "raw_scores": True}).json["error"]
     assert ask(port, "/rerank", {"query": "a", "texts": pair, "model": "embed"} | cut).status == 200
     assert ask(port, "/embed", {"inputs": pair, "prompt_name": None} | cut).status == 200
+    assert "has no prompts" in ask(port, "/embed", {"inputs": pair, "prompt_name": "query"}).json["error"]
     assert ask(port, "/embed", {"inputs": "a", "truncation_direction": "Left"}).status == 422
     assert ask(port, "/tokenize", {"inputs": "a", "prompt_name": None}).status == 200
     body = {"inputs": {"source_sentence": long_text(100), "sentences": pair}}

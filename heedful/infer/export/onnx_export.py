@@ -224,7 +224,9 @@ def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, obj
             if loaded.tokenizer is not None:
                 loaded.tokenizer.save(folder, types=loaded.config.model.uses_token_types)
             if isinstance(loaded.config.head, c.SentenceEmbedding):
-                sentence_transformers.write_modules(folder, loaded.config.head, loaded.config.model.width)
+                sentence_transformers.write_modules(
+                    folder, loaded.config.head, loaded.config.model.width, loaded.named_tensors()
+                )
     except OSError as error:
         raise HeedfulError(f"{out} could not be written: {error.strerror or error}") from error
     return out / FILE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -246,8 +246,8 @@ def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, 
         case c.Pooled():
             return rows | {"pooler_output": Output(_summary(g, part, c.Summary(), x, feed), (BATCH, width))}
         case c.SentenceEmbedding():
-            vectors = _vectors(g, config, x, feed)
-            return rows | {"sentence_embedding": Output(vectors, (BATCH, width * len(config.pooling)))}
+            vectors = _vectors(g, part, x, feed)
+            return rows | {"sentence_embedding": Output(vectors, (BATCH, config.width(loaded.config.model)))}
         case c.MaskedTokens():
             return {"logits": _masked(g, part, config, x)}
         case c.NextSentenceScores():
@@ -296,11 +296,15 @@ def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: BatchInputs) -> Outp
     return Output(add_linear(g, part.out, _summary(g, part, c.Summary(), x, feed)), (BATCH, 2))
 
 
-def _vectors(g: Graph, config: c.SentenceEmbedding, x: str, feed: BatchInputs) -> str:
+def _vectors(g: Graph, part: h.SentenceEmbeddingHead, x: str, feed: BatchInputs) -> str:
+    config = part.config
     vectors = g.op("Concat", *(add_pooling(g, x, feed, how) for how in config.pooling), axis=-1)
-    if not config.normalise:
-        return vectors
-    return g.op("Div", vectors, g.op("Max", g.op("ReduceL2", vectors, axes=(-1,), keepdims=1), 1e-12))
+    for linear, layer in zip(part.dense, config.dense, strict=True):
+        vectors = add_linear(g, cast(nn.Linear, linear), vectors)
+        vectors = activate(g, layer.activation, vectors) if layer.activation else vectors
+    if config.normalise:
+        vectors = g.op("Div", vectors, g.op("Max", g.op("ReduceL2", vectors, axes=(-1,), keepdims=1), 1e-12))
+    return vectors if config.dimensions is None else g.op("Slice", vectors, [0], [config.dimensions], [1])
 
 
 def add_pooling(g: Graph, x: str, feed: BatchInputs, how: c.Pooling) -> str:

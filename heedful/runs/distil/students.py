@@ -349,8 +349,8 @@ def _relations(settings: RelationsSettings, student: StackConfig, teacher: Stack
 
 def sentence_vector_width(loaded: ModelBundle) -> int:
     """The width of a text's vector: the poolings of an embedding head are concatenated."""
-    head = loaded.config.head
-    return loaded.config.model.width * (len(head.pooling) if isinstance(head, SentenceEmbedding) else 1)
+    head, model = loaded.config.head, loaded.config.model
+    return head.width(model) if isinstance(head, SentenceEmbedding) else model.width
 
 
 def width_for_lr(settings: StudentSettings, teacher: ModelBundle) -> int:
