@@ -254,7 +254,7 @@ def _load_tokenizer(folder: Path, family: Family, model: ModelConfig, notes: Not
     names = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
     if not any((folder / file).exists() for file in names):
         return None
-    tokenizer = Tokenizer.load(folder, family.sentencepiece_format)
+    tokenizer = Tokenizer.load(folder, family.tokenizer_defaults)
     if tokenizer.size > model.embedding.vocabulary:
         raise TokenizerError(
             f"{folder}: the tokenizer has ids up to {tokenizer.size - 1}, but the model knows "

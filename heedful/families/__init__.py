@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from heedful.errors import ModelError
-from heedful.families import albert, bert, classic, distilbert, electra, gpt2, heedful, modernbert, roberta, t5, xlnet
+from heedful.families import (
+    albert,
+    bert,
+    classic,
+    distilbert,
+    electra,
+    gpt2,
+    heedful,
+    modernbert,
+    mpnet,
+    roberta,
+    t5,
+    xlnet,
+)
 from heedful.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -12,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": roberta.XLM_ROBERTA,
     "camembert": roberta.CAMEMBERT,
     "distilbert": distilbert.FAMILY,
+    "mpnet": mpnet.FAMILY,
     "albert": albert.FAMILY,
     "electra": electra.FAMILY,
     "xlnet": xlnet.FAMILY,

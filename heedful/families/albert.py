@@ -102,7 +102,7 @@ FAMILY = Family(
         "AlbertForMultipleChoice": head_maps.choice(_POOLER, _OUT, **_DROPOUT),
         "AlbertForQuestionAnswering": head_maps.span(),
     },
-    sentencepiece_format={
+    tokenizer_defaults={
         "single": "[CLS]:0 $A:0 [SEP]:0",
         "pair": "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
         "special": {"pad_token": "<pad>", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"},

@@ -126,7 +126,7 @@ def write(model: ModelConfig, names: Mapping[str, str] = NAMES) -> dict[str, obj
         "std": getattr(model.initialisation, "std", 0.02),
         "padding": embedding.padding,
     }
-    kind = {"position_embedding_type": "relative_key"} if encoder.relation else {}
+    kind = {"position_embedding_type": "relative_key"} if isinstance(encoder.relation, Shaw) else {}
     return {key: values[name] for name, key in names.items()} | kind
 
 

@@ -49,7 +49,9 @@ class Family:
     heads: Mapping[str, HeadMap]  # by HF architecture; the first is the bare model
     ignored_keys: frozenset[str] = frozenset()  # of config.json, that do not change the outputs
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published name -> config.json
-    sentencepiece_format: Mapping[str, object] | None = None  # what its SentencePiece models lack: templates, ...
+    tokenizer_defaults: Mapping[str, object] | None = (
+        None  # what SentencePiece models lack, or vocab.txt (with model: wordpiece)
+    )
     special_token_ids: Mapping[str, str] = field(default_factory=dict)  # keys of a fresh config.json -> their role
     # names of two tensors that a config.json may tie although they differ
     untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()

@@ -195,7 +195,7 @@ FAMILY = Family(
     },
     special_token_ids={"eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     untied_tensors=_untied_tensors,
-    sentencepiece_format={
+    tokenizer_defaults={
         "single": "$A:0 </s>:0",
         "pair": "$A:0 </s>:0 $B:0 </s>:0",
         "special": {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"},

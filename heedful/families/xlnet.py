@@ -121,7 +121,7 @@ FAMILY = Family(
         "XLNetForMultipleChoice": head_maps.choice(_SUMMARY, ("logits_proj", "head.out"), **_SUMMARY_DROPOUT),
         "XLNetForQuestionAnsweringSimple": head_maps.span(),
     },
-    sentencepiece_format={
+    tokenizer_defaults={
         "single": "$A:0 <sep>:0 <cls>:2",
         "pair": "$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
         "special": {"pad_token": "<pad>", "cls_token": "<cls>", "sep_token": "<sep>", "mask_token": "<mask>"},

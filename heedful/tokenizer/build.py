@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
@@ -28,13 +29,29 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def build_wordpiece(
-    vocabulary: dict[str, int], config: TokenizerConfig, path: Path | str, notes: list[str]
+    vocabulary: dict[str, int],
+    config: TokenizerConfig,
+    path: Path | str,
+    notes: list[str],
+    defaults: Mapping[str, object] | None = None,
 ) -> tokenizers.Tokenizer:
     """BERT's tokenizer (Devlin et al. 2019; WordPiece: Schuster and Nakajima 2012, Wu et al. 2016).
 
     A word of more than 100 characters is unknown, as in the library (200 in google-research/bert). Keys that the
     config lacks are filled in.
+
+    Args:
+        vocabulary: Ids of the tokens.
+        config: tokenizer_config.json; names of special tokens are added.
+        path: Of the vocabulary, for messages.
+        notes: Remarks for the user are added.
+        defaults: Of the model's family: names of special tokens ("special") and templates ("single", "pair"); None:
+            BERT's.
     """
+    special = (defaults or {}).get("special", {})
+    assert isinstance(special, dict)
+    for key, token in special.items():
+        config.setdefault(key, token)
     for key, names in TYPICAL.items():
         if names[0] in BRACKETED and config.get(key) is None:
             config[key] = names[0]
@@ -59,8 +76,22 @@ def build_wordpiece(
         )
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix="##")
-        add_template(backend, _content(config["cls_token"]), _content(config["sep_token"]))
+        if defaults is not None and "single" in defaults:
+            add_family_template(backend, defaults, path)
+        else:
+            add_template(backend, _content(config["cls_token"]), _content(config["sep_token"]))
     return backend
+
+
+def add_family_template(backend: tokenizers.Tokenizer, defaults: Mapping[str, object], path: Path | str) -> None:
+    """Set the templates "single" and "pair"; raises TokenizerError for a special token that is missing."""
+    single, pair = defaults.get("single", "$A"), defaults.get("pair", "$A $B:1")
+    around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}
+    if missing := sorted(token for token in around if backend.token_to_id(token) is None):
+        raise TokenizerError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(around)]
+    )
 
 
 def add_template(backend: tokenizers.Tokenizer, first: str, separator: str) -> None:

@@ -43,7 +43,7 @@ class TokenizerFiles:
 def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
-    `defaults` completes the latter, which says little (see sentencepiece_model.unigram).
+    `defaults` completes vocab.txt and the latter, which say little (see `build_wordpiece` and `build_unigram`).
     """
     if not folder.is_dir():
         raise TokenizerError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
@@ -53,7 +53,8 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         backend = _read_tokenizer_json(folder, notes)
     elif (folder / "vocab.txt").is_file():
         entries = _vocabulary_lines(folder, "vocab.txt", notes)
-        backend = build_wordpiece(entries, config, folder / "vocab.txt", notes)
+        wordpiece = defaults if defaults is not None and defaults.get("model") == "wordpiece" else None
+        backend = build_wordpiece(entries, config, folder / "vocab.txt", notes, wordpiece)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)

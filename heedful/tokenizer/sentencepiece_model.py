@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
+from heedful.tokenizer.build import add_family_template
 from heedful.tokenizer.errors import translate_errors
 from heedful.tokenizer.limits import (
     MAX_GROWTH,
@@ -185,13 +186,7 @@ def build_unigram(
                 f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}"
             )
         backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
-        single, pair = defaults.get("single", "$A"), defaults.get("pair", "$A $B:1")
-        around = {token.split(":")[0] for token in f"{single} {pair}".split() if not token.startswith("$")}
-        if missing := sorted(token for token in around if backend.token_to_id(token) is None):
-            raise TokenizerError(f"{path} has no {', '.join(missing)}, which its model expects around a text")
-        backend.post_processor = processors.TemplateProcessing(
-            single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(around)]
-        )
+        add_family_template(backend, defaults, path)
     return backend
 
 

@@ -34,6 +34,7 @@ COUNTS = {
     "distilroberta-base": {"pooler": 82_118_400},
     "distilbert-base-uncased": {"none": 66_362_880, "masked_lm": 66_985_530, "sequence_classification": 66_955_010},
     "distilbert-base-cased": {"none": 65_190_912},
+    "mpnet-base": {"pooler": 109_486_464, "masked_lm": 109_518_527},
     "albert-base-v2": {"pooler": 11_683_584, "masked_lm": 11_221_680},
     "albert-large-v2": {"pooler": 17_683_968, "masked_lm": 16_795_824},
     "albert-xlarge-v2": {"pooler": 58_724_864, "masked_lm": 54_821_040},

@@ -348,3 +348,44 @@ def test_odd_values_of_every_key(family: str) -> None:
             except heedful.HeedfulError:
                 refused += 1
     assert refused > 100
+
+
+# -- MPNet ------------------------------------------------------------------------------------------------------
+
+
+def test_distances_past_the_last_bucket_of_mpnet(tmp_path: Path) -> None:
+    """Distances up to 160, of which those from 128 on share a bucket; positions take rows 2 to 162 of their table."""
+    theirs = save_tiny(tmp_path, "mpnet", "MPNetModel", torch.float64, max_position_embeddings=163)
+    ids = torch.randint(5, 98, (161,), generator=torch.Generator().manual_seed(2)).tolist()
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    assert ours.max_length == 161
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).last_hidden_state[0]
+        assert (ours.hidden_states(Packed.of([ids])) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64; only 32 can be loaded"),
+        ({"pad_token_id": 0}, "pad_token_id is 0; expected a whole number from 1 to 1"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+    ],
+)
+def test_what_transformers_fixes_for_mpnet_is_refused_otherwise(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(heedful.HeedfulError, match=message):
+        read_config(_values("mpnet", "MPNetModel", **changed), "config.json")
+
+
+@pytest.mark.parametrize("config", [{}, {"tokenizer_class": "MPNetTokenizer", "do_lower_case": False}])
+def test_vocab_txt_of_mpnet_is_read_as_transformers_reads_it(tmp_path: Path, config: dict[str, Any]) -> None:
+    save_tiny(tmp_path, "mpnet", "MPNetModel")
+    words = ["the", "cat", "sat", "##s", "mat", "The", "é", "e", "!"]
+    (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", *words, "<mask>"]) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | config))
+    ours, theirs = heedful.load(tmp_path).tokenizer, transformers.MPNetTokenizer.from_pretrained(tmp_path)
+    assert ours is not None
+    for text in ("The cats sat", "the <mask> sat !", "é dog", ""):
+        assert list(ours.encode(text).ids) == theirs(text)["input_ids"]
+    assert list(ours.encode(("the cat", "sat")).ids) == theirs("the cat", "sat")["input_ids"]
+    assert set(ours.encode(("the cat", "sat")).types) == {0}

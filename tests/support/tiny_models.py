@@ -45,6 +45,8 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
 }
+_MPNET = {name: value for name, value in _ROBERTA.items() if name not in ("type_vocab_size", "classifier_dropout")}
+TINY["mpnet"] = (transformers.MPNetConfig, _MPNET)
 TINY |= {
     "albert": (
         transformers.AlbertConfig,
@@ -118,7 +120,7 @@ TINY |= {
         },
     ),
 }
-WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "t5"}
+WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "t5"}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
 

@@ -81,7 +81,9 @@ def loaded(family: str) -> heedful.ModelBundle:
     folder = Path(mkdtemp())
     types = {"type_vocab_size": 2} if "bert" in family and family not in ("distilbert", "modernbert") else {}
     save_tiny(folder, family, FAMILIES[family].bare, vocab_size=len(VOCABULARY), **types)
-    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in VOCABULARY), encoding="utf-8")
+    angled = {"[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>", "[MASK]": "<mask>"} if family == "mpnet" else {}
+    vocabulary = [angled.get(token, token) for token in VOCABULARY]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
     config = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 36}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return heedful.load(folder)

@@ -117,15 +117,15 @@ def test_a_model_folder_with_its_pieces(tmp_path: Path, family: str) -> None:
 def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
     _, folder = written(tmp_path, **SPECIAL["t5"])
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 3, "do_lower_case": True}))
-    made = Tokenizer.load(folder, FAMILIES["t5"].sentencepiece_format)
+    made = Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
     assert made.id("<extra_id_2>") is not None and made.id("<extra_id_3>") is None
     assert made.encode("ADA").ids == made.encode("ada").ids
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": -3}))
     with pytest.raises(HeedfulError, match="extra_ids is -3; expected a whole number from 0 to 10000"):
-        Tokenizer.load(folder, FAMILIES["t5"].sentencepiece_format)
+        Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(HeedfulError, match=r"spiece\.model has no \[CLS\], \[SEP\], which its model expects"):
-        Tokenizer.load(folder, FAMILIES["albert"].sentencepiece_format)
+        Tokenizer.load(folder, FAMILIES["albert"].tokenizer_defaults)
 
 
 @pytest.mark.parametrize(
