@@ -14,6 +14,7 @@ from heedful.families import (
     modernbert,
     mpnet,
     roberta,
+    rotary_encoders,
     t5,
     xlnet,
 )
@@ -32,6 +33,10 @@ FAMILIES: dict[str, Family] = {
     "t5": t5.FAMILY,
     "gpt2": gpt2.FAMILY,
     "modernbert": modernbert.FAMILY,
+    "nomic_bert": rotary_encoders.NOMIC_BERT,
+    "gte": rotary_encoders.GTE_NATIVE,
+    "new": rotary_encoders.GTE_HUB,
+    "jina_embeddings_v3": rotary_encoders.JINA_EMBEDDINGS_V3,
     "heedful": heedful.FAMILY,
     "heedful-classic": classic.FAMILY,
 }

@@ -34,6 +34,9 @@ TRANSPOSE = TensorOp(  # a matrix [in, out], as GPT-2's Conv1D has it; vectors s
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
 )
+SWAP_HALVES = TensorOp(  # GTE's gated MLP, whose gate comes second
+    lambda hf: torch.cat(hf[0].chunk(2)[::-1]), lambda tensor, count: [torch.cat(tensor.chunk(2)[::-1])]
+)
 REVERSE = TensorOp(
     lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)]
 )  # rows reversed: BERT's relative distances

@@ -62,6 +62,7 @@ class Rotary:
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
     local_base: float | None = None  # of layers with a window; None: base
+    stretch: float = 1.0  # positions are divided by it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +139,7 @@ class StackConfig:
     gated: bool = False  # activation(gate) * up instead of activation(up)
     attention_bias: bool = True
     mlp_bias: bool = True
+    up_bias: bool | None = None  # of the MLP's first layer; None: mlp_bias
     norm: Norm = "layer"
     norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer
     norm_eps: float = 1e-12

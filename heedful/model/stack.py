@@ -173,6 +173,7 @@ class Block(nn.Module):
             activation=config.activation,
             gated=config.gated,
             bias=config.mlp_bias,
+            up_bias=config.up_bias,
             inner_dropout=config.inner_dropout,
         )
 
@@ -210,8 +211,8 @@ def _norm(config: StackConfig) -> nn.Module:
 def _relations(config: StackConfig) -> list[RelativePosition]:
     """Return one for all layers, two (of layers without and with a window), or one for each block."""
     match config.relation:
-        case Rotary(base=base, local_base=local):
-            return [RotaryPosition(base), RotaryPosition(base if local is None else local)]
+        case Rotary(base=base, local_base=local, stretch=stretch):
+            return [RotaryPosition(base, stretch), RotaryPosition(base if local is None else local, stretch)]
         case Buckets(count=count, reach=reach):
             return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
         case Shaw(reach=reach, values=values):

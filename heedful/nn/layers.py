@@ -59,11 +59,21 @@ class Mlp(nn.Module):
     """
 
     def __init__(
-        self, *, width: int, inner_width: int, activation: str, gated: bool, bias: bool, inner_dropout: float
+        self,
+        *,
+        width: int,
+        inner_width: int,
+        activation: str,
+        gated: bool,
+        bias: bool,
+        inner_dropout: float,
+        up_bias: bool | None = None,
     ) -> None:
+        """Make the layers; `up_bias` is whether the first has a bias, None: `bias`."""
         super().__init__()
         self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout
-        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=bias)  # the gate's rows come first
+        up_bias = bias if up_bias is None else up_bias
+        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # the gate's rows come first
         self.down = TrainedLinear(inner_width, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:

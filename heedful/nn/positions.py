@@ -76,13 +76,13 @@ Rotations = tuple[Tensor, torch.dtype, dict[int, tuple[Tensor, Tensor]]]  # posi
 class RotaryPosition(RelativePosition):
     """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
-    Numbers i and i + d/2 of a head rotate by position * base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles are
-    float64.
+    Numbers i and i + d/2 of a head rotate by position / stretch * base^(-2i/d) (Su et al. 2021, section 3.2.2; stretch:
+    Chen et al. 2023). Angles are float64.
     """
 
-    def __init__(self, base: float) -> None:
+    def __init__(self, base: float, stretch: float = 1.0) -> None:
         super().__init__()
-        self.base = base
+        self.base, self.stretch = base, stretch
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
         return batch.positions, like.dtype, {}
@@ -91,8 +91,10 @@ class RotaryPosition(RelativePosition):
         positions, dtype, rotations = prepared
         width = q.shape[-1]
         if width not in rotations:
-            angles = positions[:, None, None].double() * self.base ** -(
-                torch.arange(0, width, 2, dtype=torch.float64, device=q.device) / width
+            angles = (
+                positions[:, None, None].double()
+                / self.stretch
+                * self.base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=q.device) / width)
             )
             rotations[width] = angles.cos().to(dtype), angles.sin().to(dtype)
         cos, sin = rotations[width]

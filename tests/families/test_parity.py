@@ -24,6 +24,7 @@ from tests.support.tiny_models import (
     their_inputs,
     their_outputs,
     their_rows,
+    under_file_names,
 )
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
@@ -88,15 +89,12 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
 
     table = FAMILIES[family].table(ours.config.model, ours.config.head)
     bare = architecture == FAMILIES[family].bare
-    named = {FAMILIES[family].table_name(n, bare): p for n, p in theirs.state_dict(keep_vars=True).items()}
-    gradients = to_our_names(
-        table,
-        {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in named.items()
-            if name not in table.tied
-        },
-    )
+    theirs_by_name = {
+        name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        for name, tensor in theirs.state_dict(keep_vars=True).items()
+    }
+    named = {FAMILIES[family].table_name(n, bare): g for n, g in under_file_names(theirs, theirs_by_name).items()}
+    gradients = to_our_names(table, {name: gradient for name, gradient in named.items() if name not in table.tied})
     for name, parameter in ours.named_tensors().items():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert (found - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from torch.overrides import TorchFunctionMode
+from transformers.core_model_loading import revert_weight_conversion
 
 from heedful.families import FAMILIES
 from heedful.packed import Packed
@@ -47,6 +48,12 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
 }
 _MPNET = {name: value for name, value in _ROBERTA.items() if name not in ("type_vocab_size", "classifier_dropout")}
 TINY["mpnet"] = (transformers.MPNetConfig, _MPNET)
+_ROTARY = {"attention_probs_dropout_prob": 0.2, "hidden_dropout_prob": 0.15, "type_vocab_size": 2}
+TINY |= {
+    "nomic_bert": (transformers.NomicBertConfig, _BERT | _ROTARY),
+    "gte": (transformers.GteConfig, _BERT | _ROTARY),
+    "jina_embeddings_v3": (transformers.JinaEmbeddingsV3Config, _ROBERTA),
+}
 TINY |= {
     "albert": (
         transformers.AlbertConfig,
@@ -173,6 +180,12 @@ def randomise(model: torch.nn.Module) -> None:
         parameter.normal_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0, 0.2)
         if padding.get(id(parameter)) is not None:
             parameter[padding[id(parameter)]] = 0.0
+
+
+def under_file_names(model: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with a model's names under those that transformers writes to a file, converted likewise."""
+    converted: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
+    return converted
 
 
 def save_tiny(folder: Path, family: str, architecture: str, dtype: torch.dtype = torch.float32, **changed: Any) -> Any:

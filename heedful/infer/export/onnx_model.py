@@ -162,9 +162,9 @@ def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
 def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> PositionInputs:
     waves: tuple[str, ...] = ()
     match part.config.relation:
-        case c.Rotary(base=base, local_base=local):
+        case c.Rotary(base=base, local_base=local, stretch=stretch):
             turn = base if window is None or local is None else local
-            table = sinusoid(torch.arange(feed.most), part.config.head_width, "halves", turn).float().numpy()
+            table = sinusoid(torch.arange(feed.most) / stretch, part.config.head_width, "halves", turn).float().numpy()
             waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
         case c.Shaw(reach=reach):
             return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=distances(g, feed, reach))

@@ -1,0 +1,232 @@
+"""Nomic BERT, GTE and Jina embeddings v3: the keys and names of their first publication, and stretched positions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import heedful
+from heedful.checkpoint import ModelBundle, read_config
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.model.config import Rotary
+from tests.support.tiny_models import our_outputs, our_rows, packed, save_tiny, sequences, their_outputs, their_rows
+
+NOMIC_HUB = {  # as nomic-embed-text-v1.5 is published, less its sizes
+    "activation_function": "swiglu",
+    "attn_pdrop": 0.0,
+    "bos_token_id": None,
+    "causal": False,
+    "dense_seq_output": True,
+    "embd_pdrop": 0.0,
+    "eos_token_id": None,
+    "fused_bias_fc": True,
+    "fused_dropout_add_ln": True,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "model_type": "nomic_bert",
+    "n_positions": 8192,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "reorder_and_upcast_attn": False,
+    "resid_pdrop": 0.0,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+    "summary_activation": None,
+    "summary_first_dropout": 0.0,
+    "summary_proj_to_labels": True,
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "use_flash_attn": True,
+    "use_rms_norm": False,
+    "use_xentropy": True,
+}
+TINY_SIZE = {"n_embd": 32, "n_head": 4, "n_inner": 48, "n_layer": 4, "vocab_size": 99}
+GTE_HUB = {  # as gte-multilingual-base is published, less its sizes
+    "attention_probs_dropout_prob": 0.0,
+    "classifier_dropout": 0.0,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_clip1": False,
+    "logn_attention_scale": False,
+    "max_position_embeddings": 8192,
+    "model_type": "new",
+    "pack_qkv": True,
+    "pad_token_id": 1,
+    "position_embedding_type": "rope",
+    "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}
+SIZE_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def rewrite(folder: Path, config: dict[str, Any], prefixes: tuple[str, str] = ("", "")) -> None:
+    """Replace config.json, and a prefix of the tensors' names."""
+    old, new = prefixes
+    path = folder / "model.safetensors"
+    tensors = {new + n.removeprefix(old) if n.startswith(old) else n: t for n, t in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def check_outputs_and_round_trip(theirs: Any, family: str, folder: Path, tmp_path: Path) -> None:
+    """Compare with transformers, and the saved folder with the one that was read."""
+    ours = heedful.load(folder)
+    ids, types = sequences(family)
+    with torch.no_grad():
+        expected = torch.cat([their_rows(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        assert (our_rows(ours, packed(family)) - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+        for out, each in zip(our_outputs(ours, packed(family)), their_outputs(theirs, family, ids, types), strict=True):
+            assert (out - each).abs().max() <= 2e-6 * max(1.0, each.abs().max())
+    heedful.save(ours, tmp_path / "again")
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "again"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    config, again = (json.loads((each / "config.json").read_text()) for each in (folder, tmp_path / "again"))
+    assert {name: value for name, value in config.items() if name != "auto_map"} == {
+        name: value for name, value in again.items() if name != "dtype"
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*names code:heedful.errors.HeedfulWarning")
+@pytest.mark.parametrize("architecture", ["NomicBertModel", "NomicBertForMaskedLM"])
+def test_nomic_bert_as_it_was_published_first(tmp_path: Path, architecture: str) -> None:
+    theirs = save_tiny(tmp_path / "hub", "nomic_bert", architecture)
+    code = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
+    rewrite(tmp_path / "hub", NOMIC_HUB | TINY_SIZE | {"architectures": [architecture], "auto_map": code})
+    check_outputs_and_round_trip(theirs, "nomic_bert", tmp_path / "hub", tmp_path)
+
+
+def test_nomic_bert_has_as_many_parameters_by_either_keys() -> None:
+    size = {"n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12, "vocab_size": 30_528}
+    with torch.device("meta"):
+        assert ModelBundle(read_config(NOMIC_HUB | size, "config.json")).count() == 136_731_648
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({name: True} for name in ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved")),
+        *({name: True} for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")),
+        {"rotary_emb_fraction": 0.5},
+        {"rotary_scaling_factor": 2.0},
+        {"moe_every_n_layers": 2},
+        {"num_experts": 8},
+        {"activation_function": "gelu"},
+        {"unknown": 1},
+    ],
+)
+def test_other_models_of_the_first_publication_are_refused_by_key(changed: dict[str, Any]) -> None:
+    with pytest.raises(HeedfulError, match=next(iter(changed))):
+        read_config(NOMIC_HUB | TINY_SIZE | changed, "config.json")
+
+
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"])
+def test_gte_as_it_was_published_first(tmp_path: Path, head: str) -> None:
+    theirs = save_tiny(tmp_path / "hub", "gte", f"Gte{head}")
+    native = json.loads((tmp_path / "hub/config.json").read_text())
+    kept = ("id2label", "label2id", "type_vocab_size", *SIZE_KEYS)
+    values = GTE_HUB | {name: native[name] for name in kept if name in native}
+    values |= {"architectures": [f"New{head}"], "rope_theta": 160_000.0, "rope_scaling": None}
+    rewrite(tmp_path / "hub", values | {"pad_token_id": native["pad_token_id"]}, ("gte.", "new."))
+    check_outputs_and_round_trip(theirs, "gte", tmp_path / "hub", tmp_path)
+
+
+def test_gte_without_types(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", type_vocab_size=0)
+    ids, _ = sequences("gte")
+    with torch.no_grad():
+        rows = our_rows(heedful.load(tmp_path / "gte"), packed("gte"))
+        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
+    assert (rows - expected).abs().max() <= 2e-6 * max(1.0, expected.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"logn_attention_scale": True}, "scores that are scaled by the length are not built"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
+        ({"pack_qkv": False}, "projections in tensors of their own are not read"),
+        ({"position_embedding_type": "absolute"}, "other positions are not built"),
+    ],
+)
+def test_other_models_of_gte_are_refused_by_key(changed: dict[str, Any], message: str) -> None:
+    values = (
+        GTE_HUB | dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1, "architectures": ["NewModel"]}
+    )
+    read_config(values, "config.json")
+    with pytest.raises(HeedfulError, match=message):
+        read_config(values | changed, "config.json")
+
+
+# -- stretched positions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_linear_stretch_equals_transformers(tmp_path: Path, factor: float) -> None:
+    parameters = {"rope_type": "linear", "factor": factor, "rope_theta": 5_000.0}
+    theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", torch.float64, rope_parameters=parameters)
+    ours = heedful.load(tmp_path / "gte", dtype=torch.float64)
+    assert ours.config.model.encoder is not None
+    assert ours.config.model.encoder.relation == Rotary(base=5_000.0, stretch=factor)
+    ids, types = sequences("gte")
+    with torch.no_grad():
+        expected = torch.cat([their_rows(theirs, "gte", *each) for each in zip(ids, types, strict=True)])
+        assert (our_rows(ours, packed("gte")) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+    family = FAMILIES["gte"]
+    assert family.write(ours.config.model)["rope_parameters"] == parameters
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_ntk_stretch_is_its_formula(key: str) -> None:
+    """Angles per position are 1 / ((s b)^(2i/d) s^(2/d)), as the published code of GTE has it."""
+    values = GTE_HUB | {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    values |= {"intermediate_size": 48, "type_vocab_size": 1, "architectures": ["NewModel"], "rope_theta": 20_000}
+    model = read_config(values | {"rope_scaling": {key: "ntk", "factor": 8.0}}, "config.json").model
+    assert model.encoder is not None and isinstance(relation := model.encoder.relation, Rotary)
+    for number in range(4):
+        expected = 1 / ((20_000 * 8.0) ** (2 * number / 8) * 8.0 ** (2 / 8))
+        assert relation.base ** (-2 * number / 8) / relation.stretch == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type is 'dynamic'; expected one of default, linear"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'; expected one of"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longrope'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        ({"rope_scaling": {"factor": 2.0}}, "factor is 2.0"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.75}}, "mixed_b is 0.75"),
+        ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "all numbers of a head"),
+        ({"rope_parameters": {"rope_type": "default", "beta": 0.5}}, "does not know the key 'beta'"),
+    ],
+)
+def test_other_stretches_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
+    values = (
+        GTE_HUB | dict.fromkeys(SIZE_KEYS, 4) | {"hidden_size": 16, "type_vocab_size": 1, "architectures": ["NewModel"]}
+    )
+    with pytest.raises(HeedfulError, match=message):
+        read_config(values | changed, "config.json")
