@@ -302,7 +302,7 @@ def test_cross_encoders_score_as_in_sentence_transformers(
     folder = written_by_version(version, classifier, tmp_path / "theirs", activation)
     expected = CrossEncoder(str(folder), device="cpu").predict(PAIRS)
     engine = heedful.Engine(folder)
-    found = [answer["numbers"]["LABEL_0"] for answer in engine(PAIRS)]
+    found = [answer["values"]["LABEL_0"] for answer in engine(PAIRS)]
     assert close(np.array(found), expected)
     heedful.save(heedful.load(folder), tmp_path / "ours")
     assert heedful.load(tmp_path / "ours").config.head == engine.loaded.config.head
