@@ -29,7 +29,7 @@ from heedful.model.config import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kind:
-    """What differs between these families beside names."""
+    """The differences of these families, beside names."""
 
     base: float  # of the rotary positions, if config.json names none
     eps: float
