@@ -26,12 +26,12 @@ def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key:
     base = reader.number(key, default_base, least=1.0, most=_MAX_BASE)
     for name in ("rope_parameters", "rope_scaling"):
         reader.only(name, None, *([reader.values[name]] if isinstance(reader.values.get(name), dict) else []), why=_WHY)
-    given = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
-    assert isinstance(given, dict)
-    part = ConfigReader(given, f"{reader.source}: rope_parameters or rope_scaling")
+    described = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
+    assert isinstance(described, dict)
+    part = ConfigReader(described, f"{reader.source}: rope_parameters or rope_scaling")
     words = {"default": "default", "linear": "linear", "ntk": "ntk"}
     kinds = [part.choice(name, words, None) for name in ("rope_type", "type")]
-    kind = next((word for word in kinds if word is not None), "default" if not given or "rope_theta" in given else None)
+    kind = next((word for word in kinds if word is not None), "default" if not described or "rope_theta" in described else None)
     part.only("partial_rotary_factor", 1.0, 1, None, why="all numbers of a head are rotated here")
     base = part.number("rope_theta", base, least=1.0, most=_MAX_BASE)
     stretch = 1.0
