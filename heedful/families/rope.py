@@ -31,7 +31,9 @@ def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key:
     part = ConfigReader(described, f"{reader.source}: rope_parameters or rope_scaling")
     words = {"default": "default", "linear": "linear", "ntk": "ntk"}
     kinds = [part.choice(name, words, None) for name in ("rope_type", "type")]
-    kind = next((word for word in kinds if word is not None), "default" if not described or "rope_theta" in described else None)
+    kind = next(
+        (word for word in kinds if word is not None), "default" if not described or "rope_theta" in described else None
+    )
     part.only("partial_rotary_factor", 1.0, 1, None, why="all numbers of a head are rotated here")
     base = part.number("rope_theta", base, least=1.0, most=_MAX_BASE)
     stretch = 1.0
