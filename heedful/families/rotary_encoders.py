@@ -9,7 +9,7 @@ writes too; config.json has its keys, or for Nomic BERT and GTE those of the fil
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from heedful.families import bert, head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
@@ -25,27 +25,6 @@ from heedful.model.config import (
     Rotary,
     StackConfig,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    """The differences of these families, beside names."""
-
-    base: float  # of the rotary positions, if config.json names none
-    eps: float
-    attention_dropout: float
-    dropout: float = 0.1
-    gated: bool = True
-    attention_bias: bool = True
-    up_bias: bool = False
-    down_bias: bool = True
-    inner_dropout: bool = False  # whether the MLP's dropout is after the activation too
-
-
-NOMIC = _Kind(base=1_000.0, eps=1e-12, attention_dropout=0.0, dropout=0.0, attention_bias=False, down_bias=False)
-GTE = _Kind(base=160_000.0, eps=1e-12, attention_dropout=0.0, inner_dropout=True)
-JINA = _Kind(base=20_000.0, eps=1e-5, attention_dropout=0.1, gated=False, up_bias=True)
-
 
 NAMES = {  # our name -> key of config.json
     "vocabulary": "vocab_size",
@@ -64,22 +43,33 @@ NAMES = {  # our name -> key of config.json
 
 def read(
     reader: ConfigReader,
-    kind: _Kind,
     names: Mapping[str, str] = NAMES,
     activation: Activation | None = None,
+    *,
+    base: float,
+    eps: float = 1e-12,
+    default_dropout: float = 0.1,
+    attention_dropout: float = 0.0,
+    gated: bool = True,
+    attention_bias: bool = True,
+    up_bias: bool = False,
+    down_bias: bool = True,
+    inner_dropout: bool = False,
 ) -> ModelConfig:
     """Read config.json.
 
     Args:
-        kind: The family.
         names: Our names and the keys.
         activation: None: read from hidden_act.
+        base: Of the rotary positions, if config.json names none.
+        eps: Of norms, if config.json names none; so are the dropouts.
+        inner_dropout: Whether the MLP's dropout is after the activation too.
     """
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
     reader.divides(names["heads"], heads, names["width"], width)
     head_width = reader.integer(names["head_width"], None) or width // heads
-    vocabulary, eps = reader.integer(names["vocabulary"]), reader.number(names["eps"], kind.eps)
-    dropout = reader.number(names["dropout"], kind.dropout)
+    vocabulary, norm_eps = reader.integer(names["vocabulary"]), reader.number(names["eps"], eps)
+    dropout = reader.number(names["dropout"], default_dropout)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
@@ -87,8 +77,8 @@ def read(
             types=reader.integer("type_vocab_size", least=0),
             padding=reader.integer("pad_token_id", None, least=0, most=vocabulary - 1),
             norm="layer",
-            norm_eps=eps,
-            dropout=reader.number(names["embedding_dropout"], kind.dropout),
+            norm_eps=norm_eps,
+            dropout=reader.number(names["embedding_dropout"], default_dropout),
         ),
         encoder=StackConfig(
             width=width,
@@ -97,15 +87,15 @@ def read(
             head_width=head_width,
             inner_width=reader.integer(names["inner_width"]),
             activation=activation or read_activation(reader, "hidden_act"),
-            gated=kind.gated,
-            attention_bias=kind.attention_bias,
-            mlp_bias=kind.down_bias,
-            up_bias=kind.up_bias,
-            norm_eps=eps,
-            relation=read_rotary(reader, kind.base, head_width, names["base"]),
+            gated=gated,
+            attention_bias=attention_bias,
+            mlp_bias=down_bias,
+            up_bias=up_bias,
+            norm_eps=norm_eps,
+            relation=read_rotary(reader, base, head_width, names["base"]),
             dropout=dropout,
-            attention_dropout=reader.number(names["attention_dropout"], kind.attention_dropout),
-            inner_dropout=dropout if kind.inner_dropout else 0.0,
+            attention_dropout=reader.number(names["attention_dropout"], attention_dropout),
+            inner_dropout=dropout if inner_dropout else 0.0,
         ),
         initialisation=Normal(std=reader.number("initializer_range", 0.02)),
     )
@@ -171,11 +161,12 @@ _OTHER = frozenset({"classifier_dropout", "max_position_embeddings", "use_cache"
 
 def read_nomic(reader: ConfigReader) -> ModelConfig:
     """Read config.json by the keys of transformers, or else by those of the first publication."""
+    nomic = partial(read, base=1_000.0, default_dropout=0.0, attention_bias=False, down_bias=False)
     if NAMES["width"] in reader.values:
-        return read(reader, NOMIC)
+        return nomic(reader)
     for key, values in _FIXED.items():
         reader.only(key, *values, why="it is not built")
-    return read(reader, NOMIC, _HUB_NAMES, reader.choice("activation_function", _GATES))
+    return nomic(reader, _HUB_NAMES, reader.choice("activation_function", _GATES))
 
 
 def _nomic_activation(reader: ConfigReader) -> head_maps.Arguments:
@@ -248,7 +239,7 @@ def read_gte(reader: ConfigReader) -> ModelConfig:
     reader.only("layer_norm_type", "layer_norm", why="it is not built")
     reader.only("pack_qkv", True, why="projections in tensors of their own are not read")
     reader.only("position_embedding_type", "rope", None, why="other positions are not built")
-    return read(reader, GTE)
+    return read(reader, base=160_000.0, inner_dropout=True)
 
 
 def _gte_masked(prefix: str) -> Callable[[MaskedTokens], NameTable]:
@@ -317,7 +308,7 @@ def _jina_masked(head: MaskedTokens) -> NameTable:
 _LAYER = "roberta.encoder.layers.{}."
 JINA_EMBEDDINGS_V3 = Family(
     prefix="roberta.",
-    read=lambda reader: read(reader, JINA),
+    read=partial(read, base=20_000.0, eps=1e-5, attention_dropout=0.1, gated=False, up_bias=True),
     write=write,
     body=_body(
         "roberta.",
