@@ -24,14 +24,17 @@ from heedful.toml_json import toml_lines
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """# Settings
 
-All settings, made from the code by `python scripts/settings_page.py`. `heedful init TASK > run.toml` prints them as a
-recipe, which `--recipe run.toml` reads. A setting is also given by its path, or by the end of it where that is unique:
+This page lists all settings; `python scripts/settings_page.py` generates it from the code. On the command line, give a
+setting by its path, or by the end of its path if that is unique:
 
     heedful finetune classify reviews.csv --train.optimizer.weight_decay 0.05
     heedful finetune classify reviews.csv weight_decay=0.05
 
-Defaults of `train` and `fit` follow from the data where nothing is set; the command reports them. "With" names the kind
-of a table that has a setting. The last column has flags, and names of other libraries that are accepted.
+or in a recipe: `heedful init TASK > run.toml` writes one with all settings, and `--recipe run.toml` reads it.
+
+Settings of `train` and `fit` that you do not give are chosen by the size of the data, and the command reports them.
+"With" names the kind of a table to which a setting belongs. The last column has flags, and accepted names from other
+libraries.
 """
 SECTIONS: tuple[tuple[str, type, type[SettingsCommand] | None, tuple[type, ...]], ...] = (
     ("heedful finetune", FinetuneSettings, FinetuneCommand, ()),

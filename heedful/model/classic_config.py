@@ -24,7 +24,7 @@ class Recurrent:
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "lstm"  # kind of recurrent unit
-    width: int = 128  # of each direction: rows become twice as wide
+    width: int = 128  # width of each direction; outputs are twice as wide
     layers: int = 1  # stacked recurrent layers
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class UntrainedSelfAttention:
 class PoolingConfig:
     """The settings that all poolings have."""
 
-    over: Recurrent | UntrainedSelfAttention | None = None  # None: the rows of words as they are
+    over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors; None: none
     binary: Literal["softmax", "sigmoid"] = "softmax"  # for two labels: two scores, or one for the second label
 
 
@@ -69,11 +69,11 @@ class AttentionPooling(PoolingConfig):
     """
 
     kind: Literal["attention"] = "attention"
-    queries: Literal["one", "classes"] = "one"  # one for all classes, or one for each, scored on its own vector
+    queries: Literal["one", "classes"] = "one"  # one query for all classes, or one for each, with its own vector
     # what scores are computed on: word vectors, or a linear map of them, without or with tanh
     keys: Literal["rows", "linear", "tanh"] = "rows"
-    values: Literal["rows", "linear"] = "rows"  # what is averaged: word vectors, or a linear map of them
-    scaled: bool = False  # K q / sqrt(width)
+    values: Literal["rows", "linear"] = "rows"  # values: word vectors, or a linear map of them
+    scaled: bool = False  # divide scores by sqrt(width)
 
     def __post_init__(self) -> None:
         if self.queries == "classes" and self.binary == "sigmoid":
@@ -90,7 +90,7 @@ class StructuredPooling(PoolingConfig):
 
     kind: Literal["structured"] = "structured"
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(width=300)  # encoder over the word vectors; None: none
-    hops: int = 30  # rows of A
+    hops: int = 30  # number of attention queries
     inner: int = 350  # width of the hidden layer that scores positions
     penalty: float = 1.0  # weight of the penalty on attention rows that repeat each other
     hidden: int = 0  # units of a layer with ReLU before the scores (3,000 in the paper); 0: none
@@ -110,9 +110,9 @@ class HierarchicalPooling(PoolingConfig):
     kind: Literal["hierarchical"] = "hierarchical"
     # encoder over the words of a sentence; None: none
     over: Recurrent | UntrainedSelfAttention | None = Recurrent(cell="gru", width=50)
-    sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # over the rows of sentences
+    sentences: Recurrent | None = Recurrent(cell="gru", width=50)  # layer over the sentence vectors
     inner: int = 100  # width of the hidden layer that scores words and sentences
-    ends: tuple[int, ...] = ()  # token ids
+    ends: tuple[int, ...] = ()  # ids of tokens that end a sentence; (): those of ".", "!" and "?"
 
     def __post_init__(self) -> None:
         _check_minimum(self, inner=1)
@@ -205,12 +205,12 @@ class RecurrentSeq2Seq:
 
     kind: Literal["recurrent"] = "recurrent"
     cell: Literal["lstm", "gru"] = "gru"  # kind of recurrent unit
-    width: int = 512  # of the decoder, and of both directions of the encoder together
+    width: int = 512  # width of the decoder, and of both directions of the encoder together
     layers: int = 1  # stacked recurrent layers of the encoder and of the decoder
     # attention over the source; None: only the encoder's last state
     look: GlobalAttention | HardAttention | LocalM | LocalP | None = GlobalAttention()
     feed: bool = True  # feed the attended vector into the decoder's next step (input feeding, Luong et al. 2015)
-    dropout: float = 0.0  # of words, between the layers of both networks, and of the output rows
+    dropout: float = 0.0  # dropout of word vectors, between layers, and of the output
 
     def __post_init__(self) -> None:
         _check_minimum(self, width=2, layers=1)

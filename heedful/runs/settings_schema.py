@@ -47,7 +47,7 @@ class Setting:
     def doc(self) -> str:
         """The meaning; "" if the source has no comment on it."""
         table = self.path.rpartition(".")[0]
-        usual = f"which kind of {table.rpartition('.')[2]} it is" if self.name == "kind" else ""
+        usual = f"kind of {table.rpartition('.')[2]}" if self.name == "kind" else ""
         return _comments(self.owner).get(self.name, usual)
 
 

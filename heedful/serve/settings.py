@@ -20,23 +20,23 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 class Limits:
     """Limits of a request, of a connection and of the server. Beyond one the answer is 413, 422, 429, 431 or 503."""
 
-    max_body_bytes: int = 2_000_000  # of one request
-    max_header_bytes: int = 16_384  # of one request
-    max_connections: int = 1_024  # open at once
+    max_body_bytes: int = 2_000_000  # maximum bytes of the body of a request
+    max_header_bytes: int = 16_384  # maximum bytes of the headers of a request
+    max_connections: int = 1_024  # maximum open connections
     max_connections_per_address: int | None = None  # "none": a quarter of max_connections, loopback not limited
     max_receive_buffer_bytes: int = 64_000_000  # request bodies being received, over all connections
     max_send_buffer_bytes: int = 64_000_000  # responses that clients have not read yet, over all connections
-    max_concurrent_requests: int = 512  # waiting or running
+    max_concurrent_requests: int = 512  # requests that are waiting or running
     max_queued_tokens: int = 262_144  # tokens of waiting requests
-    max_queued_characters: int = 4_194_304  # of requests above 16,384 characters, until they are tokenised
-    max_request_tokens: int = 16_384  # over all windows of one request
-    max_request_characters: int = 262_144  # of one request; 16 for each of its tokens
+    max_queued_characters: int = 4_194_304  # characters of requests above 16,384 characters that wait to be tokenised
+    max_request_tokens: int = 16_384  # tokens of one request, over all windows
+    max_request_characters: int = 262_144  # characters of one request
     max_client_batch_size: int = 1_024  # inputs of one request
     max_batch_tokens: int = 4_096  # tokens of a batch of the model
-    max_new_tokens: int = 512  # that /generate may write for one text
+    max_new_tokens: int = 512  # tokens that /generate may generate for one text
     max_attention_weights: int = 1_000_000  # numbers in one response of /attention
     max_fill_mask_candidates: int = 32_768  # tokens in one response of /fill-mask, over all its masks
-    tokenization_workers: int = 2  # threads
+    tokenization_workers: int = 2  # threads that tokenise
 
     def __post_init__(self) -> None:
         for setting in fields(self):
@@ -50,11 +50,11 @@ class Timeouts:
     """Timeouts in seconds."""
 
     request_seconds: float = 30.0  # from a request's headers to its response, without X-Request-Timeout-Ms
-    max_request_seconds: float = 300.0  # the longest that X-Request-Timeout-Ms may ask for
+    max_request_seconds: float = 300.0  # largest value of X-Request-Timeout-Ms, in seconds
     headers_seconds: float = 10.0  # to receive a request's headers
     body_seconds: float = 30.0  # to receive a request's body
-    write_seconds: float = 30.0  # in which a client must read 64 kB of a response, or the rest of it
-    keep_alive_seconds: float = 10.0  # an idle connection stays open
+    write_seconds: float = 30.0  # for a client to read 64 kB of a response, or the rest of it
+    keep_alive_seconds: float = 10.0  # until an idle connection is closed
     graceful_shutdown_seconds: float = 25.0  # to answer accepted requests after SIGTERM
     shutdown_delay_seconds: float = 0.5  # after SIGTERM, in which new requests are answered with 503
 
@@ -71,12 +71,12 @@ class ServeSettings:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     allowed_hosts: tuple[str, ...] = ()  # Host headers to accept besides this machine's names
-    cors_allow_origins: tuple[str, ...] = ()  # other origins whose pages may call it, as "https://example.org"
+    cors_allow_origins: tuple[str, ...] = ()  # origins whose pages may call the server, such as "https://example.org"
     behind_proxy: bool = False  # all clients connect through a proxy: no limit of connections per address
-    trusted_proxies: tuple[str, ...] = ()  # addresses or networks without that limit, as "10.0.0.0/8"
+    trusted_proxies: tuple[str, ...] = ()  # addresses or networks of proxies, without that limit, such as "10.0.0.0/8"
     allow_unauthenticated: bool = False  # listen beyond this machine without API keys
-    precision: PrecisionOrAuto = "float32"  # of the models; "auto" measures at the start
-    device: Literal["cpu", "cuda"] = "cpu"  # that runs the models
+    precision: PrecisionOrAuto = "float32"  # precision of the models; "auto" measures at the start
+    device: Literal["cpu", "cuda"] = "cpu"  # device that runs the models
     log_text: bool = False  # write the inputs of requests to the log
     restart_on_crash: bool = True  # a supervisor process starts the server again after it was killed
 

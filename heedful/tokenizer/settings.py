@@ -17,7 +17,7 @@ class SpecialNames:
     """The text of the special tokens; their ids are 0 to 4, for BPE in the order cls, pad, sep, unk, mask."""
 
     pad_token: str = "[PAD]"  # padding
-    unk_token: str = "[UNK]"  # characters that the vocabulary lacks
+    unk_token: str = "[UNK]"  # replaces characters that are not in the vocabulary
     cls_token: str = "[CLS]"  # begins each sequence
     sep_token: str = "[SEP]"  # ends each segment
     mask_token: str = "[MASK]"  # replaces masked tokens
@@ -32,13 +32,13 @@ class TokenizerSettings:
     """A tokenizer to train: WordPiece and Unigram add BERT's special tokens to a text, byte-level BPE RoBERTa's."""
 
     algorithm: Algorithm = "wordpiece"  # bpe is byte-level
-    vocab_size: int = 30_000  # tokens of the vocabulary, at most, special tokens included
-    lower_case: bool | None = None  # lower-case texts; none: for WordPiece alone
-    strip_accents: bool | None = None  # remove accents; none: where texts are lower-cased
-    min_frequency: int = 2  # occurrences of a pair of tokens that is merged, at least (WordPiece, BPE)
-    limit_alphabet: int = 1_000  # characters of the vocabulary, the most frequent ones (WordPiece; BPE has all bytes)
-    special_tokens: SpecialNames | None = None  # their texts; none: [CLS] ..., and for BPE <s> ...
-    max_length: int | None = None  # tokens of a sequence, at most: model_max_length of tokenizer_config.json
+    vocab_size: int = 30_000  # maximum size of the vocabulary, special tokens included
+    lower_case: bool | None = None  # lower-case texts; none: only for WordPiece
+    strip_accents: bool | None = None  # remove accents; none: if texts are lower-cased
+    min_frequency: int = 2  # minimum occurrences of a pair of tokens to be merged (WordPiece, BPE)
+    limit_alphabet: int = 1_000  # maximum characters in the vocabulary, the most frequent ones (only WordPiece)
+    special_tokens: SpecialNames | None = None  # texts of the special tokens; none: [CLS] ..., and for BPE <s> ...
+    max_length: int | None = None  # maximum tokens of a sequence: model_max_length of tokenizer_config.json
     num_sentinels: int = 0  # sentinel tokens <extra_id_0>, ... for span corruption, at the end of the vocabulary
 
     def __post_init__(self) -> None:
@@ -77,8 +77,8 @@ class PretrainTokenizer(TokenizerSettings):
     """The tokenizer of a pre-training run: an existing one, or a new one that is trained on the text."""
 
     path: str = ""  # folder of an existing tokenizer; "": that of model.init_from, or a new one trained on the text
-    vocab_size: int = 16_000  # tokens of the vocabulary, at most, special tokens included
-    train_chars: int = 30_000_000  # characters of the text that a new tokenizer is trained on, at most
+    vocab_size: int = 16_000  # maximum size of the vocabulary, special tokens included
+    train_chars: int = 30_000_000  # maximum characters of text that a new tokenizer is trained on
 
     def __post_init__(self) -> None:
         TokenizerSettings.__post_init__(self)

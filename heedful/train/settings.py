@@ -32,7 +32,7 @@ class Constant(_Shares):
     """Up over the warm-up, then 1."""
 
     kind: Literal["constant"] = "constant"
-    warmup_ratio: float = 0.0  # share of the training, from 0 to 1, as in all schedules
+    warmup_ratio: float = 0.0  # share of the training in which lr rises from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Cosine(_Shares):
 
     kind: Literal["cosine"] = "cosine"
     warmup_ratio: float = 0.06  # share of the training in which lr rises from 0
-    min_lr_ratio: float = 0.0  # share of the peak lr that is left at the end
+    min_lr_ratio: float = 0.0  # lr at the end as a share of the peak
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Noam(_Shares):
     """
 
     kind: Literal["noam"] = "noam"
-    warmup_ratio: float = 0.04  # 4,000 of 100,000 steps
+    warmup_ratio: float = 0.04  # share of the training in which lr rises; 4,000 of 100,000 steps
 
     def __post_init__(self) -> None:
         _Shares.__post_init__(self)
@@ -90,10 +90,10 @@ class AdamW:
     lr: float  # peak learning rate, which the schedule's factor multiplies
     betas: tuple[float, float] = (0.9, 0.999)  # decay of the running means of the gradient and of its square
     eps: float = 1e-8  # added to the denominator of the update
-    weight_decay: float = 0.01  # decoupled from the gradient; not applied to biases and norms
+    weight_decay: float = 0.01  # decoupled weight decay; not applied to biases and norms
     # divide running means by 1 - beta ** step, as AdamW does; false: as published for BERT
     bias_correction: bool = True
-    max_grad_norm: float | None = 1.0  # clip the norm of all gradients together (Pascanu et al. 2013); None: do not
+    max_grad_norm: float | None = 1.0  # gradient clipping by global norm (Pascanu et al. 2013); None: off
     layer_decay: float = 1.0  # factor of lr from each layer to the one below it; see optim.layer_lrs
 
     def __post_init__(self) -> None:
@@ -124,24 +124,25 @@ class TrainSettings:
 
     EXCLUSIVE: ClassVar[Exclusive] = (("epochs", "max_steps", "time_budget"),)
 
-    epochs: float | None = None  # passes over the training data; the last one may be a part
+    epochs: float | None = None  # passes over the training data; may be a fraction
     max_steps: int | None = None  # optimizer steps
     # training time without evaluations, as "10m" or "1h30m", or a number of minutes; the schedule follows the clock
     time_budget: float | str | None = None
     batch_size: int = 32  # samples of an update, summed over ranks and micro-batches
-    max_tokens_per_microbatch: int = 8192  # memory grows with it; results do not depend on it
+    max_tokens_per_microbatch: int = 8192  # maximum tokens per micro-batch: more memory, same results
     optimizer: AdamW = AdamW(lr=5e-5)
     schedule: Linear | Cosine | Constant | DecayFromStart | Noam = Linear(warmup_ratio=0.1)
     device: Literal["cpu", "cuda"] | None = None  # None: the model's device; on the command line the CPU
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; weights and sums stay float32
+    # precision of matrix products; weights and sums stay float32
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False  # compile blocks with torch.compile, for GPUs; the first steps take minutes
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass: less memory, a third more time
     ema_decay: float = 0.0  # decay per step of averaged weights, which are then evaluated and saved; 0: no average
-    seed: int = 1  # of the sample order, dropout and new heads
+    seed: int = 1  # seed of the sample order, dropout and new heads
     max_nonfinite_steps: int = 0  # consecutive steps that may be skipped because a loss or gradient is not finite
     shrink_batch_on_oom: bool = False  # halve micro-batches when memory runs out, instead of an error
-    data_parallel_shard_degree: int | Literal["all"] = 1  # ranks that share one copy of the training state; 1: none do
-    grad_reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of gradients that are summed over ranks
+    data_parallel_shard_degree: int | Literal["all"] = 1  # ranks that share one copy of the weights; 1: no sharding
+    grad_reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype in which gradients are reduced over ranks
 
     def __post_init__(self) -> None:
         degree = self.data_parallel_shard_degree
@@ -233,11 +234,11 @@ class FitSettings:
     """When to evaluate and save, and what to keep."""
 
     eval_every_epochs: float = 1.0  # epochs between evaluations on dev
-    patience: int = 0  # evaluations without a better metric after which training stops; 0: never
-    load_best_at_end: bool = True  # the model gets the weights of the best evaluation; false: those of the last step
+    patience: int = 0  # early stopping: evaluations without a better metric; 0: off
+    load_best_at_end: bool = True  # save the weights of the best evaluation; false: of the last step
     checkpoint_every_minutes: float = 5.0  # minutes between checkpoints; one is saved after each evaluation too
-    keep_last: int = 2  # newest checkpoints that are kept
-    keep_checkpoints: bool = False  # keep them when the run has finished; else only the best and last weights stay
+    keep_last: int = 2  # number of checkpoints to keep
+    keep_checkpoints: bool = False  # keep checkpoints when the run has finished; false: only the best and last weights
     async_checkpoint: bool = False  # write checkpoints while training continues: less waiting, more memory
 
     def __post_init__(self) -> None:

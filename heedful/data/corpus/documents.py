@@ -39,9 +39,9 @@ class CorpusSettings:
 
     text_column: str = ""  # column of the text in JSON lines, tables and Parquet; "": found by name
     sample_by: Literal["auto", "line", "paragraph", "document"] = "auto"  # what is a document in a text file
-    dedup: Literal["none", "exact", "near"] = "none"  # leave out equal documents, or near duplicates too
-    jaccard_threshold: float = 0.8  # shared 5-shingles of words, 0.3 to 1, from which documents are near duplicates
-    min_document_chars: int = 0  # characters; shorter documents are left out and counted
+    dedup: Literal["none", "exact", "near"] = "none"  # remove equal documents, or near duplicates too
+    jaccard_threshold: float = 0.8  # minimum similarity (word 5-shingles, 0.3 to 1) of near duplicates
+    min_document_chars: int = 0  # minimum characters of a document; shorter ones are dropped and counted
     shard_chars: int = 32_000_000  # characters of text in a shard
 
     def __post_init__(self) -> None:

@@ -78,15 +78,15 @@ class DataSettings:
     """How data is read; None: detected and reported."""
 
     format: Format | None = None  # file format; None: by the file's name and first lines
-    # role to the column's name or its number from 1; of several, texts are joined and labels, words and choices listed
+    # column of each role, by name or by number from 1; several columns are joined (texts) or listed (labels, choices)
     columns: dict[str, str | int | tuple[str | int, ...]] | None = None
-    encoding: str | None = None  # None: UTF-8, or what a byte order mark says
+    encoding: str | None = None  # text encoding; None: UTF-8, or as the byte order mark says
     header: bool | None = None  # whether the first row of CSV, TSV and CoNLL names the columns
-    delimiter: str | None = None  # None: a comma or, where the first row has none, a semicolon or tab; in TSV a tab
-    quoting: Literal["quoted", "literal"] | None = None  # None: quotes wrap cells in CSV and are characters in TSV
+    delimiter: str | None = None  # separator; None: comma (or semicolon or tab, by the first row); in TSV a tab
+    quoting: Literal["quoted", "literal"] | None = None  # None: quotes enclose cells in CSV and are characters in TSV
     label_until: str | None = None  # cut labels at the first of these: ":" makes "DESC:manner" the coarse label "DESC"
-    dev_fraction: float = 0.1  # share of train that becomes the dev split where none is given; 0: none
-    seed: int = 0  # of the dev split
+    dev_fraction: float = 0.1  # share of train that becomes the dev split if the data have none; 0: no dev split
+    seed: int = 0  # seed of the dev split
     max_row_bytes: int = MAX_ROW_BYTES  # a longer row is a bad row; texts in memory are counted in characters
 
     def __post_init__(self) -> None:

@@ -33,8 +33,8 @@ class LayersStudent:
 
     kind: Literal["layers"] = "layers"
     layers: int = 3  # Transformer blocks of the student
-    teacher_layers: tuple[int, ...] = ()  # teacher's layers that are copied, from 0; (): evenly spread
-    family: str = ""  # "": the teacher's; one without token types gets those of the first segment in its positions
+    teacher_layers: tuple[int, ...] = ()  # layers of the teacher to copy, counted from 0; (): evenly spread
+    family: str = ""  # model family; "": the teacher's
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -51,8 +51,8 @@ class SizeStudent:
 
     kind: Literal["size"] = "size"
     size: Size = "tiny"  # named shape: layers, width and heads
-    family: str = ""  # "": the teacher's
-    layers: int | None = None  # instead of the size's
+    family: str = ""  # model family; "": the teacher's
+    layers: int | None = None  # Transformer blocks, instead of those of the size
     width: int | None = None  # width of the hidden states; None: that of the size
     heads: int | None = None  # attention heads; None: those of the size
 
@@ -63,7 +63,7 @@ class FolderStudent:
 
     kind: Literal["folder"] = "folder"
     model: str  # a folder, or NAME[@REVISION] on the hub
-    revision: str = ""  # of the name, instead of NAME@REVISION
+    revision: str = ""  # revision on the hub, instead of NAME@REVISION
 
     def __post_init__(self) -> None:
         for name, value in zip(("model", "revision"), name_with_revision(self.model, self.revision), strict=True):
@@ -77,7 +77,7 @@ class ClassicStudent:
     kind: Literal["classic"] = "classic"
     reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
     words: WordSettings = WORDS
-    skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
+    skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
 
 
 StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent
@@ -136,8 +136,8 @@ class StatesSettings(_Weight):
 
     weight: float = 1.0  # weight of the loss on hidden states
     how: Literal["mse", "cosine"] = "mse"  # distance of hidden states: squared error, or 1 - cosine
-    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, and 0, over the teacher's
-    pairs: tuple[tuple[int, int], ...] = ()  # instead: student's and teacher's
+    layers: Literal["last", "spread"] = "last"  # spread: all of the student, with evenly spread ones of the teacher
+    pairs: tuple[tuple[int, int], ...] = ()  # pairs of a student layer and a teacher layer, instead of layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,10 +147,10 @@ class RelationsSettings(_Weight):
     weight: float = 1.0  # weight of the loss on attention relations
     # vectors whose scaled products are compared: queries, keys, values
     of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
-    layers: Literal["last", "spread"] = "last"  # spread: each of the student's, over the teacher's
-    layer: int | None = None  # instead: of the student, from 0
-    teacher: int | None = None  # of the teacher
-    heads: int | None = None  # into which both are regrouped; none: as many as the teacher has
+    layers: Literal["last", "spread"] = "last"  # spread: all of the student, with evenly spread ones of the teacher
+    layer: int | None = None  # layer of the student, from 0, instead of layers
+    teacher: int | None = None  # layer of the teacher, from 0
+    heads: int | None = None  # heads into which both are regrouped; none: as many as the teacher has
     squares: bool = False  # squared differences before the softmax, instead of KL after it
 
 
@@ -159,7 +159,7 @@ class LossSettings:
     """Weights of the loss terms; each term is the mean over its own targets."""
 
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
-    temperature: float = 2.0  # of soft labels
+    temperature: float = 2.0  # temperature of soft labels
     label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
     states: StatesSettings | None = None  # loss on hidden states; None: none
     relations: RelationsSettings | None = None  # loss on attention relations; None: none
@@ -196,7 +196,7 @@ class TeacherCacheSettings:
 
     enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
     precision: Literal["float16", "float32"] = "float16"  # number format of the teacher's outputs on the disk
-    top_k: int | None = None  # tokens of the vocabulary kept per masked token, all others as one; none: all
+    top_k: int | None = None  # most likely tokens kept per masked token, the others as one sum; none: all
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
@@ -210,7 +210,7 @@ class TeacherCacheSettings:
 class AugmentSettings:
     """Data augmentation: words are replaced by predictions of a masked language model (Jiao et al. 2020)."""
 
-    copies: int = 1  # new texts made of each text
+    copies: int = 1  # variants of each text
     replace_prob: float = 0.15  # share of the words that are replaced
     top_k: int = 20  # likeliest tokens of the masked language model to sample from
     model: str = ""  # a folder, or NAME[@REVISION], with a masked head; "": the teacher's own
@@ -232,10 +232,10 @@ class VerdictSettings:
     baseline: Literal["steps", "epochs", "none"] = (
         "steps"  # train the student without the teacher too, for as many steps or epochs; the same for masked tokens
     )
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # in which both are served
-    texts: int = 64  # that are answered for it, or as many as there are
-    split: Literal["test", "dev"] = "test"  # on which quality is measured; the other one if it is missing
-    rounds: int | None = None  # of each text alone; none: as many as bench has
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # precision in which both are measured
+    texts: int = 64  # texts whose speed is measured
+    split: Literal["test", "dev"] = "test"  # split on which quality is measured; the other one if it is missing
+    rounds: int | None = None  # measurements of the latency of each text; none: as many as bench makes
 
     def __post_init__(self) -> None:
         for name in ("texts", "rounds"):
@@ -251,18 +251,18 @@ class DistilSettings:
     task: TaskSettings
     teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
-    unlabelled: tuple[str, ...] = ()  # files and folders
-    augment: AugmentSettings | None = None  # make more texts by replacing words; None: no more texts
+    unlabelled: tuple[str, ...] = ()  # files and folders of texts without labels
+    augment: AugmentSettings | None = None  # data augmentation by replacing words; None: off
     loss: LossSettings = LossSettings()
     teacher_cache: TeacherCacheSettings = TeacherCacheSettings()
     verdict: VerdictSettings = VerdictSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
-    seeds: int = 3  # runs with train.seed, train.seed + 1, ...; as many without the teacher
-    max_length: int | None = None  # tokens of a sequence; None: as many as the student reads
-    long_inputs: Literal["stride", "truncate"] = "stride"  # texts over max_length: overlapping windows, or cut off
-    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the last evaluation
+    seeds: int = 3  # number of runs, with train.seed, train.seed + 1, ...; as many without the teacher
+    max_length: int | None = None  # maximum tokens of a sequence; None: the student's maximum
+    long_inputs: Literal["stride", "truncate"] = "stride"  # longer texts: overlapping windows, or truncation
+    eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

@@ -33,12 +33,12 @@ class WordSettings:
 
     # words: split at spaces and punctuation; subwords: a WordPiece tokenizer
     tokens: Literal["words", "subwords"] = "words"
-    vocab_size: int = 30_000  # words of the training texts first, then of the file of vectors
+    vocab_size: int = 30_000  # maximum words: first those of the training texts, then of the file of vectors
     lower_case: bool = True  # lower-case texts before they are split
-    width: int = WORD_WIDTH  # of their vectors, unless a file gives them
-    vectors: str = ""  # a file of GloVe or word2vec; "": drawn, and with skipgram_steps learned first
-    frozen: bool = False  # they stay as they are
-    dropout: float = 0.0  # of the vectors, and of what a text is read as
+    width: int = WORD_WIDTH  # width of the word vectors, if they are not from a file
+    vectors: str = ""  # GloVe or word2vec file; "": random, or trained with skipgram_steps
+    frozen: bool = False  # do not train the word vectors
+    dropout: float = 0.0  # dropout of the word vectors and of the text vector
 
     def __post_init__(self) -> None:
         if self.vocab_size < 2 or self.width < 1:
@@ -57,7 +57,7 @@ class SharedTokenizer:
     """The tokenizer of a seq2seq model, trained on source and target texts."""
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"  # bpe is byte-level and reproduces any text; wordpiece does not
-    vocab_size: int = 8000  # tokens of the vocabulary of source and target together
+    vocab_size: int = 8000  # size of the vocabulary, shared by source and target
     lower_case: bool = False  # lower-case texts before they are tokenised
 
 
@@ -65,7 +65,7 @@ class SharedTokenizer:
 class ScratchTokenizer:
     """The WordPiece tokenizer of a Scratch encoder, trained on the texts."""
 
-    vocab_size: int = 4000  # tokens of the vocabulary that is trained on the training texts
+    vocab_size: int = 4000  # size of the vocabulary, which is trained on the training texts
 
 
 def name_with_revision(model: str, revision: str) -> tuple[str, str]:
@@ -85,8 +85,8 @@ class Pretrained:
 
     kind: Literal["pretrained"] = "pretrained"
     model: str = BUNDLED_ENCODER  # a folder, or NAME[@REVISION] on the hub
-    revision: str = ""  # of the name, instead of NAME@REVISION
-    reinit_layers: int = 0  # blocks at the top that are initialised again (Zhang et al. 2021)
+    revision: str = ""  # revision on the hub, instead of NAME@REVISION
+    reinit_layers: int = 0  # number of top blocks that are re-initialised (Zhang et al. 2021)
 
     def __post_init__(self) -> None:
         _one_name(self)
@@ -104,7 +104,7 @@ class Scratch:
     layers: int = 2  # Transformer blocks
     width: int = 256  # width of the hidden states, a multiple of 32
     tokenizer: ScratchTokenizer = ScratchTokenizer()
-    mlm_steps: int = 0  # steps of masked language modelling first, 64 texts each: on few texts it makes things worse
+    mlm_steps: int = 0  # steps of masked language modelling before fine-tuning, 64 texts each; harmful with few texts
 
     def __post_init__(self) -> None:
         for name, right, expected in (
@@ -122,10 +122,10 @@ class ClassicInit:
 
     kind: Literal["classic"] = "classic"
     reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
-    model: str = ""  # the encoder: a folder, or NAME[@REVISION] on the hub; "": none, over words
-    revision: str = ""  # of the name, instead of NAME@REVISION
+    model: str = ""  # frozen encoder: a folder, or NAME[@REVISION] on the hub; "": word vectors instead
+    revision: str = ""  # revision on the hub, instead of NAME@REVISION
     words: WordSettings = WordSettings()
-    skipgram_steps: int = 0  # steps that learn the vectors of words first, 64 texts each
+    skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
 
     def __post_init__(self) -> None:
         _one_name(self)
@@ -142,7 +142,7 @@ class RecurrentInit:
 
     kind: Literal["recurrent"] = "recurrent"
     rnn: RecurrentSeq2Seq = RNN
-    embedding_width: int | None = None  # of the vectors of tokens; None: half of rnn.width
+    embedding_width: int | None = None  # width of the token vectors; None: half of rnn.width
     tokenizer: SharedTokenizer = SharedTokenizer()
 
     def __post_init__(self) -> None:
@@ -163,14 +163,14 @@ class TransformerInit:
     kind: Literal["transformer"] = "transformer"
     # named shape of encoder and decoder; base and big are those of Vaswani et al. 2017
     size: Literal["small", "base", "big"] = "small"
-    layers: int | None = None  # None: as many as the size has; so with the others
+    layers: int | None = None  # Transformer blocks; None: those of the size
     width: int | None = None  # width of the hidden states; None: that of the size
     heads: int | None = None  # attention heads; None: those of the size
     inner: int | None = None  # width of the feed-forward layer; None: that of the size
     dropout: float | None = None  # dropout probability; None: that of the size
     norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
     positions: Positions = "sine"  # kind of position encoding
-    longest: int = LONGEST  # places of learned positions
+    longest: int = LONGEST  # maximum length of learned positions
     tokenizer: SharedTokenizer = SharedTokenizer()
 
     def __post_init__(self) -> None:

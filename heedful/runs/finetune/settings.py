@@ -35,9 +35,9 @@ class FinetuneSettings:
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
-    seeds: int = 1  # runs with train.seed, train.seed + 1, ...
-    max_length: int | None = None  # tokens of a sequence, in training and afterwards; None: as many as the model reads
-    long_inputs: LongInputs = "stride"  # longer texts: windows that overlap by half, or the end is dropped
+    seeds: int = 1  # number of runs, with train.seed, train.seed + 1, ...
+    max_length: int | None = None  # maximum tokens of a sequence; None: the model's maximum
+    long_inputs: LongInputs = "stride"  # longer texts: overlapping windows, or truncation
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
     eval_baseline: bool = True  # also score a bag of words (classify, regress) or the untrained model (embed)
 

@@ -52,12 +52,12 @@ class ModelSettings:
     """The model that is trained: a family and a size with random weights, or a trained model."""
 
     init_from: str = ""  # model to train further: a folder, or NAME[@REVISION] on the hub; "": random weights
-    family: str = ""  # "": the usual one of the objective
+    family: str = ""  # model family; "": the usual one of the objective
     size: Size = "mini"  # named shape: layers, width and heads
-    layers: int | None = None  # none: those of the size
-    width: int | None = None  # none: that of the size
-    heads: int | None = None  # none: those of the size
-    dropout: float = 0.0  # probability while pre-training; the saved model has its family's own
+    layers: int | None = None  # Transformer blocks; none: those of the size
+    width: int | None = None  # width of the hidden states; none: that of the size
+    heads: int | None = None  # attention heads; none: those of the size
+    dropout: float = 0.0  # dropout during pre-training; the saved model has that of its family
 
     def __post_init__(self) -> None:
         layers, width, heads = self.shape
@@ -81,7 +81,7 @@ class Phase:
     """A part of the training with settings of its own; none: the setting of the run."""
 
     start_fraction: float  # share of the training, 0 to 1, after which the phase begins
-    max_seq_length: int | None = None  # tokens of a sequence, at most
+    max_seq_length: int | None = None  # maximum tokens of a sequence
     batch_size: int | None = None  # packed rows of a step
     mask_prob: float | None = None  # share of the tokens that are masked
     term_weights: TermWeights | None = None  # weights of the terms of a distillation
@@ -111,14 +111,14 @@ class PretrainSettings:
     model: ModelSettings = ModelSettings()
     tokenizer: PretrainTokenizer = TOKENIZER
     corpus: CorpusSettings = CORPUS
-    max_seq_length: int = 128  # tokens of a sequence, at most
-    phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, as longer sequences
+    max_seq_length: int = 128  # maximum tokens of a sequence
+    phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, such as longer sequences
     pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
     sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: as many as fit
     eval_fraction: float = 0.01  # share of the documents that are the validation split
-    eval_tokens: int = 100_000  # tokens of an evaluation, at most
+    eval_tokens: int = 100_000  # maximum tokens of an evaluation
     eval_every_steps: int = 500  # steps between evaluations
-    probes: tuple[Probe, ...] = ()  # small labelled files that frozen vectors are scored on at each evaluation
+    probes: tuple[Probe, ...] = ()  # small labelled files on which frozen vectors are scored at each evaluation
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings(load_best_at_end=False)
 

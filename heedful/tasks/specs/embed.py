@@ -26,7 +26,7 @@ class EmbedSettings(TaskSettings):
 
     kind: Literal["embed"] = "embed"
     group_size: int = 32  # pairs in a group of in-batch negatives, for pairs without scores
-    scale: float = 20.0  # of their cosines
+    scale: float = 20.0  # factor of the cosines before the softmax
 
     def __post_init__(self) -> None:
         if self.group_size < 2:

@@ -34,8 +34,8 @@ class QASettings(TaskSettings):
 
     UNTUNED: ClassVar[str] = "no_answer_threshold=0"
     kind: Literal["qa"] = "qa"
-    no_answer_threshold: float | Literal["tuned"] = "tuned"  # lead of "no answer" over an answer; tuned: on dev
-    max_answer_tokens: int = MAX_ANSWER_TOKENS  # saved with the model
+    no_answer_threshold: float | Literal["tuned"] = "tuned"  # margin of "no answer" over an answer; tuned: on dev
+    max_answer_tokens: int = MAX_ANSWER_TOKENS  # maximum tokens of an answer, saved with the model
 
     def __post_init__(self) -> None:
         if self.max_answer_tokens < 1:

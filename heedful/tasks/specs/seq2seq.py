@@ -34,11 +34,11 @@ class Seq2SeqSettings(TaskSettings):
     """A text for a text."""
 
     kind: Literal["seq2seq"] = "seq2seq"
-    max_new_tokens: int = 128  # per text in evaluations
-    num_beams: int = 1  # in evaluations; 1: greedy
+    max_new_tokens: int = 128  # maximum tokens generated per text in evaluations
+    num_beams: int = 1  # beams in evaluations; 1: greedy decoding
     label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
     metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
-    bleu: BleuTokenizer = "13a"  # that it counts; char: characters, for texts without spaces or of few words
+    bleu: BleuTokenizer = "13a"  # tokenisation of BLEU; char: characters, for texts without spaces or of few words
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "num_beams"):

@@ -48,12 +48,12 @@ class DistillationSettings(ObjectiveSettings):
     teacher: str  # a model folder, or NAME[@REVISION] on the hub
     term_weights: TermWeights = TermWeights()
     mask_prob: float = 0.15  # share of the tokens of a masked sequence
-    mask_unit: MaskUnit = "tokens"  # what is masked together: single tokens, whole words, or spans
-    masked_sequence_prob: float = 1.0  # the other sequences are read whole, and have no masked tokens to find
-    short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences; else it is full
-    max_sentences: int = 3  # sentences of a short window, at most
+    mask_unit: MaskUnit = "tokens"  # unit of masking: tokens, whole words, or spans
+    masked_sequence_prob: float = 1.0  # share of the sequences that are masked; the others have no mlm loss
+    short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences and not the full length
+    max_sentences: int = 3  # maximum sentences of a short window
     pair_prob: float = 0.0  # probability that a short window begins a pair; for pair_similarity
-    neighbour_texts: int = 0  # texts among which the teacher's nearest make pairs; 0: no such pairs
+    neighbour_texts: int = 0  # texts among which nearest neighbours (by the teacher) make pairs; 0: no such pairs
 
     def __post_init__(self) -> None:
         for name, right, expected in (

@@ -38,8 +38,8 @@ class MlmSettings(_StaticMasks):
 
     kind: Literal["mlm"] = "mlm"
     mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # masks of each row, used in turn; none: new ones in each epoch
+    mask_unit: MaskUnit = "tokens"  # unit of masking: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # static masks of each row, used in turn; none: new masks in each epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class MlmNspSettings(SentencePairSettings):
 
     kind: Literal["mlm+nsp"] = "mlm+nsp"
     mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
+    mask_unit: MaskUnit = "tokens"  # unit of masking: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # static sets of pairs with masks, used in turn; none: new ones in each epoch
     short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
 
 
@@ -59,8 +59,8 @@ class MlmSopSettings(SentencePairSettings):
 
     kind: Literal["mlm+sop"] = "mlm+sop"
     mask_prob: float = 0.15  # share of the tokens that are masked
-    mask_unit: MaskUnit = "tokens"  # what is masked together: tokens, whole words, or spans of words
-    num_static_masks: int | None = None  # sets of pairs with their masks, used in turn; none: new ones in each epoch
+    mask_unit: MaskUnit = "tokens"  # unit of masking: tokens, whole words, or spans of words
+    num_static_masks: int | None = None  # static sets of pairs with masks, used in turn; none: new ones in each epoch
     short_seq_prob: float = 0.1  # probability that the pairs of a document are shorter than max_seq_length
 
 

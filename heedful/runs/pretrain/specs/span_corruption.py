@@ -13,8 +13,8 @@ class SpanCorruptionSettings(MaskingSettings):
     """Span corruption: a decoder writes the spans that were taken out."""
 
     kind: Literal["span_corruption"] = "span_corruption"
-    mask_prob: float = 0.15  # share of the tokens that are taken out (noise density)
-    mean_noise_span_length: float = 3.0  # tokens of a span
+    mask_prob: float = 0.15  # share of the tokens that are removed (noise density)
+    mean_noise_span_length: float = 3.0  # mean length of a span in tokens
 
 
 SPAN_CORRUPTION = ObjectiveSpec(
