@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "heedful").rglob("*.py"))
 FAMILY_NAMES = {
     *("bert", "roberta", "distilbert", "albert", "electra", "xlnet"),
-    *("mpnet", "nomic", "gte", "jina", "t5", "gpt2", "gpt", "modernbert", "camembert", "xlm"),
+    *("deberta", "mpnet", "nomic", "gte", "jina", "t5", "gpt2", "gpt", "modernbert", "camembert", "xlm"),
 }
 LIBRARY_NAMES = re.compile(  # what other libraries call their classes and files is not ours to rename
     r"\b((Bert|Roberta)(Normalizer|PreTokenizer|Processing)|sentence_bert_config\.json)\b"

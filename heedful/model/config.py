@@ -91,6 +91,19 @@ class TransformerXl:
     reach: int | None = None  # larger distances count as this one
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disentangled:
+    """Scores of contents with distances and of distances with contents, beside those of contents (He et al. 2021).
+
+    All layers share one vector for each bucket of distances; each projects them by its own query and key matrices.
+    """
+
+    kind: Literal["disentangled"] = "disentangled"
+    buckets: int = 256  # for distances on each side; half of them exact, the others logarithmic up to `reach`
+    reach: int = 512
+    norm: bool = True  # of the vectors, before they are projected
+
+
 # -- the model ------------------------------------------------------------------------------------------------
 
 Norm = Literal["layer", "rms"]
@@ -147,7 +160,7 @@ class StackConfig:
     final_norm: bool = False  # after the last block; models with pre-norm have it
     first_norm: bool = True  # with pre-norm: before the first attention too
     blocks: int | None = None  # fewer than layers: neighbouring layers share their weights (Lan et al. 2020)
-    relation: Rotary | Buckets | Shaw | TransformerXl | None = None
+    relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None
     score_scale: float | None = None  # None: 1 / sqrt(head_width)
     causal: bool = False
     cross: bool = False  # cross-attention to the encoder's rows
@@ -172,6 +185,11 @@ class StackConfig:
                 raise ModelError(
                     f"relation.reach is {reach}; expected more than {count // minimum}: nearer ones have a bucket each"
                 )
+        if isinstance(self.relation, Disentangled) and not 4 <= self.relation.buckets < 2 * self.relation.reach:
+            raise ModelError(
+                f"relation.buckets is {self.relation.buckets}; expected a whole number from 4 to less than twice "
+                f"relation.reach, {self.relation.reach}"
+            )
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
         _check(
             self,

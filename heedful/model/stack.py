@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from heedful.errors import DataError, ModelError
 from heedful.model.config import (
     Buckets,
+    Disentangled,
     ModelConfig,
     Rotary,
     Shaw,
@@ -33,6 +34,7 @@ from heedful.nn.layers import Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
     BucketedPosition,
+    DisentangledPosition,
     RelativePosition,
     RotaryPosition,
     ShawPosition,
@@ -90,8 +92,8 @@ class Attention(nn.Module):
         self.out = TrainedLinear(inner, config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
-        q, k, v = split_qkv(self.qkv(x), self.heads)
-        bias = layer.relation.bias(q, layer.prepared, self.scale)
+        q, k, v = self._project(x)
+        bias = layer.relation.bias(q, k, layer.prepared, self.scale, self._project)
         q, k = layer.relation.rotate(q, k, layer.prepared)
         if context.cache is not None:
             k, v = context.cache.update(layer.layer, k, v, context.layout)
@@ -108,6 +110,10 @@ class Attention(nn.Module):
             context.trace.record_attention(layer.part, layer.layer, context.sequences, q, k, v, args)
         out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
         return out
+
+    def _project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of rows, [rows, heads, width] each."""
+        return split_qkv(self.qkv(x), self.heads)
 
 
 class CrossAttention(nn.Module):
@@ -215,6 +221,10 @@ def _relations(config: StackConfig) -> list[RelativePosition]:
             return [RotaryPosition(base, stretch), RotaryPosition(base if local is None else local, stretch)]
         case Buckets(count=count, reach=reach):
             return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
+        case Disentangled(buckets=count, reach=reach, norm=norm):
+            eps = config.norm_eps if norm else None
+            sizes = {"buckets": count, "reach": reach, "width": config.width}
+            return [DisentangledPosition(**sizes, norm_eps=eps, dropout=config.dropout)]
         case Shaw(reach=reach, values=values):
             make: Callable[[], RelativePosition] = partial(
                 ShawPosition, reach=reach, width=config.head_width, values=values

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,11 +18,15 @@ from heedful.nn.layout import Bias, DenseBias, RelativeBias
 from heedful.packed import Packed
 
 Heads = Float[Tensor, "rows heads width"]
+Project = Callable[[Float[Tensor, "rows width"]], tuple[Tensor, Tensor, Tensor]]
 Waves = Literal["interleaved", "halves", "halves_inclusive"]
 
 
 def sinusoid(
-    positions: Int[Tensor, " rows"], width: int, layout: Waves = "interleaved", base: float = 10_000.0
+    positions: Int[Tensor, " rows"] | Float[Tensor, " rows"],
+    width: int,
+    layout: Waves = "interleaved",
+    base: float = 10_000.0,
 ) -> Float[Tensor, "rows width"]:
     """Return sin(p / base^e) and cos(p / base^e) of each position p at width / 2 wavelengths, in float64.
 
@@ -65,8 +71,16 @@ class RelativePosition(nn.Module):
         """Return queries and keys changed by their positions."""
         return q, k
 
-    def bias(self, q: Heads, prepared: Any, scale: float) -> Bias | None:
-        """Return the bias that is added to the scores; `q` are the queries before `rotate`."""
+    def bias(self, q: Heads, k: Heads, prepared: Any, scale: float, project: Project) -> Bias | None:
+        """Return the bias that is added to the scores.
+
+        Args:
+            q: Queries before `rotate`.
+            k: Keys before `rotate`.
+            prepared: The result of `prepare`.
+            scale: Factor of the scores.
+            project: The layer's projection of rows to queries, keys and values, [rows, heads, width] each.
+        """
         return None
 
 
@@ -120,7 +134,7 @@ class BucketedPosition(RelativePosition):
         table = self.table(distance_buckets(distances, self.count, self.reach, self.causal)).T
         return RelativeBias(table=table, blocks={} if keep else None)
 
-    def bias(self, q: Heads, prepared: RelativeBias, scale: float) -> RelativeBias:
+    def bias(self, q: Heads, k: Heads, prepared: RelativeBias, scale: float, project: Project) -> RelativeBias:
         return prepared
 
 
@@ -157,7 +171,7 @@ class ShawPosition(RelativePosition):
         reach = min(self.reach, max(batch.max_length - 1, 0))
         return slice(self.reach - reach, self.reach + reach + 1)
 
-    def bias(self, q: Heads, prepared: slice, scale: float) -> RelativeBias:
+    def bias(self, q: Heads, k: Heads, prepared: slice, scale: float, project: Project) -> RelativeBias:
         table = torch.einsum("ihd,gd->ihg", q * scale, self.keys.weight[prepared].to(q))
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
@@ -199,13 +213,73 @@ class TransformerXlPosition(RelativePosition):
         keys = torch.cat([k, one_hot.expand(-1, k.shape[1], -1)], -1)
         return torch.cat([q + self.content_bias, by_segment], -1), keys
 
-    def bias(self, q: Heads, prepared: tuple[Packed, Tensor], scale: float) -> Bias:
+    def bias(self, q: Heads, k: Heads, prepared: tuple[Packed, Tensor], scale: float, project: Project) -> Bias:
         batch, waves = prepared
         projected = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
         table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, projected)
         if batch.key_lengths is None and batch.visibility is None:
             return RelativeBias(table=table)
         return _expand(table, batch)
+
+
+class DistanceVectors(NamedTuple):
+    """The vectors of the distances in one batch, and which vector each distance has."""
+
+    bounds: tuple[int, ...]
+    vectors: Float[Tensor, "vectors width"]
+    numbers: Int[Tensor, " distances"]  # of the vector of each distance, query minus key, from -reach to reach
+
+
+class DisentangledPosition(RelativePosition):
+    """score = scale (q k + q K(p) + k Q(p)), where p is the vector of the distance, and K and Q project it as keys and
+    queries (He et al. 2021, arXiv:2006.03654, section 3.1; buckets: He et al. 2023, arXiv:2111.09543, appendix).
+
+    Only vectors of distances that the batch has are projected: 2n - 1 of them for texts of n tokens, as long as each
+    distance has a vector of its own.
+    """
+
+    def __init__(self, *, buckets: int, reach: int, width: int, norm_eps: float | None, dropout: float) -> None:
+        super().__init__()
+        self.buckets, self.reach, self.dropout = buckets, reach, dropout
+        self.table = nn.Embedding(2 * buckets, width)
+        self.norm: nn.Module = nn.Identity() if norm_eps is None else nn.LayerNorm(width, eps=norm_eps)
+
+    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> DistanceVectors:
+        reach = max(batch.max_length - 1, 0)
+        distances = torch.arange(-reach, reach + 1, device=like.device)
+        rows = self.rows(distances)  # which rise with the distance
+        vectors: Tensor = self.norm(self.table.weight[rows[0] : rows[-1] + 1])
+        return DistanceVectors(batch.bounds, vectors, rows - rows[0])
+
+    def rows(self, distances: Int[Tensor, " distances"]) -> Int[Tensor, " distances"]:
+        """Return the row of the table for each distance, query minus key."""
+        buckets = signed_log_buckets(distances, self.buckets, self.reach) + self.buckets
+        return buckets.clamp(0, 2 * self.buckets - 1)
+
+    def bias(self, q: Heads, k: Heads, prepared: DistanceVectors, scale: float, project: Project) -> DenseBias:
+        position_q, position_k, _ = project(dropout(prepared.vectors, self.dropout, self.training))
+        to_position = torch.einsum("ihd,ghd->hig", q * scale, position_k)
+        from_position = torch.einsum("jhd,ghd->hjg", k * scale, position_q)
+        reach, blocks = len(prepared.numbers) // 2, []
+        for start, stop in pairwise(prepared.bounds):
+            places = torch.arange(stop - start, device=q.device)
+            number = prepared.numbers[places[:, None] - places[None, :] + reach].expand(q.shape[1], -1, -1)
+            of_query = to_position[:, start:stop].gather(-1, number)
+            of_key = from_position[:, start:stop].gather(-1, number.mT).mT
+            blocks.append(of_query + of_key)
+        return DenseBias(blocks=tuple(blocks))
+
+
+def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:
+    """Return the bucket of each distance, with its sign: itself up to count / 2, then logarithmic, count at `reach`.
+
+    Logarithms are float32, as published: their rounding decides at the borders.
+    """
+    exact = count // 2
+    far = distances.abs().clamp(min=exact)
+    logs = torch.log(far / exact) / torch.log(torch.tensor((reach - 1) / exact)) * (exact - 1)
+    buckets = (logs.ceil() + exact).long() * distances.sign()
+    return torch.where(distances.abs() <= exact, distances, buckets)
 
 
 def _expand(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:

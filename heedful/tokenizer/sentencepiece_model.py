@@ -154,8 +154,8 @@ def build_unigram(
     Args:
         model: The model.
         defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), "do_lower_case", "keep_accents", and whether double quotes
-            are normalised ("quotes").
+            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"),
+            "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
         path: Of the model, for messages.
     """
@@ -186,6 +186,9 @@ def build_unigram(
                 f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}"
             )
         backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
+        appended = defaults.get("appended", [])
+        assert isinstance(appended, list)
+        backend.add_special_tokens(appended)
         add_family_template(backend, defaults, path)
     return backend
 

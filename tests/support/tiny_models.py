@@ -54,6 +54,23 @@ TINY |= {
     "gte": (transformers.GteConfig, _BERT | _ROTARY),
     "jina_embeddings_v3": (transformers.JinaEmbeddingsV3Config, _ROBERTA),
 }
+_DEBERTA = {name: value for name, value in _BERT.items() if name != "classifier_dropout"}
+TINY["deberta-v2"] = (
+    transformers.DebertaV2Config,
+    _DEBERTA
+    | {
+        "relative_attention": True,
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "pooler_dropout": 0.15,
+        "cls_dropout": 0.3,
+        "legacy": False,
+    },
+)
 TINY |= {
     "albert": (
         transformers.AlbertConfig,

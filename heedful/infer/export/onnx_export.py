@@ -118,7 +118,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
 def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     """How many tokens the graph takes at once."""
     relation = model.encoder.relation if model.encoder else None
-    waves = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary)
+    waves = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary | c.Disentangled)
     return MOST if limit is None and waves else limit
 
 

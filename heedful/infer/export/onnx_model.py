@@ -22,7 +22,14 @@ from heedful.model import config as c
 from heedful.model import heads as h
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import Attention, Block, Stack, Transformer
-from heedful.nn.positions import BucketedPosition, ShawPosition, distance_buckets, sinusoid
+from heedful.nn.cpu_attention import split_qkv
+from heedful.nn.positions import (
+    BucketedPosition,
+    DisentangledPosition,
+    ShawPosition,
+    distance_buckets,
+    sinusoid,
+)
 
 BATCH, CHOICES, SEQUENCE = "batch_size", "num_choices", "sequence_length"
 HIDDEN = -3e4  # added to the scores of hidden keys: exp of it is 0, and float16 holds it, should the graph become that
@@ -139,6 +146,7 @@ class PositionInputs:
     bias: str  # added to the scores, [batch, heads or 1, sequence or 1, sequence]
     waves: tuple[str, ...]  # sines and cosines that turn q and k, [batch, 1, sequence, head width / 2]
     distances: str  # rows of a table of vectors
+    vectors: torch.Tensor | None = None  # of the distances, which each layer projects by its own matrices
 
 
 def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
@@ -166,6 +174,14 @@ def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> Posi
             turn = base if window is None or local is None else local
             table = sinusoid(torch.arange(feed.most) / stretch, part.config.head_width, "halves", turn).float().numpy()
             waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
+        case c.Disentangled():
+            relation = part.relations[0]
+            assert isinstance(relation, DisentangledPosition)
+            vectors = relation.norm(relation.table.weight)
+            steps = torch.arange(feed.most - 1, -feed.most, -1)  # query minus key, for key minus query in order
+            rows = relation.rows(steps).numpy()
+            number = g.op("Gather", rows, distances(g, feed, feed.most - 1))
+            return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=number, vectors=vectors)
         case c.Shaw(reach=reach):
             return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=distances(g, feed, reach))
     return PositionInputs(bias=_bias(g, part, window, feed), waves=waves, distances="")
@@ -201,6 +217,19 @@ def _block(
     return x
 
 
+def _disentangled(g: Graph, part: Attention, sight: PositionInputs, q: str, k: str, scores: str) -> str:
+    """q K(p) + k Q(p) for the vectors p of distances; q is scaled already."""
+    assert sight.vectors is not None
+    position_q, position_k, _ = (x.detach() for x in split_qkv(part.qkv(sight.vectors), part.heads))
+    number = g.op("Expand", sight.distances, g.op("Shape", scores))
+    to_position = g.op("Einsum", q, position_k.numpy(), equation="bhid,ghd->bhig")
+    from_position = g.op("Einsum", g.op("Mul", k, part.scale), position_q.numpy(), equation="bhjd,ghd->bhjg")
+    of_query = g.op("GatherElements", to_position, number, axis=-1)
+    swapped = g.op("Transpose", number, perm=(0, 1, 3, 2))
+    of_key = g.op("GatherElements", from_position, swapped, axis=-1)
+    return g.op("Add", of_query, g.op("Transpose", of_key, perm=(0, 1, 3, 2)))
+
+
 def add_attention(
     g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
 ) -> str:
@@ -213,6 +242,8 @@ def add_attention(
     if part.scale != 1.0:
         q = g.op("Mul", q, part.scale)
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=(0, 1, 3, 2)))
+    if sight.vectors is not None:
+        scores = g.op("Add", scores, _disentangled(g, part, sight, q, k, scores))
     if vectors is not None:
         far = g.op("Gather", g.weight(vectors.keys.weight), sight.distances)
         scores = g.op("Add", scores, g.op("Einsum", q, far, equation="bhid,ijd->bhij"))

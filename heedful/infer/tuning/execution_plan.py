@@ -13,7 +13,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.device import has_fast_bfloat16
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
-from heedful.model.config import Buckets, ModelConfig, Shaw, StackConfig, TransformerXl
+from heedful.model.config import Buckets, Disentangled, ModelConfig, Shaw, StackConfig, TransformerXl
 from heedful.model.stack import Block, ExecutionOptions
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.nn.inference_linear import (
@@ -25,7 +25,7 @@ from heedful.nn.inference_linear import (
     cannot_use_onednn,
 )
 from heedful.nn.layers import ACTIVATIONS, Mlp
-from heedful.nn.layout import Bias, RelativeBias
+from heedful.nn.layout import Bias, DenseBias, RelativeBias
 
 LinearKernel = Literal["plain", "onednn", "native", "int8"]
 
@@ -110,6 +110,10 @@ def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtyp
     match config.relation:
         case Buckets(reach=reach):
             heads: tuple[int, ...] = (config.heads,)
+        case Disentangled():
+            size = (config.heads, longest, longest)
+            blocks = tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(rows // longest))
+            return DenseBias(blocks=blocks)
         case Shaw(reach=reach):
             heads = (rows, config.heads)
         case TransformerXl():

@@ -49,6 +49,11 @@ MODELS = [
     ("electra", "ElectraForPreTraining"),
     ("modernbert", "ModernBertForSequenceClassification"),
     ("t5", "T5EncoderModel"),
+    ("mpnet", "MPNetForSequenceClassification"),
+    ("nomic_bert", "NomicBertModel"),
+    ("gte", "GteForSequenceClassification"),
+    ("jina_embeddings_v3", "JinaEmbeddingsV3ForTokenClassification"),
+    ("deberta-v2", "DebertaV2ForSequenceClassification"),
 ]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first", "max", "mean_sqrt_length", "last")
 

@@ -1,0 +1,147 @@
+"""DeBERTa-v2 and v3: buckets of distances, published folders and tokenizers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+import heedful
+from heedful.checkpoint import read_config
+from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
+from heedful.nn.positions import signed_log_buckets
+from heedful.packed import Packed
+from tests.support.sentencepiece_models import train_sentencepiece
+from tests.support.tiny_models import Exact, our_outputs, packed, save_tiny, sequences, their_outputs
+
+BODY, MASKED = "DebertaV2Model", "DebertaV2ForMaskedLM"
+
+
+@pytest.mark.parametrize(("count", "reach"), [(256, 512), (32, 128), (8, 40), (10, 41), (256, 1024)])
+def test_buckets_are_those_of_transformers(count: int, reach: int) -> None:
+    distances = torch.arange(-3 * reach, 3 * reach + 1)
+    expected = make_log_bucket_position(distances, count, reach).long()
+    assert torch.equal(signed_log_buckets(distances, count, reach), expected)
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"norm_rel_ebd": "none"}, {"position_buckets": 16, "max_relative_positions": 24}]
+)
+def test_distances_past_the_last_bucket(tmp_path: Path, changed: dict[str, Any]) -> None:
+    theirs = save_tiny(tmp_path, "deberta-v2", BODY, torch.float64, max_position_embeddings=40, **changed)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    ids = [torch.randint(5, 98, (length,), generator=generator).tolist() for length in (38, 100, 3)]
+    with torch.no_grad():
+        rows = Packed.of(ids).unpack(ours.hidden_states(Packed.of(ids)))
+        # transformers needs a buffer of positions as long as the text, which it does not use
+        theirs.embeddings.position_ids = torch.arange(100)[None]
+        for row_ids, found in zip(ids, rows, strict=True):
+            with Exact(torch.float64):
+                expected = theirs(torch.tensor([row_ids])).last_hidden_state[0]
+            assert (found - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+
+
+def test_learned_positions_and_types_as_in_version_2(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path, "deberta-v2", BODY, torch.float64, position_biased_input=True, type_vocab_size=2)
+    ids, _ = sequences("deberta-v2")
+    types = [[number % 2 for number in range(len(row_ids))] for row_ids in ids]
+    batch, ours = Packed.of(ids, types), heedful.load(tmp_path, dtype=torch.float64)
+    assert ours.max_length == 40
+    with torch.no_grad():
+        for number, found in enumerate(batch.unpack(ours.hidden_states(batch))):
+            given = torch.tensor([ids[number]]), torch.tensor([types[number]])
+            with Exact(torch.float64):
+                expected = theirs(given[0], token_type_ids=given[1]).last_hidden_state[0]
+            assert (found - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+
+
+def test_published_files_hold_the_head_for_masked_tokens_and_the_discriminator(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path, "deberta-v2", MASKED)
+    path = tmp_path / "model.safetensors"
+    more = {"mask_predictions.dense.weight": torch.ones(32, 32), "mask_predictions.LayerNorm.bias": torch.ones(32)}
+    more |= {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    values = json.loads((tmp_path / "config.json").read_text())
+    for name in ("architectures", "legacy"):
+        del values[name]
+    (tmp_path / "config.json").write_text(json.dumps(values | {"pos_att_type": "p2c|c2p"}))
+    with pytest.warns(heedful.HeedfulWarning, match=r"5 tensors belong to other heads.*lm_predictions"):
+        assert heedful.load(tmp_path).head is None
+    ours = heedful.load(tmp_path, head="masked_lm")
+    ids, types = sequences("deberta-v2")
+    with torch.no_grad():
+        (expected,) = their_outputs(theirs, "deberta-v2", ids, types)
+        (found,) = our_outputs(ours, packed("deberta-v2"))
+    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"relative_attention": False}, "relative_attention is False, share_att_key True"),
+        ({"share_att_key": False}, "share_att_key False"),
+        ({"pos_att_type": "c2p"}, "pos_att_type 'c2p'; only true, true and"),
+        ({"pos_att_type": None}, "pos_att_type 'None'"),
+        ({"conv_kernel_size": 3}, "the convolution after the first layer is not built"),
+        ({"z_steps": 2}, "z_steps is 2"),
+        ({"embedding_size": 16}, "narrow embeddings are not built"),
+        ({"pooler_hidden_size": 16}, "a pooler of another width is not built"),
+        ({"attention_head_size": 16}, "heads of another width are not built"),
+        ({"position_buckets": -1}, "position_buckets is -1; expected a whole number from 4"),
+        ({"position_buckets": 80}, "relation.buckets is 80; expected a whole number from 4 to less than twice"),
+        ({"norm_rel_ebd": "rms"}, "norm_rel_ebd is 'rms'"),
+        ({"legacy": True}, "legacy is True.*another head, with other names"),
+    ],
+)
+def test_other_attention_is_refused_by_key(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    save_tiny(tmp_path, "deberta-v2", MASKED)
+    values = json.loads((tmp_path / "config.json").read_text())
+    read_config(values, "config.json")
+    with pytest.raises(HeedfulError, match=message):
+        read_config(values | changed, "config.json")
+
+
+def test_the_legacy_key_does_not_matter_to_other_heads(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "deberta-v2", "DebertaV2ForSequenceClassification", legacy=True)
+    assert heedful.load(tmp_path).config.head is not None
+
+
+def test_the_tokenizer_is_made_of_spm_model(tmp_path: Path) -> None:
+    """Special tokens are pieces, ids 0 to 3, but for [MASK], which has the id after the last piece."""
+    save_tiny(tmp_path, "deberta-v2", BODY, vocab_size=420)
+    options = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    model = train_sentencepiece(**options, **names)
+    (tmp_path / "spm.model").write_bytes(model)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "vocab_type": "spm"}))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ours = heedful.load(tmp_path).tokenizer
+    assert ours is not None
+    for text in ("Ada reads the café guide", "Nobody has lost it", ""):
+        assert list(ours.encode(text).ids) == [1, *theirs.encode(text), 2]
+    pair = ours.encode(("Ada reads", "the map"))
+    one, other = theirs.encode("Ada reads"), theirs.encode("the map")
+    assert list(pair.ids) == [1, *one, 2, *other, 2]
+    assert list(pair.types) == [0] * (len(one) + 2) + [1] * (len(other) + 1)
+    assert ours.id("[MASK]") == theirs.get_piece_size() and ours.id("[PAD]") == 0 and ours.id("[UNK]") == 3
+    assert ours.id("[MASK]") in ours.encode("Ada [MASK] the map").ids
+
+
+def test_only_vectors_of_distances_that_occur_are_projected(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "deberta-v2", BODY, position_buckets=256, max_position_embeddings=512)
+    ours = heedful.load(tmp_path)
+    assert ours.model.encoder is not None
+    relation = ours.model.encoder.relations[0]
+    for length in (1, 9, 100):
+        batch = Packed.of([[7] * length, [7]])
+        prepared = relation.prepare(batch, torch.zeros(1), keep=True)  # type: ignore[operator]
+        assert len(prepared.vectors) == 2 * length - 1
+    assert FAMILIES["deberta-v2"].write(ours.config.model)["position_buckets"] == 256
