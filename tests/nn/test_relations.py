@@ -13,6 +13,7 @@ from heedful.nn.attend import attend
 from heedful.nn.layout import DenseBias, Layout, RelativeBias
 from heedful.nn.positions import (
     BucketedPosition,
+    DisentangledPosition,
     RotaryPosition,
     ShawPosition,
     TransformerXlPosition,
@@ -52,10 +53,37 @@ def test_buckets_at_every_distance(count: int, reach: int, causal: bool) -> None
     assert torch.equal(distance_buckets(gaps, count, reach, causal), expected)
 
 
+def not_projected(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A layer whose projections these positions do not need."""
+    raise AssertionError("nothing is to be projected")
+
+
+def test_disentangled_scores_are_their_formula() -> None:
+    """scale (q k + q K(p) + k Q(p)), with the vector p of query minus key."""
+    batch, q, k, _ = made()
+    relation = DisentangledPosition(buckets=4, reach=6, width=12, norm_eps=1e-7, dropout=0.0).double()
+    queries, keys = (torch.nn.Linear(12, HEADS * WIDTH).double() for _ in range(2))
+
+    def project(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        of_query, of_key = (layer(rows).unflatten(-1, (HEADS, WIDTH)) for layer in (queries, keys))
+        return of_query, of_key, of_key
+
+    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.3, project)
+    vectors = relation.norm(relation.table.weight)
+    for number, (start, _) in enumerate(Layout.within(batch).queries):
+        block = bias.blocks[number]
+        for i in range(block.shape[1]):
+            for j in range(block.shape[2]):
+                place = int(relation.rows(torch.tensor([i - j])))
+                of_query, of_key, _ = project(vectors[place : place + 1])
+                expected = 0.3 * ((q[start + i] * of_key[0]).sum(-1) + (k[start + j] * of_query[0]).sum(-1))
+                assert (block[:, i, j] - expected).abs().max() < 1e-12
+
+
 def test_bucket_scores_are_those_of_the_distance() -> None:
-    batch, q, _, _ = made()
+    batch, q, k, _ = made()
     relation = BucketedPosition(count=8, reach=6, heads=HEADS, causal=False).double()
-    bias = relation.bias(q, relation.prepare(batch, q, keep=True), 1.0)
+    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 1.0, not_projected)
     for gap in range(-8, 9):
         place = max(-bias.reach, min(bias.reach, gap)) + bias.reach
         expected = relation.table.weight[distance_buckets(torch.tensor(gap), 8, 6, False)]
@@ -87,7 +115,7 @@ def test_shaw(values: bool, backend: str, reach: int) -> None:
     batch, q, k, v = made()
     relation = ShawPosition(reach=reach, width=WIDTH, values=values).double()
     assert sum(weight.numel() for weight in relation.parameters()) == (1 + values) * (2 * reach + 1) * WIDTH
-    bias = relation.bias(q, relation.prepare(batch, q, keep=True), 0.4)
+    bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.4, not_projected)
     output = attend(q, k, v, Layout.within(batch), scale=0.4, bias=bias, backend=backend)
     for start, stop in Layout.within(batch).queries:
         for i in range(start, stop):
@@ -118,7 +146,7 @@ def test_transformer_xl(reach: int | None, two_streams: bool) -> None:
             visibility=tuple(mask | torch.eye(len(mask), dtype=torch.bool) for mask in sees),
         )
     prepared = relation.prepare(batch, q, keep=True)
-    bias = relation.bias(q, prepared, 0.3)
+    bias = relation.bias(q, k, prepared, 0.3, not_projected)
     assert isinstance(bias, DenseBias if two_streams else RelativeBias)
     turned = relation.rotate(q, k, prepared)
     output = attend(*turned, v, Layout.within(batch), scale=0.3, bias=bias)
