@@ -296,7 +296,9 @@ def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Exampl
         rows = "1 row was" if bad_rows == 1 else f"{bad_rows} rows were"
         sentences.append(f"{rows} left out; line {first.line}: {first.reason}.")
     if no_loss is not None:
-        sentences.append(f"No head was masked, since there is no loss: {no_loss}")
+        sentences.append(
+            f"The importance of heads was not measured, since it needs the loss of labelled data: {no_loss}"
+        )
     return " ".join(sentences)
 
 

@@ -109,10 +109,8 @@ def test_labels_that_the_model_does_not_know_leave_heads_unweighed(tmp_path: Pat
     data = tmp_path / "data.csv"
     data.write_text("text,label\nthe cat sat,strange\nthe dog ran,odd\n")
     report = head_report(loaded, data)
-    assert (
-        report["price"] is None
-        and "No head was masked, since there is no loss: the data has the labels" in report["summary"]
-    )
+    assert report["price"] is None
+    assert "was not measured, since it needs the loss of labelled data: the data has the labels" in report["summary"]
     assert report["summary"].endswith("Rename them in the data")
     data.write_text("text,label\nthe cat sat,good\nthe dog ran,odd\na dog,bad\nthe cat,strange\n")
     report = head_report(loaded, data)
