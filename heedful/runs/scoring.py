@@ -140,6 +140,11 @@ def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]
     return task.tune_thresholds(engine_for(task, loaded, torch.float32), examples)
 
 
+def fit_temperature(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> float | None:
+    """Return the temperature that calibrates the probabilities of these examples, in float32; None: too few."""
+    return task.fit_temperature(engine_for(task, loaded, torch.float32), examples)
+
+
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """Merge the shares of all ranks into the evaluation by which checkpoints are ranked."""
     result = task.compute_metrics(merge_all(shares))

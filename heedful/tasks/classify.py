@@ -35,6 +35,7 @@ from heedful.tasks.metrics import (
     MultiLabelScores,
     Result,
     TokenLoss,
+    best_temperature,
     confusion_of,
     confusion_statistics,
     f1_of,
@@ -54,6 +55,7 @@ Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
+MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
 MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
 
 
@@ -152,6 +154,26 @@ class TextTask(Task[Labelled]):
         losses: Tensor = self.losses(scores, batch.targets)
         return losses
 
+    def fit_temperature(self, engine: AnswerInputs, examples: Iterable[Labelled]) -> float | None:
+        probabilities: list[NDArray[np.float64]] = []
+        targets: list[object] = []
+        mistakes = 0
+
+        def record(number: int, example: Labelled, answer: Answer, scored: ScoredAnswer) -> None:
+            nonlocal mistakes
+            probabilities.append(np.array(list(answer["probabilities"].values())))
+            targets.append(self.target(example))
+            mistakes += not scored.correct
+
+        evaluate_task(self, engine, examples, on_answer=record)
+        if len(targets) < MIN_CALIBRATION_EXAMPLES or mistakes < MIN_CALIBRATION_MISTAKES:
+            return None
+        return self.best_temperature(np.array(probabilities), np.array(targets))
+
+    def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
+        """Return the temperature with the least loss of the gold labels."""
+        raise NotImplementedError
+
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         """Return a loss for each sequence."""
@@ -182,6 +204,9 @@ class Classify(TextTask[LabelledExample]):
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
         return F.cross_entropy(scores, targets, reduction="none")
+
+    def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
+        return best_temperature(probabilities, targets)
 
     def new_metrics(self) -> EvalMetrics:
         count = len(self.labels)
@@ -276,6 +301,11 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         positive = torch.tensor(self.weights).to(scores) if self.weights else None
         losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
         return losses.mean(1)
+
+    def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
+        """Each label of each example is a choice between two: not given (0) or given (1)."""
+        positive = probabilities.ravel()
+        return best_temperature(np.stack([1 - positive, positive], axis=1), targets.ravel())
 
     def new_metrics(self) -> EvalMetrics:
         bootstraps = {"micro_f1": bootstrap_stat(3, f1_of), "subset_accuracy": bootstrap_stat(2, mean_of)}

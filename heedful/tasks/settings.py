@@ -28,6 +28,10 @@ class TaskSettings:
         """Tell whether thresholds are fitted on dev."""
         return False
 
+    def fits_temperature(self) -> bool:
+        """Tell whether a temperature of the scores is fitted on dev, if there is one."""
+        return False
+
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
         """Return the defaults for a student, from the thresholds of its teacher."""
         return self

@@ -243,6 +243,13 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Return thresholds fitted on examples, for a task whose settings may ask for it."""
         raise NotImplementedError
 
+    def fit_temperature(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> float | None:
+        """Return the temperature by which dividing the scores calibrates the probabilities of these examples.
+
+        None: they are too few, or too few of them are wrong. For a task whose settings may ask for it.
+        """
+        raise NotImplementedError
+
     @property
     def generation(self) -> GenerationConfig | None:
         """Settings of text generation in evaluations; None: the task generates no text."""

@@ -15,7 +15,14 @@ from scipy import stats
 from sklearn.calibration import calibration_curve
 
 from heedful.errors import HeedfulError
-from heedful.tasks.metrics import Calibration, RankedRegressionScores, RegressionScores, TokenLoss, merge_all
+from heedful.tasks.metrics import (
+    Calibration,
+    RankedRegressionScores,
+    RegressionScores,
+    TokenLoss,
+    best_temperature,
+    merge_all,
+)
 from heedful.tasks.metrics.base import BITS, exact_products, exact_sum, from_exact, to_exact
 from heedful.tasks.metrics.regression import _spearman, ranks
 
@@ -174,3 +181,16 @@ def test_calibration_of_classes() -> None:
         one.update([0.5, 1.5], [1, 1], ids=["a", "b"])
     with pytest.raises(HeedfulError, match=r"example at index 0 .* has 2, which should be 0 \(wrong\) or 1"):
         one.update([0.5], [2])
+
+
+def test_the_best_temperature_is_that_of_the_scores() -> None:
+    """Labels drawn from softmax(scores) and scores that are 2.5 times as large: the temperature finds 2.5."""
+    generator = np.random.default_rng(0)
+    scores = generator.normal(size=(20_000, 3)) * 2
+    honest = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    gold = (honest.cumsum(1) < generator.random((20_000, 1))).sum(1)
+    sure = np.exp(2.5 * scores) / np.exp(2.5 * scores).sum(1, keepdims=True)
+    assert best_temperature(honest, gold) == pytest.approx(1, abs=0.05)
+    assert best_temperature(sure, gold) == pytest.approx(2.5, abs=0.1)
+    assert best_temperature(np.array([[0.9, 0.1]]), np.array([0])) < 0.1, "never wrong"
+    assert best_temperature(np.array([[1.0, 0.0]] * 2), np.array([0, 1])) > 19

@@ -13,6 +13,7 @@ import torch
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
+from heedful.checkpoint.new_head import rescaled
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
 from heedful.device import resolve_dtype
@@ -39,7 +40,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
 from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_run_json, write_file
-from heedful.runs.scoring import eval_result, measure_split, tune_thresholds
+from heedful.runs.scoring import eval_result, fit_temperature, measure_split, tune_thresholds
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
@@ -263,6 +264,12 @@ class FinetuneTraining:
         """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
         model = task.for_inference(model)
         self._save(model, folder)
+        temperature = self._temperature(settings, task, model)
+        if temperature is not None:
+            model = rescaled(model, 1 / temperature, 0.0)
+            self._save(model, folder)
+            notes = [*notes, f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev"]
+            self.run.reporter.message(notes[-1])
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
             self._save(model, folder)
@@ -282,6 +289,7 @@ class FinetuneTraining:
             "splits": splits,
             "checkpoints": entry,
             "label_scaling": model.label_scaling,
+            "temperature": temperature,
             "notes": [*notes, *filter(None, [small_dev])],
         }
         if self.run.ranks.is_main:
@@ -331,11 +339,19 @@ class FinetuneTraining:
             save(model, folder / name, overwrite=True)
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Save the last weights, with thresholds of their own, beside the best ones, which become the model."""
+        """Save the last weights, with a temperature and thresholds of their own, beside the best ones, the model."""
         model = copy(task.for_inference(model))
+        if (temperature := self._temperature(settings, task, model)) is not None:
+            model = rescaled(model, 1 / temperature, 0.0)
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds = model.thresholds | tune_thresholds(task, model, self.source.examples("dev"))
         self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
+
+    def _temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
+        """Fit the temperature of the scores on dev; None: it is not asked for, or dev is too small."""
+        if "dev" not in self.splits or not settings.task.fits_temperature():
+            return None
+        return fit_temperature(task, model, self.source.examples("dev"))
 
     def _tidy(self, folder: Path) -> None:
         """Remove the training state of a seed that is evaluated, unless checkpoints are kept."""
@@ -386,5 +402,6 @@ class FinetuneTraining:
             self.learner.settings(),
             notes=[*self.plan.notes, *best["notes"]],
             label_scaling=best["label_scaling"] or None,
+            temperature=best["temperature"],
             baseline=best.get("baseline"),
         )

@@ -16,7 +16,7 @@ from heedful.tasks.metrics.bootstrap import (
     precision_of,
     recall_of,
 )
-from heedful.tasks.metrics.calibration import Calibration
+from heedful.tasks.metrics.calibration import Calibration, best_temperature
 from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
 from heedful.tasks.metrics.entities import EntityScores, entity_counts, entity_spans
 from heedful.tasks.metrics.glue import GLUE, GlueTask
@@ -48,6 +48,7 @@ __all__ = [
     "TokenLoss",
     "answer_scores",
     "apply_threshold",
+    "best_temperature",
     "confusion_of",
     "confusion_statistics",
     "entity_counts",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from heedful.errors import HeedfulError
 from heedful.tasks.metrics.base import (
@@ -25,6 +25,34 @@ from heedful.tasks.metrics.base import (
 )
 
 Rows = Float64[np.ndarray, "_ columns"]
+
+
+def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int64[np.ndarray, " n"]) -> float:
+    """Return the temperature T with the least mean of -log softmax(log p / T)[gold] (Guo et al. 2017, section 4.2).
+
+    Dividing the scores whose softmax p is by T does not change which class is the most probable. T is between 0.05 and
+    20, where probabilities have become those of the best class alone, and almost equal.
+
+    Args:
+        probabilities: One for each class; rows sum to 1.
+        gold: Number of the right class of each row.
+
+    >>> sure, right = np.array([[0.99, 0.01]] * 4), np.array([0, 0, 0, 1])
+    >>> round(best_temperature(sure, right), 2)  # 99 % sure, and right in 75 %
+    4.18
+    """
+    from scipy.optimize import minimize_scalar  # slow to import, and not needed to predict
+    from scipy.special import logsumexp
+
+    logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    rows, classes = np.arange(len(logs)), gold.astype(np.int64)
+
+    def loss(log_temperature: float) -> float:
+        scores = logs / math.exp(log_temperature)
+        return float((logsumexp(scores, axis=1) - scores[rows, classes]).mean())
+
+    minimum = minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded", options={"xatol": 1e-6})
+    return math.exp(minimum.x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

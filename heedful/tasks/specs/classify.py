@@ -27,6 +27,10 @@ class ClassifySettings(TaskSettings):
 
     kind: Literal["classify"] = "classify"
     class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
+    calibrate: bool = True  # fit a temperature on dev, by which the scores are divided (Guo et al. 2017)
+
+    def fits_temperature(self) -> bool:
+        return self.calibrate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,7 @@ class MultiLabelSettings(TaskSettings):
     kind: Literal["multiple"] = "multiple"
     class_weight: ClassWeight = None  # balanced: a label's positives weigh as much as its negatives
     thresholds: float | Literal["tuned"] = 0.5  # probability from which a label is given; tuned: best F1 on dev
+    calibrate: bool = True  # fit a temperature on dev, by which the scores are divided (Guo et al. 2017)
 
     def __post_init__(self) -> None:
         if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
@@ -44,6 +49,9 @@ class MultiLabelSettings(TaskSettings):
 
     def tunes_thresholds(self, survey: DatasetStats) -> bool:
         return self.thresholds == "tuned"
+
+    def fits_temperature(self) -> bool:
+        return self.calibrate
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
         return replace(self, thresholds="tuned") if thresholds and has_dev else self

@@ -1,0 +1,87 @@
+"""Probabilities are calibrated by a temperature that is fitted on dev and becomes a part of the last layer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import heedful
+
+# overfits: 40 texts whose labels are wrong in a quarter of the cases, read 80 times
+HOW = {
+    "init.kind": "scratch",
+    "init.width": 32,
+    "init.layers": 1,
+    "eval_baseline": False,
+    "train.epochs": 80,
+    "train.optimizer.lr": 5e-3,
+    "train.precision": "float32",
+    "fit.load_best_at_end": False,
+}
+WORDS = ("the", "cat", "dog", "sat", "ran", "mat", "on", "a", "in", "of")
+
+
+def rows(count: int, seed: int, several: bool) -> tuple[list[str], list[Any]]:
+    """Texts of six words; the word "dog" makes the label "dog", and a quarter of the labels are drawn anew."""
+    draw = random.Random(seed)
+    texts, labels = [], []
+    for _ in range(count):
+        words = draw.choices(WORDS, k=6)
+        label = "dog" if "dog" in words else "none"
+        if draw.random() < 0.25:
+            label = draw.choice(["dog", "none"])
+        texts.append(" ".join(words))
+        labels.append([label] if several else label)
+    return texts, labels
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plots, no timing, one thread."""
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
+    data = {"train": rows(40, 0, several), "dev": rows(dev, 1, several), "test": rows(400, 2, several)}
+    return heedful.finetune("classify", data, output_dir=folder, overrides=HOW | more)
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one label", "any number of labels"])
+def test_a_temperature_makes_probabilities_honest(tmp_path: Path, several: bool) -> None:
+    plain = run(tmp_path / "plain", several, **{"task.calibrate": False}).results
+    done = run(tmp_path / "run", several)
+    temperature = done.results["temperature"]
+    assert temperature > 1.05 and any(f"divided by {temperature:.3g}" in note for note in done.results["notes"])
+    assert "temperature" not in plain
+    ours, theirs = (
+        load_file(tmp_path / place / "model/model.safetensors")["head.out.weight"] for place in ("run", "plain")
+    )
+    assert torch.allclose(ours * temperature, theirs, rtol=1e-5), "it is a part of the last layer"
+    for split in ("dev", "test"):
+        numbers, before = (found["splits"][split]["numbers"] for found in (done.results, plain))
+        assert numbers["loss"] < before["loss"]
+        assert numbers[plain["metric"]] == before[plain["metric"]], "no prediction changes"
+        if not several:
+            assert numbers["ece"] < 0.7 * before["ece"]
+    texts = rows(3, 3, several)[0]
+    (answer,) = heedful.Engine(tmp_path / "run")(texts[:1])
+    written = [json.loads(line) for line in (tmp_path / "run/predictions-test.jsonl").read_text().splitlines()]
+    assert all(0 <= value <= 1 for line in written for value in line["answer"]["probabilities"].values())
+    assert set(answer["probabilities"]) == {"dog", "none"}
+
+
+def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
+    results = run(tmp_path / "run", False, dev=99).results
+    assert "temperature" not in results and not any("divided by" in note for note in results["notes"])
