@@ -111,7 +111,7 @@ class BundleEngine:
         plan: ExecutionPlan | None = None,
         token_budget: int = TOKEN_BUDGET,
         writing: GenerationConfig | None = None,
-        cut: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
         check_token_budget(token_budget)
@@ -129,7 +129,7 @@ class BundleEngine:
             )
         self.tokenizer: Tokenizer = self.loaded.tokenizer
         self.limit = self.loaded.max_length
-        self.cut = cut
+        self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
 
@@ -315,7 +315,7 @@ class BundleEngine:
             for piece, piece_scores in zip(asked.pieces, scores, strict=True)
         ]
         answer = asked.answerer.answer(asked.engine_input, windows, self._setting(top_k, asked.seen))
-        return answer if self.cut is None else answer | {"truncated_tokens": asked.dropped}
+        return answer if self.max_length is None else answer | {"truncated_tokens": asked.dropped}
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
@@ -403,13 +403,13 @@ class BundleEngine:
         return [Chunk(answerer, window, taken) for window, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
-        cut = self.cut
+        max_length = self.max_length
         if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
-            cut = self.limit if cut is None else min(self.limit, cut)
-        if cut is None:
+            max_length = self.limit if max_length is None else min(self.limit, max_length)
+        if max_length is None:
             seen = self.tokenizer.encode_batch(items)
         else:
-            seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, cut)
+            seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, max_length)
         return decoder_prompts(self.loaded, self.tokenizer, seen)
 
     def _blame(self, number: int, items: list[TokenizerInput]) -> None:

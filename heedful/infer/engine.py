@@ -31,7 +31,7 @@ class Engine(BundleEngine):
         device: torch.device | str | None = None,
         token_budget: int = TOKEN_BUDGET,
         writing: GenerationConfig | None = None,
-        cut: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         """Load a model, choose its precision and its execution plan on this machine, and apply them.
 
@@ -45,8 +45,8 @@ class Engine(BundleEngine):
             device: "cpu" unless given, or "cuda".
             token_budget: Most tokens of a batch; a single window may have more.
             writing: How a seq2seq or language model generates; greedily, up to 128 tokens, unless given.
-            cut: Truncate inputs to this many tokens instead of reading windows; answers then have "truncated_tokens",
-                the number of tokens that were dropped.
+            max_length: Truncate inputs to this many tokens instead of reading windows; answers then have
+                "truncated_tokens", the number of tokens that were dropped.
 
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the
@@ -63,7 +63,7 @@ class Engine(BundleEngine):
             raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
         else:
             bundle, plan, log = model, None, ()
-        super().__init__(bundle, plan=plan, token_budget=token_budget, writing=writing, cut=cut)
+        super().__init__(bundle, plan=plan, token_budget=token_budget, writing=writing, max_length=max_length)
         self.precision_log = log
 
 

@@ -39,7 +39,7 @@ def engine_for(
     engine = Engine(
         loaded,
         writing=None if task is None else task.generation,
-        cut=task.cut if task is not None else None,
+        max_length=task.truncation_length if task is not None else None,
     )
 
     def ask(inputs: list[object]) -> list[Answer]:

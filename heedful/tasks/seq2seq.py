@@ -155,7 +155,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return [*(id for id in inner if id not in around), self.mark.stop]
 
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
-        if self.limit is None or self.cut is not None:
+        if self.limit is None or self.truncation_length is not None:
             return
         for chunk in batched(examples, CHUNK):
             texts = self.tokenizer.encode_batch([self.tokenizer_inputs(example)[0] for example in chunk])
@@ -166,8 +166,8 @@ class Seq2Seq(Task[Seq2SeqExample]):
                 )
 
     @property
-    def cut(self) -> int | None:
-        return self._cut_at(super().cut)
+    def truncation_length(self) -> int | None:
+        return self._cut_at(super().truncation_length)
 
     def _cut_at(self, limit: int | None) -> int | None:
         """Return the limit less an end token that the tokenizer does not add; half of it for a decoder-only model."""
@@ -177,7 +177,10 @@ class Seq2Seq(Task[Seq2SeqExample]):
 
     def _encode(self, inputs: list[TokenizerInput]) -> list[Encoding]:
         """Encode texts and targets in turn."""
-        limits = self.cut, self._cut_at(self.max_target_length if self.long_inputs == "truncate" else None)
+        limits = (
+            self.truncation_length,
+            self._cut_at(self.max_target_length if self.long_inputs == "truncate" else None),
+        )
         sides = (
             encode_truncated(self.tokenizer, inputs[at::2], self.text_suffix, limit) for at, limit in enumerate(limits)
         )

@@ -115,7 +115,7 @@ class EvalMetrics:
 
     metrics: Mapping[str, Any]
     bootstraps: Mapping[str, Any] = field(default_factory=dict)
-    cut: TruncationStats = TruncationStats()  # updated by `evaluate_task`
+    truncation: TruncationStats = TruncationStats()  # updated by `evaluate_task`
 
     def merge_state(self, incoming: EvalMetrics) -> EvalMetrics:
         """Return the metric over the examples of both."""
@@ -124,7 +124,7 @@ class EvalMetrics:
             bootstraps={
                 name: bootstrap.merge_state(incoming.bootstraps[name]) for name, bootstrap in self.bootstraps.items()
             },
-            cut=self.cut.merge_state(incoming.cut),
+            truncation=self.truncation.merge_state(incoming.truncation),
         )
 
     def intervals(self) -> dict[str, Result]:
@@ -339,7 +339,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
     def report(self, metrics: EvalMetrics) -> Result:
         """Return the results, with truncated examples in their notes."""
         results = self.compute_metrics(metrics)
-        return results | {"notes": [*results.get("notes", []), *metrics.cut.notes()]}
+        return results | {"notes": [*results.get("notes", []), *metrics.truncation.notes()]}
 
     @abstractmethod
     def score_answer(self, example: AnyExample, answer: Answer) -> ScoredAnswer:
@@ -393,14 +393,14 @@ class Task(Objective, ABC, Generic[AnyExample]):
         )
 
     @property
-    def cut(self) -> int | None:
+    def truncation_length(self) -> int | None:
         """Tokens after which inputs are truncated; None: they are not."""
         return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
-        if self.cut is None:
+        if self.truncation_length is None:
             return self.tokenizer.encode_batch(items)
-        return self.tokenizer.encode_batch(items, max_length=self.cut, truncate="longest_first")
+        return self.tokenizer.encode_batch(items, max_length=self.truncation_length, truncate="longest_first")
 
 
 def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -449,8 +449,8 @@ def evaluate_task(
             raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None
-        cut = metrics.cut.update([answer.get("truncated_tokens", 0) for answer in answers])
-        metrics = replace(task.update_metrics(metrics, batch, answers, ids), cut=cut)
+        truncation = metrics.truncation.update([answer.get("truncated_tokens", 0) for answer in answers])
+        metrics = replace(task.update_metrics(metrics, batch, answers, ids), truncation=truncation)
         if on_answer is not None:
             for number, example, answer in zip(ids, batch, answers, strict=True):
                 on_answer(number, example, answer, task.score_answer(example, answer))

@@ -370,7 +370,7 @@ def test_long_prompts_are_windowed_and_the_same_beside_each_candidate(folders: d
 def test_whatever_is_long_is_answered(folders: dict[str, Path], name: str, item: Any) -> None:
     (answer,) = Engine(folders[name])([item])
     assert answer["windows"] > 1
-    (answer,) = Engine(folders[name], cut=LIMIT)([item])
+    (answer,) = Engine(folders[name], max_length=LIMIT)([item])
     assert answer["windows"] == 1
 
 

@@ -314,10 +314,10 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     _, loaded, task = pair("alone")
     task = replace(task, long_inputs="truncate")
     long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one")
-    (sample,), cut = task.encode_split([long]).samples, task.cut
+    (sample,), cut = task.encode_split([long]).samples, task.truncation_length
     assert cut == 12 and task.encode_split([long]).truncated_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
-    (asked,) = heedful.Engine(loaded, cut=cut).tokenize([long.text])
+    (asked,) = heedful.Engine(loaded, max_length=cut).tokenize([long.text])
     assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
         encode_truncated(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)

@@ -236,7 +236,10 @@ def test_what_is_cut_is_counted_and_said(name: str) -> None:
     read = made.encode_split(given)
     loaded = copy(model_of(name))
     loaded.tokenizer = tokenizer().limited(limit)
-    parts = [evaluate_task(made, Engine(loaded, cut=made.cut), given, first=rank, step=2) for rank in (0, 1)]
+    parts = [
+        evaluate_task(made, Engine(loaded, max_length=made.truncation_length), given, first=rank, step=2)
+        for rank in (0, 1)
+    ]
     assert read.truncated > 1 and read.truncated_tokens > 40
     note = f"examples longer than the model reads, which were cut: {read.truncated} ({read.truncated_tokens:,} tokens)"
     assert made.report(merge_all(parts))["notes"][-1] == note

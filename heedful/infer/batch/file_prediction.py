@@ -207,7 +207,7 @@ def fingerprint(engine: BundleEngine) -> str:
         thresholds,
         loaded.text_suffix,
         engine.limit,
-        engine.cut,
+        engine.max_length,
         writing,
     )
     digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))

@@ -205,7 +205,7 @@ def _kept(kind: pa.DataType) -> pa.DataType:
 def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.DataType]:
     """The fields of an answer of this engine."""
     types = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
-    return types if engine.cut is None else types | {"truncated_tokens": WHOLE}
+    return types if engine.max_length is None else types | {"truncated_tokens": WHOLE}
 
 
 def _arrow(kind: object) -> pa.DataType:

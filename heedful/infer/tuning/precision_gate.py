@@ -267,7 +267,7 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], most: int
     """
     pieces: list[Chunk] = []
     cutting = copy.copy(engine)
-    cutting.cut = engine.limit and engine.limit // 2  # leaves room for generated tokens
+    cutting.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for engine_input in inputs:
         with suppress(HeedfulError):
             try:

@@ -114,7 +114,7 @@ def _served_metric(
     """The metric of a model on a split, in the precision in which it is served."""
     engine = open_in_precision(place, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
-    engine.cut = task.cut
+    engine.max_length = task.truncation_length
     return float(task.compute_metrics(evaluate_task(task, engine, source.examples(split)))[metric])
 
 

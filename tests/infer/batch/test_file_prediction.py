@@ -456,11 +456,11 @@ def test_an_engine_that_cuts_is_another_one(folders: dict[str, Path], tmp_path: 
         settings, out = BatchSettings(format=form), tmp_path / name
         predict_files(Engine(loaded), path, out, settings)
         with pytest.raises(HeedfulError, match="model was"):
-            predict_files(Engine(loaded, cut=8), path, out, settings)
-        predict_files(Engine(loaded, cut=8), path, tmp_path / f"{name}-8", settings)
+            predict_files(Engine(loaded, max_length=8), path, out, settings)
+        predict_files(Engine(loaded, max_length=8), path, tmp_path / f"{name}-8", settings)
         long, short = written(tmp_path / f"{name}-8")
         assert (long["truncated_tokens"], short["truncated_tokens"]) == (
-            Engine(loaded, cut=8)([long_text(100)])[0]["truncated_tokens"],
+            Engine(loaded, max_length=8)([long_text(100)])[0]["truncated_tokens"],
             0,
         ) and long["truncated_tokens"] > 50
 
@@ -690,7 +690,9 @@ def test_predict_takes_and_gives_columns(folders: dict[str, Path]) -> None:
         assert nothing["probability"].dtype == np.float64 and {*map(len, nothing.values())} == {len(rows)}
     renamed = {"review": batch["text"][:1], "other": batch["text"][:1]}
     assert Predict(folders["single"], columns={"text": "other"})(renamed)["label"][0] == predicted["said_label"][0]
-    cut = Predict(Engine(folders["single"], cut=4))({"text": np.array(["ada", "the cat sat on the mat"], object)})
+    cut = Predict(Engine(folders["single"], max_length=4))(
+        {"text": np.array(["ada", "the cat sat on the mat"], object)}
+    )
     assert list(cut["truncated_tokens"]) == [0, 4] and cut["truncated_tokens"].dtype == np.int64
     words = np.empty(1, object)
     words[0] = np.array(["Ada", "lives"], object)

@@ -285,7 +285,7 @@ def test_long_texts_that_a_model_refuses_are_measured_by_their_beginnings(
     with pytest.raises(HeedfulError, match="but this model reads 48"):
         engine(calibration_inputs(engine))
     assert [len(chunk.encoded) for chunk in calibration_chunks(engine, calibration_inputs(engine))] == [24] * 9
-    assert engine.cut is None
+    assert engine.max_length is None
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     assert len(measure_precisions(folder)) == 3
     options = {"precision": "float32", "revision": None, "head": None, "device": "cpu"}

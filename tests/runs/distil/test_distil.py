@@ -71,7 +71,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 
     def told(*given: Any) -> Any:
         measure = evaluate_task(*given)
-        cut.append(measure.cut)
+        cut.append(measure.truncation)
         return measure
 
     monkeypatch.setattr(distil_verdict, "evaluate_task", told)
