@@ -118,8 +118,10 @@ def finetune(
     if not result.results["splits"]:
         print_text("nothing was evaluated: the data has neither a dev nor a test split")
     patterns = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
+    patterns |= {"report.html": "report.html"}
     contents = ["model", *(name for name, pattern in patterns.items() if any(folder.glob(pattern))), "model card"]
     print_text(f"\nThe run is in {folder}: {', '.join(contents)}.\nNext:")
     pair = ' --pair "Its pair."' if learned_pairs(folder, result.results) else ""
     print(f"  heedful predict {quote(str(folder))} {specs_named(task)[0].predict_arguments}{pair}")
     print(f"  heedful evaluate {quote(str(folder))} --data YOUR-DATA")
+    print(f"  heedful look {quote(str(folder))} {specs_named(task)[0].predict_arguments}{pair}")

@@ -67,6 +67,9 @@ def look(
     port: Annotated[
         int | None, typer.Option(help="Port of the page; by default any free port.", min=0, max=65535)
     ] = None,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address of the page and open no browser.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write what is printed as JSON, for machines.")] = False,
 ) -> None:
     """Show attention and hidden states of a model.
@@ -140,7 +143,7 @@ def look(
     if figure is not None:
         return _write_figure(api, figure, part, layer, head)
     if html is None:
-        return _serve(api, port or 0)
+        return _serve(api, port or 0, browser=not no_browser)
 
     from heedful.atomic_io import atomic_path
     from heedful.look.page import render_html
@@ -171,15 +174,16 @@ def _refuse(reason: str, **options: object) -> None:
         raise HeedfulError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} given: {reason}")
 
 
-def _serve(api: PageAPI, port: int) -> None:
-    """Serve the page until Ctrl-C."""
+def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
+    """Serve the page until Ctrl-C, and open it in a browser where a person sits before a screen."""
     import threading
 
+    from heedful.cli.browser import has_screen, opened
     from heedful.look.local_server import serve_in_background
 
-    with serve_in_background(api, port) as server:
+    with serve_in_background(api, port) as server, opened(server.url if browser and has_screen() else None) as shown:
         print(server.url, flush=True)
-        note("open it in a browser on this machine; Ctrl-C stops it")
+        note("it is open in a browser; Ctrl-C stops it" if shown else "open it in a browser here; Ctrl-C stops it")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

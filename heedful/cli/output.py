@@ -64,21 +64,21 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
         case {"masks": masks}:
             for number, mask in enumerate(masks, start=1):
                 for token in mask["candidates"]:
-                    row = [_percent(token["probability"]), escape(token["text"] or token["token"])]
+                    row = [percent(token["probability"]), escape(token["text"] or token["token"])]
                     yield [str(number), *row] if len(masks) > 1 else row
         case {"is_next_probability": probability}:
-            yield [_percent(probability), "the second text follows the first"]
+            yield [percent(probability), "the second text follows the first"]
         case {"entities": entities, "words": words}:
             for entity in entities or words:
-                yield [_percent(entity["probability"]), entity["label"] or "", escape(entity["text"])]
+                yield [percent(entity["probability"]), entity["label"] or "", escape(entity["text"])]
         case {"choice": _, "probabilities": list(probabilities)} if isinstance(item, dict):
             ranked = sorted(zip(probabilities, item["choices"], strict=True), key=lambda pair: -pair[0])
-            yield from ([_percent(probability), escape(choice)] for probability, choice in ranked)
+            yield from ([percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:
             predicted = answer.get("labels", [answer.get("label")])
             by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
             for label, probability in by_probability[: max(top_k, len(predicted))]:
-                yield [_percent(probability), escape(label), "*" if label in predicted else ""]
+                yield [percent(probability), escape(label), "predicted" if label in predicted else ""]
         case {"values": values}:
             yield from ([f"{value:.4f}", escape(label)] for label, value in values.items())
         case {"answer": text, "score": score, "no_answer_score": no_answer}:
@@ -147,8 +147,13 @@ def print_table(
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:6.1%}"
+def percent(share: float | None) -> str:
+    """Return a probability in percent, "" for None.
+
+    >>> percent(0.985), percent(0.05)
+    (' 98.5 %', '  5.0 %')
+    """
+    return "" if share is None else f"{100 * share:5.1f} %"
 
 
 def escape(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision_option, checkpoint_path
-from heedful.cli.output import model_facts, note, print_json, show_answer
+from heedful.cli.output import escape, model_facts, note, print_json, show_answer
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, RequestError
 
@@ -132,6 +132,14 @@ def predict(
             else:
                 show_answer(item, answer, top_k)
         sys.stdout.flush()
+    if texts and not as_json:
+        command = ["heedful look", quote(run), quote(escape(texts[0]))]
+        command += [f"--head-kind {head_kind}"] if head_kind else []
+        command += [f"--checkpoint {quote(checkpoint)}"] if checkpoint else []
+        for name, value in (("pair", pair), ("question", question)):
+            command += [f"--{name} {quote(escape(value))}"] if value is not None else []
+        command += [f"--choice {quote(escape(candidate))}" for candidate in choice or ()]
+        note(f"Next:\n  {' '.join(command)}")
 
 
 def generation_settings(

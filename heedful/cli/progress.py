@@ -73,12 +73,16 @@ class Progress(Reporter):
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Report the metrics of an evaluation."""
+        from heedful.runs.results import format_metric
+
         metrics = {name: value for name, value in result.metrics.items() if name != "count"}
         # by which checkpoints are ranked; a loss is ranked by its negative
         compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
         value = metrics.get(compared, result.metric_value)
-        first = f"{compared or 'metric'} {value:.4f}{' (best so far)' if best else ''}"
-        others = [f"{name} {value:.4f}" for name, value in list(metrics.items())[:3] if name != compared]
+        first = f"{compared or 'metric'} {format_metric(compared or 'loss', value)}{' (best so far)' if best else ''}"
+        others = [
+            f"{name} {format_metric(name, value)}" for name, value in list(metrics.items())[:3] if name != compared
+        ]
         self.message(f"step {step:,}, dev: {', '.join([first, *others])}")
 
     def message(self, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from heedful.cli.options import AsJson
-from heedful.cli.output import escape, note, print_json, print_table, print_text
+from heedful.cli.output import escape, note, percent, print_json, print_table, print_text
 from heedful.cli.results import show_results
 
 
@@ -43,13 +43,14 @@ def quickstart(
         print_table(rows, head=["message", "label", "prediction"], indent=2)
     print("\nPredictions for new messages")
     rows = [
-        [escape(answer["text"]), escape(answer["label"]), f"{100 * answer['probability']:.0f} %"]
-        for answer in quick.answers
+        [escape(answer["text"]), escape(answer["label"]), percent(answer["probability"])] for answer in quick.answers
     ]
     print_table(rows, right={2}, indent=2)
+    worst = quick.mistakes[0]["input"] if quick.mistakes else quick.answers[0]["text"]
     print_text(
-        f"\nThe run is in {out}: the model, plots, predictions (the worst first), a model card in model/README.md.\n"
-        f"\nNext:\n{_activation()}"
+        f"\nThe run is in {out}: the model, report.html, plots, predictions (the worst first), a model card in "
+        f"model/README.md.\n\nNext:\n{_activation()}"
+        f"  heedful look {folder} {quote(escape(worst))}\n"
         f'  heedful predict {folder} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"

@@ -15,6 +15,7 @@ JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes
 def show_results(results: JsonObject) -> None:
     """Print the content of a run's results.json."""
     from heedful.runs.card.baseline import baseline_lines, baseline_warning
+    from heedful.runs.results import format_metric
 
     for split, metrics in results["splits"].items():
         show_split(split, metrics["numbers"], metrics["intervals"])
@@ -31,6 +32,8 @@ def show_results(results: JsonObject) -> None:
 
 def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
     """Print the scalar metrics of one split with their 95 % confidence intervals."""
+    from heedful.runs.results import format_metric
+
     rows = []
     for name, value in numbers.items():
         if isinstance(value, float) and not name.startswith(JSON_ONLY):
@@ -41,14 +44,3 @@ def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
     print_table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
     for sentence in numbers.get("notes", []):
         note(f"  {escape(sentence)}")
-
-
-def format_metric(name: str, value: float) -> str:
-    """Return a metric as a percentage, or as a plain number if it is no share.
-
-    >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5)
-    ('50.00 %', '0.5000')
-    """
-    from heedful.tasks.metrics import metric_bounds
-
-    return f"{100 * value:.2f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"

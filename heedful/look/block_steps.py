@@ -30,6 +30,7 @@ class BlockStep:
     about: str
     vectors: dict[str, Tensor] = field(default_factory=dict)  # by name, [numbers]
     over: str = ""  # "keys": there is a number for each token that is attended to
+    of_head: bool = False  # whether the vectors are those of one head
 
 
 class _BlockRecorded(Exception):  # noqa: N818  # not an error: the rest of the model need not run
@@ -73,7 +74,7 @@ def _recording(model: Transformer, stack: Stack, layer: int, record: BlockRecord
 
 
 def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: int) -> list[BlockStep]:
-    """Return the steps from the embedding to the output of a block, for one token and one attention head.
+    """Return the steps of a block, for one token and one attention head; those of block 0 begin with the embedding.
 
     Args:
         part: "encoder" or "decoder".
@@ -93,7 +94,7 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
     record = _block_record(inspection, part, layer, stack)
     with torch.no_grad():
         return [
-            *_embedding_steps(inspection, part, row),
+            *(_embedding_steps(inspection, part, row) if layer == 0 else ()),
             *_attention_steps(inspection, part, layer, head, row, record, stack),
             *_mlp_steps(row, record, stack),
         ]
@@ -163,9 +164,11 @@ def _attention_steps(
     q, k, v = attention.q[0, 0], attention.k[:, 0], attention.v[:, 0]
     scores, weights = attention.scores[0, 0], attention.weights[0, 0]
     x = "norm(x)" if stack.config.norm_at == "pre" else "x"
+    bias = stack.config.attention_bias
     yield BlockStep(
-        name=f"Query, key and value of head {head}",
-        formula=f"q = {x} W_Q    k = {x} W_K    v = {x} W_V",
+        name="Query, key and value",
+        formula="    ".join(f"{y.lower()} = {x} W_{y}{f' + b_{y}' if bias else ''}" for y in "QKV"),
+        of_head=True,
         about="Three projections of the hidden state: what the token attends to, what it is attended to by, and what "
         "it contributes.",
         vectors={"q": q, "k": k[min(row, len(k) - 1)], "v": v[min(row, len(v) - 1)]},
@@ -180,6 +183,7 @@ def _attention_steps(
         + ("; the bias depends on the distance." if is_biased else "."),
         vectors={"q · k": products, "score": scores},
         over="keys",
+        of_head=True,
     )
     yield BlockStep(
         name="Softmax",
@@ -187,6 +191,7 @@ def _attention_steps(
         about="The scores become attention weights, which sum to one.",
         vectors={"w": weights},
         over="keys",
+        of_head=True,
     )
     joined, out = record["out"]
     width = stack.config.head_width
@@ -195,10 +200,11 @@ def _attention_steps(
         formula="z = Σ w_j v_j",
         about="The values of all tokens, each multiplied by its weight: the output of this head.",
         vectors={"z": joined[row][head * width : (head + 1) * width]},
+        of_head=True,
     )
     yield BlockStep(
         name="Heads joined",
-        formula="a = [z_0 … z_h] W_O",
+        formula=f"a = [z_0 … z_{stack.config.heads - 1}] W_O{' + b_O' if bias else ''}",
         about=f"The outputs of all {stack.config.heads} heads side by side, multiplied by one matrix.",
         vectors={"[z]": joined[row], "a": out[row]},
     )
@@ -220,16 +226,19 @@ def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[BlockSte
         summed = record["mlp norm" if is_pre else "mlp"][0][row]
         yield BlockStep(
             name="Attention to the encoder",
-            formula="c = [z_0 … z_h] W_O    " + ("x = x + c" if is_pre else "x = norm(x + c)"),
+            formula=f"c = [z_0 … z_{stack.config.heads - 1}] W_O{' + b_O' if stack.config.attention_bias else ''}    "
+            + ("x = x + c" if is_pre else "x = norm(x + c)"),
             about="Cross-attention: queries of the decoder, keys and values of the encoder's output.",
             vectors={"[z]": joined[row], "c": out[row], "x": summed},
         )
     inner, down = record["down"]
     activation = stack.config.activation
-    formula = f"m = ({activation}(x W_g) × x W_1) W_2" if stack.config.gated else f"m = {activation}(x W_1) W_2"
+    x = "norm(x)" if is_pre else "x"
+    first, second = (" + b_1", " + b_2") if stack.config.mlp_bias else ("", "")
+    gate = f"{activation}({x} W_g{' + b_g' if first else ''}) × ({x} W_1{first})"
     yield BlockStep(
         name="MLP",
-        formula=formula.replace("x W", "norm(x) W") if is_pre else formula,
+        formula=f"m = ({gate}) W_2{second}" if stack.config.gated else f"m = {activation}({x} W_1{first}) W_2{second}",
         about="The feed-forward network, for each token alone: to a wider vector, an activation, and back.",
         vectors={"inner": inner[row], "m": down[row]},
     )

@@ -111,7 +111,9 @@ class Inspection:
         # inputs and outputs of the modules of one block, by (part, layer); a cache of block_steps.py
         self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
         self.views = tuple(self._views())
-        self.sides: dict[str, list[TokenRecord]] = {"source": text_token_records(self.encoded, self.tokenizer)}
+        self.sides: dict[str, list[TokenRecord]] = {
+            "source": text_token_records(self.encoded, self.tokenizer, [item] if isinstance(item, str) else item)
+        }
         decoder_input = self.target if self.target is not None else self._shifted_source()
         if decoder_input is not None:
             self.sides["target"] = token_records(decoder_input.tokens.tolist(), self.tokenizer)
@@ -298,13 +300,16 @@ def inspect_choices(
     return [Inspection(loaded, (prompt, choice), target=target, name=name, choices=choices) for choice in choices]
 
 
-def text_token_records(encoded: Encoding, tokenizer: Tokenizer) -> list[TokenRecord]:
-    """Return the tokens of a text or pair, with their character offsets."""
+def text_token_records(encoded: Encoding, tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenRecord]:
+    """Return the tokens of a text or pair, with their character offsets; unknown tokens have their characters too."""
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
     records: list[TokenRecord] = []
     previous: tuple[int | None, int | None] = (None, None)
     for id, segment, word, (start, stop) in columns:
-        record = _record(readable_token(id, tokenizer), id)
+        name = readable_token(id, tokenizer)
+        if id == tokenizer.special.unknown and segment is not None and stop > start:
+            name = f"{name} {texts[segment][start:stop]}"
+        record = _record(name, id)
         record["start"], record["stop"] = start, stop
         record["segment"], record["special"] = segment, segment is None
         record["continues"] = word is not None and (segment, word) == previous

@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import quote
 
 from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection
-from heedful.look.page_api import NOT_FINITE, Json, PageAPI
+from heedful.look.page_api import NOT_FINITE, Json, PageAPI, in_half_precision
 from heedful.model.config import Classes, NextToken
 from heedful.model.trace import check_numbers
 
 MODULES = (  # each imports only modules before it
     *("parts.js", "save.js", "numbers.js", "source.js", "draw.js", "tokens.js", "plots.js"),
-    *("head.js", "model.js", "neuron.js", "steps.js", "predict.js", "places.js"),
+    *("head.js", "model.js", "neuron.js", "steps.js", "predict.js", "change.js", "places.js"),
     *("decoder.js", "align.js", "compare.js", "words.js", "patterns.js", "main.js"),
 )
 STYLE = "look.css"
@@ -121,7 +121,7 @@ def collect_answers(
             left_out[name] += 1
             continue
         try:
-            answer = api(name, {param: str(value) for param, value in params.items()})
+            answer = cast(Json, in_half_precision(api(name, {param: str(value) for param, value in params.items()})))
             size = len(to_json(answer))
         except HeedfulError as error:
             answer = {"error": str(error)}
@@ -165,11 +165,11 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
         yield from (("compare", params) for params in _comparisons(api, positions, first_head=min(heads or [0])))
     yield from (("neuron", position.params()) for position in positions)
     yield from (("similarity", position.params()) for position in positions)
-    stacks = [position for position in positions if position.part in ("encoder", "decoder")]
-    for position, row in product(stacks, range(MAX_ROWS)):
-        inspection = api.inspections[position.side]
-        if row < len(inspection.sides[inspection.view(position.part).rows]):
-            yield "steps", position.params() | {"row": row}
+    blocks = dict.fromkeys(position[:3] for position in positions if position.part in ("encoder", "decoder"))
+    for row, (side, part, layer) in product(range(MAX_ROWS), blocks):
+        inspection = api.inspections[side]
+        if row < len(inspection.sides[inspection.view(part).rows]):
+            yield "steps", {"side": side, "part": part, "layer": layer, "row": row}
 
 
 def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -> Iterator[Params]:
@@ -202,7 +202,7 @@ def render_html(
 ) -> str:
     """Return one self-contained HTML file, whose policy allows nothing to be loaded. See `collect_answers`."""
     saved = collect_answers(api, layers=layers, heads=heads, budget=budget)
-    data = _escape_json({"answers": saved.answers, "left_out": saved.left_out})
+    data = _escape_json({"answers": saved.answers, "left_out": saved.left_out, "bytes": saved.bytes})
     script = bundled_script() + "\nstartFile();\n"
     style = read_asset(STYLE)
     policy = POLICY.format(script=_hash(script), style=_hash(style), connect="'none'")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,14 +19,16 @@ from heedful.look.compare import attention_difference, hidden_state_similarity
 from heedful.look.decoding import decoding_report
 from heedful.look.head_patterns import NamedHead, telling_heads
 from heedful.look.inspection import Inspection, View, inspect_choices
+from heedful.look.interventions import Head, intervene
 from heedful.look.model_title import model_title
 from heedful.look.positions_view import positions_view
 from heedful.look.prediction import TextExplanation, explain_prediction
 from heedful.look.qk_spectrum import qk_spectrum
 from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity
 
-Kind = Literal["f4", "u2", "u1"]
+Kind = Literal["f4", "f2", "u2", "u1"]
 LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # what 1.0 becomes; numbers from 0 to 1 are stored as integers
+MAX_WORD = 200  # characters that replace a token
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
 Params = Mapping[str, str]
 Json: TypeAlias = dict[str, object]
@@ -33,7 +37,7 @@ Json: TypeAlias = dict[str, object]
 class EncodedTensor(TypedDict):
     """A tensor as the page reads it."""
 
-    kind: Kind  # type of the numbers: float32, uint16, uint8
+    kind: Kind  # type of the numbers: float32, float16, uint16, uint8
     shape: list[int]
     data: str  # base64 of the bytes, little-endian
 
@@ -52,6 +56,26 @@ def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
             raise RequestError(NOT_FINITE)
         array = (flat.double().clamp(0, 1) * LEVELS[kind]).round().numpy().astype(f"<{kind}")
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+MAX_HALF = 65504.0  # the largest number of float16
+
+
+def in_half_precision(answer: object) -> object:
+    """Return an answer with its float32 numbers as float16, unless one of them is finite and beyond its range."""
+    match answer:
+        case {"kind": "f4", "shape": shape, "data": str(data)}:
+            numbers = np.frombuffer(base64.b64decode(data), dtype="<f4")
+            finite = numbers[np.isfinite(numbers)]
+            if len(finite) and float(np.abs(finite).max()) > MAX_HALF:
+                return answer
+            half = base64.b64encode(numbers.astype("<f2").tobytes()).decode()
+            return {"kind": "f2", "shape": shape, "data": half}
+        case dict():
+            return {name: in_half_precision(value) for name, value in answer.items()}
+        case list():
+            return [in_half_precision(value) for value in answer]
+    return answer
 
 
 class PageAPI:
@@ -148,11 +172,11 @@ class PageAPI:
         return {"weights": encode_tensor(inspection.rollout(params.get("part", inspection.views[0].part)), "u2")}
 
     def neuron(self, params: Params) -> Json:
-        """Return q [rows, width], k [keys, width] and the scores of one head: scale * q k (+ bias)."""
+        """Return q [rows, width], k and v [keys, width] and the scores of one head: scale * q k (+ bias)."""
         inspection = self.side(params)
         view, layer, head = _view_layer_head(inspection, params)
-        attention = inspection.attention(view.part, layer, ("q", "k", "scores", "weights"), heads=[head])
-        if attention.q is None or attention.k is None or attention.scores is None or attention.weights is None:
+        attention = inspection.attention(view.part, layer, ("q", "k", "v", "scores"), heads=[head])
+        if attention.q is None or attention.k is None or attention.v is None or attention.scores is None:
             raise RequestError(f"{view.part} of this model has no queries and keys to show")
         q, k, scores = attention.q[:, 0], attention.k[:, 0], attention.scores[0]
         visible = scores > -torch.inf
@@ -160,15 +184,16 @@ class PageAPI:
         return {
             "q": encode_tensor(q),
             "k": encode_tensor(k),
+            "v": encode_tensor(attention.v[:, 0]),
             "scale": attention.scale,
             "biased": bool(visible.any()) and bool(bias.abs().max() > 1e-4),
             "scores": encode_tensor(scores),
         }
 
     def steps(self, params: Params) -> Json:
-        """Return the steps of one block for one token."""
+        """Return the steps of one block for one token; the page computes what belongs to a head from `neuron`."""
         inspection = self.side(params)
-        view, layer, head = _view_layer_head(inspection, params)
+        view, layer, _ = _view_layer_head(inspection, params)
         row = parse_index(params, "row", len(inspection.sides[view.rows]), default=0)
         return {
             "steps": [
@@ -178,10 +203,11 @@ class PageAPI:
                     "about": step.about,
                     "over": step.over,
                     "vectors": [
-                        {"name": name, "values": encode_tensor(vector)} for name, vector in step.vectors.items()
+                        {"name": name} if step.of_head else {"name": name, "values": encode_tensor(vector)}
+                        for name, vector in step.vectors.items()
                     ],
                 }
-                for step in block_steps(inspection, view.part, layer, head, row)
+                for step in block_steps(inspection, view.part, layer, 0, row)
             ]
         }
 
@@ -207,6 +233,13 @@ class PageAPI:
             "attention": None if shares is None else encode_tensor(shares),
             "from": explanation.attention.source,
         }
+
+    def changed(self, params: Params) -> Json:
+        """Return the prediction before and after heads are switched off and tokens replaced."""
+        side = parse_index(params, "side", len(self.inspections), default=0)
+        heads = [_parse_gate(text) for text in params.get("off", "").split(",") if text]
+        result = intervene(self.inspections, side, heads, _parse_words(params.get("tokens", "")))
+        return {"before": result.before, "after": result.after, "item": result.item, "cosine": result.cosine}
 
     def positions(self, params: Params) -> Json:
         """Return how the model represents positions."""
@@ -295,6 +328,7 @@ ENDPOINTS: dict[str, Callable[[PageAPI, Params], Json]] = {
         PageAPI.neuron,
         PageAPI.steps,
         PageAPI.prediction,
+        PageAPI.changed,
         PageAPI.positions,
         PageAPI.writing,
         PageAPI.compare,
@@ -318,6 +352,27 @@ def parse_index(params: Params, name: str, count: int, *, default: int) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) >= count:
         raise RequestError(f"{name} is {text[:40]!r}; expected a whole number from 0 to {count - 1}")
     return int(text)
+
+
+def _parse_gate(text: str) -> Head:
+    """Return a head from PART.LAYER.HEAD."""
+    part, *numbers = text.split(".")
+    if len(numbers) != 2 or not all(number.isascii() and number.isdecimal() and len(number) < 7 for number in numbers):
+        raise RequestError(f"off has {text[:40]!r}; expected PART.LAYER.HEAD, such as encoder.1.8")
+    return part, int(numbers[0]), int(numbers[1])
+
+
+def _parse_words(text: str) -> dict[int, str]:
+    """Return words by the position of the token that they replace, from a JSON object."""
+    try:
+        words = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        words = None
+    match words:
+        case dict() if all(row.isascii() and row.isdecimal() and len(row) < 7 for row in words):
+            if all(isinstance(word, str) and len(word) <= MAX_WORD for word in words.values()):
+                return {int(row): word for row, word in words.items()}
+    raise RequestError(f"tokens is {text[:40]!r}; expected words of up to {MAX_WORD} characters by position")
 
 
 def _parse_head(params: Params, name: str, count: int) -> int | None:

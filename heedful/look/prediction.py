@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from heedful.look.attribution import (
     similarity_score,
 )
 from heedful.look.classic_attention import HIERARCHY_NAMES
+from heedful.look.head_masking import Gates, gated_heads
 from heedful.look.inspection import Inspection
 from heedful.tasks.answer_heads import answer_heads_of
 from heedful.tasks.answering import Answer
@@ -69,7 +71,7 @@ def explain_prediction(
     """
     inspection = inspections[side]
     explanation = Explanation(attention=AttentionShares())
-    pair = _compared_texts(inspections, side)
+    pair = compared_texts(inspections, side)
     try:
         explanation.answer = engine_answer(inspection, pair)
     except HeedfulError as error:
@@ -89,11 +91,18 @@ def explain_prediction(
     return explanation
 
 
-def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | None = None) -> Answer | None:
+def engine_answer(
+    inspection: Inspection,
+    pair: tuple[Inspection, Inspection] | None = None,
+    *,
+    gates: Gates | None = None,
+) -> Answer | None:
     """Return the engine's answer to the text, without embeddings; None if the head answers no such input.
 
     Args:
+        inspection: The text.
         pair: The two texts whose embeddings are compared, if there are any.
+        gates: Gates of the heads; None: all are open.
     """
     head = inspection.loaded.config.head
     if head is None or not answer_heads_of(head.kind):
@@ -112,13 +121,15 @@ def engine_answer(inspection: Inspection, pair: tuple[Inspection, Inspection] | 
         engine_input = {"prompt": item[0], "choices": list(inspection.choices)}
     elif head.kind == "next_sentence" and isinstance(item, str):
         return None
-    answer = Engine(inspection.loaded)([engine_input], top_k=8)[0]
+    engine = Engine(inspection.loaded)
+    with nullcontext() if gates is None else gated_heads(inspection.loaded.model, gates):
+        answer = engine([engine_input], top_k=8)[0]
     if head.kind == "multiple_choice":
         answer["choices"] = list(inspection.choices)
     return {name: value for name, value in answer.items() if name not in ("vector", "vectors")}
 
 
-def _compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
+def compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
     """Return the two texts whose embeddings are compared, the one at `side` first; None if there are not two."""
     inspection = inspections[side]
     head = inspection.loaded.config.head

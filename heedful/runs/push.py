@@ -37,6 +37,7 @@ UPLOADED = (  # names in the model's folder
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
     "*_Normalize/config.json",
+    "plots/*.png",
 )
 EXAMPLES = ("predictions-*.jsonl",)  # files of a run that quote texts of its data
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 from heedful.errors import RunError
+from heedful.tasks.metrics import metric_bounds
 from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
@@ -86,6 +87,15 @@ def as_float(value: object) -> float:
         return float(value) if isinstance(value, str | SupportsFloat) else math.nan
     except (TypeError, ValueError):
         return math.nan
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return a metric as a percentage, or as a plain number if it is no share.
+
+    >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5)
+    ('50.00 %', '0.5000')
+    """
+    return f"{100 * value:.2f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
 
 
 def seed_entry(results: JsonObject) -> JsonObject:

@@ -15,6 +15,7 @@ from heedful.runs.card.baseline import baseline_csv_rows
 from heedful.runs.overrides import replace_setting, setting_at
 from heedful.runs.pin_models import pin_models
 from heedful.runs.plots.figures import draw_run_plots
+from heedful.runs.report import write_report
 from heedful.runs.results import JOURNAL, RESULTS, RunResult, folder_bytes, read_results
 from heedful.runs.run_folder import (
     BAD_ROWS,
@@ -161,7 +162,8 @@ class Run:
         write_file(self.folder / RESULTS, results)
 
     def illustrate(self, write_card: Callable[[Path], Path]) -> None:
-        """Write plots and the model card, unless the card is there."""
+        """Write plots, the report and the model card, unless the card is there."""
         if not (self.folder / RUN_MODEL / CARD).exists():
             draw_run_plots(self.folder)
+            write_report(self.folder)
             write_card(self.folder)

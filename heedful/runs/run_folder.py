@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from heedful._version import __version__
 from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
-from heedful.data import Dataset, Quarantine, escape_cell
+from heedful.data import Dataset, Quarantine, check, escape_cell
 from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
 from heedful.device import CPU, has_fast_bfloat16, resolve_device
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
+MAX_CHECKED = 100_000  # examples up to which the data of a run is checked for problems
 Precision = Literal["float32", "bfloat16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
 START_MODEL = "start"  # folder of the initial model, if it was made for the run
@@ -251,10 +252,19 @@ def init_labelled_run(
         "columns": {role: list(names) for role, names in source.columns.items()},
         "trained_on": _short_names(source, "train"),
         "made_dev": source.has_generated_dev,
+        "check": _check(source, sum(counts.values())),
         "bad_rows": {short_names.get(file, Path(file).name): count for file, count in source.row_errors.bad.items()},
     }
     write_file(folder / DATA, about)
     write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them
+
+
+def _check(source: Dataset[Example], examples: int) -> JsonObject | None:
+    """Problems of the data as `heedful check` finds them; None if there are more than MAX_CHECKED examples."""
+    if examples > MAX_CHECKED:
+        return None
+    report = check(source)
+    return {"verdict": report.verdict(), "problems": [problem.line() for problem in report.problems]}
 
 
 def _hashes(source: Dataset[Example]) -> dict[str, str]:

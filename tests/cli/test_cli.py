@@ -332,7 +332,7 @@ SHOWN: list[tuple[str, list[str], list[str]]] = [
     ("masked", ["[MASK] and [MASK]"], ["  1  ", "  2  "]),
     ("masked", ["nothing"], ["  (nothing to fill in: write [MASK] where a token is wanted)"]),
     ("next", ["a", "--pair", "b"], ["a | b", "%  the second text follows the first"]),
-    ("single", ["the cat"], ["%  good", "%  bad", "*"]),
+    ("single", ["the cat"], [" %  good", " %  bad", "predicted"]),
     ("single", ["the cat", "--pair", "sat"], ["the cat | sat"]),
     ("multiple", ["the cat"], ["%  good"]),
     ("regression", ["the cat"], ["  stars"]),
@@ -659,7 +659,7 @@ def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, mo
         )
         assert done.code == 0 and f"{message}, so all are train" in done.err, done.err
         assert done.out.startswith("nothing was evaluated: ")
-        assert f"The run is in {share}: model, plots, model card." in done.out
+        assert f"The run is in {share}: model, plots, report.html, model card." in done.out
         assert "no dev split was given" not in done.err and "20 training examples are 20 samples" in done.err
         assert run("finetune", "classify", "a.csv", "--output", share, *flags).code == 0
     questions_ = generated_data.questions(9, impossible=True)

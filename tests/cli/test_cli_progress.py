@@ -55,7 +55,7 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatc
         progress.message("a\x1b[31m text")
         _, err = capsys.readouterr()
         assert err.splitlines() == [
-            "step 4, dev: accuracy 0.9000 (best so far), macro_f1 0.8000, loss 0.3000",
+            "step 4, dev: accuracy 90.00 % (best so far), macro_f1 80.00 %, loss 0.3000",
             "a\\x1b[31m text",
         ]
 

@@ -49,15 +49,23 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     yield (
         PageAPI([Inspection(minilm, PAIR, name="all-MiniLM-L6-v2")]),
         {
-            "head": ("head&layer=2&heads=1,9", False, 850),
+            "head": ("head&layer=2&head=9", False, 860),
+            "head-dark": ("head&layer=2&head=9", True, 860),
             "model": ("model&layer=2&head=9", True, 772),
             "neuron": ("neuron&layer=2&head=9&row=2", False, 860),
-            "steps": ("steps&layer=0&head=1&row=2", False, 1100),
+            "steps": ("steps&layer=0&head=2&row=2&step=4", False, 800),
         },
     )
     small = heedful.load("heedful-mini-en", head="masked_lm")
     masked = [Inspection(small, text, name="heedful-mini-en") for text in MASKS]
-    yield PageAPI(masked), {"prediction": ("prediction", True, 615), "compare": ("compare&layer=2", False, 1200)}
+    yield (
+        PageAPI(masked),
+        {
+            "prediction": ("prediction", True, 615),
+            "compare": ("compare&layer=2", False, 1250),
+            "change": ("change", False, 960),
+        },
+    )
     report = head_report(small, ROOT / "heedful/assets/intents/train.csv") | {"data": "intents/train.csv"}
     report["summary"] = report["summary"].replace(str(ROOT / "heedful/assets/intents"), "intents")
     yield PageAPI(masked[:1], report=report), {"heads": ("heads", False, 1250)}

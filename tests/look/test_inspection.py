@@ -341,3 +341,10 @@ def test_unavailable_views_are_explained(tmp_path: Path) -> None:
         with pytest.raises(HeedfulError) as raised:
             ask(name, params)
         assert why in str(raised.value)
+
+
+def test_unknown_tokens_show_their_characters() -> None:
+    inside = Inspection(heedful.load("heedful-mini-en"), ("The \u732b sat.", "A \U0001f600 dog."))
+    unknown = inside.tokenizer.special.unknown
+    names = [token["text"] for token in inside.sides["source"] if token["id"] == unknown]
+    assert names == ["[UNK] \u732b", "[UNK] \U0001f600"]

@@ -99,7 +99,19 @@ def weights(asks: PageAPI, layer: int, head: int) -> np.ndarray:
     return head_weights
 
 
-VIEWS = ("head", "model", "neuron", "steps", "prediction", "positions", "compare", "words", "similarity", "heads")
+VIEWS = (
+    "head",
+    "model",
+    "neuron",
+    "steps",
+    "prediction",
+    "change",
+    "positions",
+    "compare",
+    "words",
+    "similarity",
+    "heads",
+)
 
 
 def test_every_view_opens_without_errors_or_foreign_requests(chrome: Browser, local: LocalServer) -> None:
@@ -649,3 +661,75 @@ def test_numbers_that_are_not_finite_are_said_in_their_place(tmp_path: Path) -> 
     collected = page.collect_answers(PageAPI([Inspection(loaded, "the cat")]))
     assert any("not finite" in answer.get("error", "") for answer in collected.answers.values())
     json.dumps(collected.answers, allow_nan=False)
+
+
+def test_heads_are_switched_off_and_tokens_replaced_in_the_page(chrome: Browser, local: LocalServer) -> None:
+    """By keyboard alone; what comes out is what Python says, and the focus stays where it was."""
+    chrome.open(f"{local.url}#view=change")
+    before = chrome.until(lambda: chrome.text(".changed"))
+    assert "nothing changed yet" in before
+    chrome.focus('.gate[data-place="encoder.1.2"]')
+    chrome.keys("\ue007")
+    chrome.until(lambda: "1 head off" in chrome.text(".changed"))
+    active = "return document.activeElement.dataset.place"
+    assert chrome.js(active) == "encoder.1.2"
+    assert chrome.js("return document.activeElement.getAttribute('aria-pressed')") == "false"
+    chrome.keys("\ue014")
+    assert chrome.js(active) == "encoder.1.3"
+    place = "[...document.querySelectorAll('.change-view input')].find((e) => e.value === 'cat')"
+    chrome.js(f"const e = {place}; e.focus(); e.select();")
+    chrome.keys("dog", "\ue007")
+    chrome.until(lambda: "1 head off, 1 token replaced" in chrome.text(".changed"))
+    assert chrome.complaints() == []
+
+
+def test_a_file_says_why_it_changes_nothing(chrome: Browser, tmp_path: Path, asks: PageAPI) -> None:
+    file = tmp_path / "look.html"
+    file.write_text(page.render_html(PageAPI(asks.inspections[:1]), layers=[0], heads=[0]), encoding="utf-8")
+    chrome.open(f"{file.as_uri()}#view=change")
+    assert "A file cannot compute a new prediction" in chrome.text(".change-view > .note")
+    assert chrome.js("return [...document.querySelectorAll('.gate, .change-view input')].every((e) => e.disabled)")
+
+
+def test_arrow_keys_step_through_a_block(chrome: Browser, local: LocalServer) -> None:
+    chrome.open(f"{local.url}#view=steps&layer=0&head=0&row=2&step=2")
+    stages = chrome.js("return [...document.querySelectorAll('.stage')].map((e) => e.textContent)")
+    assert len(stages) == 11 and stages[3] == "4Query, key and value"
+    chrome.focus('.stage[aria-pressed="true"]')
+    chrome.keys("\ue015")
+    assert chrome.text(".step-card h3") == "Query, key and value"
+    assert chrome.text(".law") == "q = x WQ + bQ    k = x WK + bK    v = x WV + bV"
+    chrome.keys("\ue015")
+    rows = chrome.js("return document.querySelectorAll('.step-card .bars .track').length")
+    assert chrome.text(".step-card h3") == "Scores" and rows == len(
+        chrome.js("return [...document.querySelectorAll('.steps-view .panel .token')]")
+    )
+    chrome.focus(".step-card button:last-of-type")
+    chrome.keys("\ue007")
+    assert chrome.text(".step-card h3") == "Softmax"
+    assert chrome.js("return document.activeElement.className").startswith("stage")
+
+
+def test_lecture_mode(chrome: Browser, local: LocalServer) -> None:
+    chrome.open(f"{local.url}#view=head&layer=1&head=2")
+    size = "return parseFloat(getComputedStyle(document.querySelector('.token')).fontSize)"
+    small = chrome.js(size)
+    chrome.keys("l")
+    assert chrome.js(size) == pytest.approx(1.6 * small, rel=0.01) and "lecture=true" in chrome.js(
+        "return location.hash"
+    )
+    assert chrome.js("return getComputedStyle(document.querySelector('.reading')).display") == "none"
+    chrome.keys("L")
+    assert chrome.js(size) == small
+
+
+def test_a_sentence_takes_less_than_two_megabytes(tmp_path: Path) -> None:
+    """In the shape of all-MiniLM-L6-v2: six layers of twelve heads, 384 numbers for a token, 30,522 tokens."""
+    stack = StackConfig(width=384, layers=6, heads=12, head_width=32, inner_width=1536)
+    embedding = EmbeddingConfig(vocabulary=30_522, width=384, positions=Learned(count=512), types=2, norm="layer")
+    loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=stack)), seed=1)
+    loaded.tokenizer = heedful.load("heedful-mini-en").tokenizer
+    content = page.render_html(PageAPI([Inspection(loaded, "The cat sat on the mat because it was tired.")]))
+    kept = json.loads(re.search(r'id="kept">(.*?)</script>', content)[1])
+    assert len(content) < 2_000_000 and kept["left_out"] == {}
+    assert sum(name.startswith("steps?") for name in kept["answers"]) == 6 * 13

@@ -66,7 +66,7 @@ def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
     assert not (run / "state").exists()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last"]
     names = {path.name for path in (run / "checkpoints" / "last").iterdir()}
-    assert names == {path.name for path in (run / "model").iterdir()} - {"README.md"}
+    assert names == {path.name for path in (run / "model").iterdir()} - {"README.md", "plots"}
     assert find_checkpoint(run, "best") == run == find_checkpoint(run, str(entry["best"]["step"]))
     last = find_checkpoint(run, "last")
     assert last == find_checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"

@@ -72,7 +72,7 @@ def left(run: Path) -> dict[str, Any]:
         name = path.relative_to(run).as_posix()
         if path.name in ("results.json", "seed.json"):
             found[name] = timeless(json.loads(path.read_text()))
-        elif path.name in ("run.lock", "environment.json", "README.md"):
+        elif path.name in ("run.lock", "environment.json", "README.md", "report.html"):
             found[name] = None
         elif not {"state", "plots"} & set(path.parts):
             found[name] = path.read_bytes()

@@ -9,7 +9,6 @@ import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
-const ROW = 22; // pixels, as in the style sheet
 const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
 const LABEL = 13; // pixels that a name needs
 const SHARE = 8; // pixels of what a head gives a token
@@ -98,6 +97,14 @@ function parted(segments, groups) {
 }
 
 /**
+ * Pixels of a token.
+ * @param {HTMLElement} root
+ */
+function rowHeight(root) {
+  return parseFloat(getComputedStyle(root).getPropertyValue("--row"));
+}
+
+/**
  * @param {Context} context
  * @param {number[]} heads
  * @param {{from: number[], to: number[]}} sides
@@ -136,7 +143,7 @@ function headBar(context, heads, sides) {
     bar.append(choice("Texts", filters, context.state.filter, (filter) => context.set({ filter })));
   }
   bar.append(toggle("whole words", context.state.words, (words) => context.set({ words })));
-  if (Math.max(sides.from.length, sides.to.length) * ROW > TALL) {
+  if (Math.max(sides.from.length, sides.to.length) * rowHeight(context.root) > TALL) {
     bar.append(toggle("name every token", context.state.tall, (tall) => context.set({ tall })));
   }
   return bar;
@@ -156,8 +163,9 @@ function picture(context, heads, weights, sides) {
   let row = null;
   /** @type {number | null} */
   let key = null;
-  const fits = context.state.tall || Math.max(n, m) * ROW <= TALL;
-  const step = fits ? ROW : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
+  const height = rowHeight(context.root);
+  const fits = context.state.tall || Math.max(n, m) * height <= TALL;
+  const step = fits ? height : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
   const between = make("div", { class: "lines", "aria-hidden": "true" });
   const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
   const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
@@ -191,7 +199,8 @@ function picture(context, heads, weights, sides) {
   });
   arrows(left, ".token");
   arrows(right, ".token");
-  const gap = Math.max(70, Math.min(380, context.root.clientWidth - 260 - SHARE * heads.length));
+  const { lecture } = context.state;
+  const gap = Math.max(70, Math.min(lecture ? 900 : 380, context.root.clientWidth - (lecture ? 420 : 260) - SHARE * heads.length));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
@@ -215,7 +224,7 @@ function picture(context, heads, weights, sides) {
   for (const head of heads) {
     const dot = make("i", { class: "dot" });
     dot.style.background = `var(${headColour(head)})`;
-    legend.append(make("span", {}, dot, `${headName(context, head)}${isDashed(head) ? " (dashed)" : ""}`));
+    legend.append(make("span", {}, dot, `${headName(context, head)}${dashes(heads, head) ? " (dashed)" : ""}`));
   }
   for (const [place, weight] of [0.05, 0.2, 0.5, 1].entries()) {
     const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight) }));
@@ -265,12 +274,21 @@ function stroked(between, drawn, heads, { gap, step, height }) {
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     const line = svg("path", {
       d: `M0 ${a}C${gap * 0.4} ${a} ${gap * 0.6} ${b} ${gap} ${b}`, fill: "none", "stroke-width": 1.6, opacity: opacity(weight),
-      ...(isDashed(heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
+      ...(dashes(heads, heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
     });
     line.style.stroke = `var(${headColour(heads[h])})`;
     made.append(line);
   }
   between.replaceChildren(made);
+}
+
+/**
+ * Whether the lines of a head are dashed: where another head that is shown has its colour.
+ * @param {number[]} heads
+ * @param {number} head
+ */
+function dashes(heads, head) {
+  return isDashed(head) && heads.some((each) => each !== head && headColour(each) === headColour(head));
 }
 
 /** @param {number} weight */
@@ -301,7 +319,7 @@ function painted(between, drawn, heads, { gap, step, height }) {
   pen.lineWidth = 1.6;
   for (const [i, j, h, weight] of drawn) {
     pen.strokeStyle = tints[h];
-    pen.setLineDash(isDashed(heads[h]) ? [5, 3] : []);
+    pen.setLineDash(dashes(heads, heads[h]) ? [5, 3] : []);
     pen.globalAlpha = opacity(weight);
     pen.beginPath();
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];

@@ -8,6 +8,7 @@ import { modelView } from "./model.js";
 import { neuronView } from "./neuron.js";
 import { stepsView } from "./steps.js";
 import { predictionView } from "./predict.js";
+import { changeView } from "./change.js";
 import { positionsView } from "./places.js";
 import { decoderView } from "./decoder.js";
 import { alignmentView } from "./align.js";
@@ -38,6 +39,10 @@ const HEADS = /** @type {Record<string, string>} */ ({
   replaced_token_detection: "replaced token detection", language_model: "next-token prediction", permutation_lm: "permutation language model",
   double_heads: "next-token prediction and multiple choice", embedding: "sentence embeddings",
 });
+const LEFT_OUT = /** @type {Record<string, string>} */ ({
+  weights: "attention", neuron: "queries and keys", steps: "the steps of a block", similarity: "the spectrum of a head", compare: "comparisons",
+  thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words",
+});
 const FIELD = 20_000; // characters of a text that can be changed in the page
 
 /** @type {View[]} */
@@ -47,6 +52,7 @@ const VIEWS = [
   { key: "neuron", name: "Neuron", about: "Queries and keys, number by number", show: neuronView, uses: "part layer head", fits: takesApart },
   { key: "steps", name: "Step by step", about: "One token through one block", show: stepsView, uses: "part layer head", fits: takesApart },
   { key: "prediction", name: "Prediction", about: "What is said, and why", show: predictionView, uses: "", fits: () => true },
+  { key: "change", name: "Change", about: "Heads switched off, tokens replaced", show: changeView, uses: "", fits: takesApart },
   { key: "positions", name: "Positions", about: "The clock", show: positionsView, uses: "", fits: () => true },
   { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "language_model" },
   { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
@@ -58,7 +64,7 @@ const VIEWS = [
 
 /** @returns {State} */
 function begin() {
-  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false };
+  return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false, step: 0, lecture: false };
 }
 
 /**
@@ -91,7 +97,8 @@ async function open(root, source, { remember }) {
     const look = about.looks[state.side];
     const part = look.views.find((each) => each.part === state.part) ?? look.views[0];
     state.part = part.part;
-    const places = placesOf(source, state.side, part);
+    const asked = state.view === "neuron" || state.view === "steps" ? "neuron" : state.view === "similarity" ? "similarity" : "weights";
+    const places = placesOf(source, state.side, part, asked);
     const layers = [...places.keys()];
     state.layer = nearest(layers, state.layer);
     const heads = places.get(state.layer) ?? [];
@@ -124,6 +131,7 @@ async function open(root, source, { remember }) {
     const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
     if (remember) write(state);
+    root.classList.toggle("lecture", state.lecture);
     if (headed !== now.look) {
       headed = now.look;
       const within = top.contains(/** @type {any} */ (root.getRootNode()).activeElement);
@@ -261,10 +269,12 @@ function header(look, root, source, context) {
   const facts = [look.family === "heedful-classic" ? "classic" : look.family, look.head ? (HEADS[look.head] ?? look.head) : "encoder alone, without a head", `${look.parameters.toLocaleString("en")} parameters`];
   const theme = make("button", { type: "button", class: "quiet theme", title: "Light or dark", onclick: () => turnTheme(root) }, "◐");
   theme.setAttribute("aria-label", "Light or dark");
+  const lecture = make("button", { type: "button", class: "quiet", title: "Lecture mode (L): large type, whole width", onclick: () => context().set({ lecture: !context().state.lecture }) }, "Aa");
+  lecture.setAttribute("aria-label", "Lecture mode");
   const made = make(
     "header", { class: "header" },
     make("div", {}, make("h1", {}, make("bdi", {}, nameOf(look))), make("p", { class: "soft" }, facts.join(" · "))),
-    theme,
+    make("div", {}, lecture, theme),
   );
   const text = make("p", { class: "text" }, make("bdi", {}, plain(Array.isArray(look.item) ? look.item.join(" | ") : look.item, 600)));
   if (!source.live) made.append(text);
@@ -314,9 +324,10 @@ function turnTheme(root) {
 
 /** @param {Source} source */
 function footer(source) {
-  const out = Object.entries(source.leftOut).map(([name, count]) => `${count.toLocaleString("en")} of ${name}`);
-  const keys = "Keys: [ and ] change the layer, { and } the head, arrows move within tabs, tokens and pictures.";
-  return make("footer", { class: "footer" }, out.length ? `This file kept what had room; left out: ${out.join(", ")}. ` : "", keys);
+  const out = Object.keys(source.leftOut).map((name) => LEFT_OUT[name] ?? name);
+  const size = source.bytes ? `This file holds ${(source.bytes / 1e6).toFixed(1)} MB of numbers${out.length ? `; for some layers, heads or tokens without ${out.join(", ")}` : ""}. ` : "";
+  const keys = "Keys: [ and ] change the layer, { and } the head, L large type for lectures, arrows move within tabs, tokens, steps and pictures.";
+  return make("footer", { class: "footer" }, size, keys);
 }
 
 /**
@@ -334,7 +345,8 @@ function shortcuts(where, context) {
     const step = { "[": -1, "]": 1 }[event.key];
     const other = { "{": -1, "}": 1 }[event.key];
     const beside = (/** @type {number[]} */ all, /** @type {number} */ here, /** @type {number} */ by) => all[all.indexOf(here) + by] ?? here;
-    if (step) now.set({ layer: beside(layers, state.layer, step) });
+    if (event.key === "l" || event.key === "L") now.set({ lecture: !state.lecture });
+    else if (step) now.set({ layer: beside(layers, state.layer, step) });
     else if (other) {
       const head = beside(heads, state.head, other);
       now.set({ head, heads: [head] });
@@ -364,9 +376,9 @@ function recall(state) {
     else if (key === "heads") state.heads = value === "" ? [] : value.split(",").map(Number).filter(Number.isInteger);
     else if (key === "words") state.words = value === "true";
     else if (key === "relative") state.relative = value === "true";
-    else if (key === "tall") state.tall = value === "true";
-    else if (["side", "layer", "head", "row"].includes(key) && /^\d{1,6}$/u.test(value)) {
-      state[/** @type {"side" | "layer" | "head" | "row"} */ (key)] = Number(value);
+    else if (key === "tall" || key === "lecture") state[key] = value === "true";
+    else if (["side", "layer", "head", "row", "step"].includes(key) && /^\d{1,6}$/u.test(value)) {
+      state[/** @type {"side" | "layer" | "head" | "row" | "step"} */ (key)] = Number(value);
     }
   }
   return ["part", "layer", "head", "heads"].some((key) => new URLSearchParams(location.hash.slice(1)).has(key));

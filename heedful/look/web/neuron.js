@@ -9,7 +9,7 @@ import { tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
-/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean}} Taken */
+/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} Taken coarse: how exact the numbers are */
 
 /**
  * @param {Context} context
@@ -23,6 +23,7 @@ export async function neuronView(context) {
   /** @type {Taken} */
   const taken = {
     q: unpack(sent.q), k: unpack(sent.k), scores: unpack(sent.scores), scale: sent.scale, biased: sent.biased,
+    coarse: sent.q.kind === "f2" ? 0.01 : 0.001,
   };
   const table = make("div", { class: "neurons" });
   const list = tokenList(rows, {
@@ -127,7 +128,7 @@ function against(context, table, taken, keys, row) {
     column("score", make("span", {}, biased ? "scaled, + bias" : "scaled"), cells((j) => short(line[j])), "figures"),
     column("softmax", make("span", {}, "weight"), cells(bar), "last"),
   ];
-  const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < 1e-3);
+  const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < taken.coarse * Math.max(1, Math.abs(line[j])));
   table.dataset.exact = String(biased || plainScores);
   table.replaceChildren(told, make("div", { class: "columns-of" }, ...columns));
 }

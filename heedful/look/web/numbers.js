@@ -1,7 +1,7 @@
 // @ts-check
 // Numbers as they come, and the little arithmetic that is done here.
 
-/** @typedef {{kind: "f4" | "u2" | "u1", shape: number[], data: string}} Sent */
+/** @typedef {{kind: "f4" | "f2" | "u2" | "u1", shape: number[], data: string}} Sent */
 /** @typedef {{shape: number[], values: Float32Array}} Numbers */
 
 /**
@@ -14,11 +14,22 @@ export function unpack(sent) {
   const bytes = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
   if (sent.kind === "f4") return { shape: sent.shape, values: new Float32Array(bytes.buffer) };
+  if (sent.kind === "f2") return { shape: sent.shape, values: Float32Array.from(new Uint16Array(bytes.buffer), fromHalf) };
   const whole = sent.kind === "u2" ? new Uint16Array(bytes.buffer) : bytes;
   const most = sent.kind === "u2" ? 65535 : 255;
   const values = new Float32Array(whole.length);
   for (let i = 0; i < whole.length; i++) values[i] = whole[i] / most;
   return { shape: sent.shape, values };
+}
+
+/**
+ * The number that 16 bits stand for: a sign, five bits of the exponent and ten of the fraction (IEEE 754).
+ * @param {number} bits
+ */
+function fromHalf(bits) {
+  const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
 }
 
 /**

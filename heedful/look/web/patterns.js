@@ -30,8 +30,8 @@ export async function headsView(context) {
         "button",
         {
           type: "button", class: "head", "aria-label": `layer ${each.layer}, head ${each.head}: ${each.name}`,
-          onclick: () => detail.replaceChildren(...detailOf(report, each)),
-          onfocus: () => detail.replaceChildren(...detailOf(report, each)),
+          onclick: () => detail.replaceChildren(...detailOf(context, report, each)),
+          onfocus: () => detail.replaceChildren(...detailOf(context, report, each)),
         },
         make("b", {}, plain(each.name)),
         make("small", {}, each.patterns[each.name] ? percent(each.patterns[each.name].score) : "–"),
@@ -44,7 +44,7 @@ export async function headsView(context) {
     made.append(make("h2", {}, `${part}: layers down, heads across`), savable(make("div", {}, grid), `heads of the ${part}`));
   }
   made.append(make("div", { class: "beside" }, detail, legendOf(report)));
-  detail.replaceChildren(...detailOf(report, report.heads[0]));
+  detail.replaceChildren(...detailOf(context, report, report.heads[0]));
   if (report.price) {
     made.append(
       make(
@@ -58,10 +58,11 @@ export async function headsView(context) {
 }
 
 /**
+ * @param {Context} context
  * @param {any} report
  * @param {any} head
  */
-function detailOf(report, head) {
+function detailOf(context, report, head) {
   const table = make("table", { class: "table" });
   const title = ["pattern", "share", "by chance", "lift", "z"];
   table.append(make("tr", {}, ...title.map((each, place) => make("th", { class: place ? "number" : "" }, each))));
@@ -74,10 +75,14 @@ function detailOf(report, head) {
       ),
     );
   }
+  const { part, layer } = head;
+  const kept = context.look.views.some((each) => each.part === part) && context.source.keeps("weights", { side: context.state.side, part, layer, head: head.head });
+  const look = make("button", { type: "button", onclick: () => context.set({ view: "head", part, layer, head: head.head, heads: [head.head] }) }, "See it in the text above");
   const told = [make("h3", {}, `Layer ${head.layer}, head ${head.head}: ${head.name}`), table];
   if (head.importance !== undefined) {
     told.push(note(`Importance (mean |gradient| of its gate): ${tiny(head.importance)}. Masked alone, the ${plain(report.measure, 80)} changes by ${tiny(head.effect)}.`));
   }
+  if (kept) told.push(make("p", {}, look));
   return told;
 }
 

@@ -147,7 +147,7 @@ function tinted(context, names, values, signed) {
  * @param {any} answer
  * @returns {Node}
  */
-function said(context, answer) {
+export function said(context, answer) {
   if (!answer) return note(context.look.head ? "This head answers no single text." : "This model has no head: it gives rows, and says nothing.");
   const made = make("div", {});
   if (answer.choices) {

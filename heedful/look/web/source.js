@@ -6,7 +6,7 @@
  * `keeps` tells whether a question has an answer here: a server and a kernel answer all, a file what it holds.
  * @typedef {{
  *   ask: (name: string, params?: Params) => Promise<any>, keeps: (name: string, params?: Params) => boolean,
- *   live: boolean, leftOut: Record<string, number>,
+ *   live: boolean, leftOut: Record<string, number>, bytes: number,
  * }} Source
  */
 
@@ -34,6 +34,7 @@ function remembering(ask) {
   return {
     live: true,
     leftOut: {},
+    bytes: 0,
     keeps: () => true,
     async ask(name, params = {}) {
       const key = question(name, params);
@@ -93,13 +94,14 @@ export function serverSource() {
 
 /**
  * What a file holds.
- * @param {{answers: Record<string, any>, left_out: Record<string, number>}} kept
+ * @param {{answers: Record<string, any>, left_out: Record<string, number>, bytes: number}} kept
  * @returns {Source}
  */
 export function keptSource(kept) {
   return {
     live: false,
     leftOut: kept.left_out,
+    bytes: kept.bytes,
     keeps: (name, params = {}) => question(name, params) in kept.answers,
     async ask(name, params = {}) {
       const found = kept.answers[question(name, params)];

@@ -1,16 +1,23 @@
 // @ts-check
-// Step by step: what a token's row becomes in one block, with the model's own numbers and the formulas beside them.
+// Step by step: one block as a diagram, and what a token's row becomes in each of its steps, with the model's own numbers.
 
 import { arrows, formula, make, note, short } from "./parts.js";
-import { unpack } from "./numbers.js";
+import { rowOf, softmax, unpack } from "./numbers.js";
 import { strip } from "./draw.js";
-import { savable } from "./save.js";
 import { bars } from "./plots.js";
+import { savable } from "./save.js";
 import { tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
+/**
+ * @typedef {{
+ *   name: string, formula: string, about: string, over: string, vectors: {name: string, values?: any}[],
+ * }} Step vectors without values are those of a head
+ */
 
 const FIRST = 6; // numbers that are written out
+const ALL_SCORES = 24; // tokens up to which every score is shown
+const MOST_SCORES = 16; // the largest scores that are shown of more
 
 /**
  * @param {Context} context
@@ -19,75 +26,165 @@ const FIRST = 6; // numbers that are written out
 export async function stepsView(context) {
   const { part, state } = context;
   const names = tokensOf(context, part.rows).map((each) => each.text);
-  const cards = make("ol", { class: "cards" });
+  const block = make("div", { class: "wide block-of" });
+  const place = (/** @type {number} */ row) => ({ side: state.side, part: part.part, layer: state.layer, row });
   const list = tokenList(names, {
     label: "The token that is followed",
-    chosen: (place) => place === state.row,
-    pick: (place) => {
-      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === place));
-      context.note({ row: place });
-      follow(context, cards, place);
+    chosen: (row) => row === state.row,
+    pick: (row) => {
+      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === row));
+      context.note({ row });
+      follow(context, block, row);
     },
   });
-  arrows(list, ".token");
-  await follow(context, cards, Math.min(state.row, names.length - 1));
-  return make(
-    "section",
-    { class: "steps-view" },
-    make("div", { class: "panel" }, make("h3", {}, "Token"), list),
-    savable(make("div", { class: "wide" }, cards, note("Strips show every number of a vector: orange positive, blue negative, faint near 0.")), "one block, step by step"),
+  for (const [row, each] of [...list.children].entries()) each.toggleAttribute("disabled", !context.source.keeps("steps", place(row)));
+  arrows(list, ".token:enabled");
+  await follow(context, block, Math.min(state.row, names.length - 1));
+  return make("section", { class: "steps-view" }, make("div", { class: "panel" }, make("h3", {}, "Token"), list), block);
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} block
+ * @param {number} row
+ */
+async function follow(context, block, row) {
+  const { state, part } = context;
+  try {
+    const [{ steps }, head] = await Promise.all([
+      context.source.ask("steps", { side: state.side, part: part.part, layer: state.layer, row }), context.source.ask("neuron", context.place()),
+    ]);
+    const known = ofHead(head, row);
+    for (const step of steps) for (const vector of step.vectors) vector.numbers = vector.values ? unpack(vector.values).values : known[vector.name];
+    const card = make("div", { class: "panel step-card", "aria-live": "polite" });
+    const stages = diagram(context, steps, (number) => showStage(context, card, steps, number, go));
+    const go = (/** @type {number} */ number) => /** @type {HTMLElement} */ (stages.querySelectorAll(".stage")[number])?.focus();
+    showStage(context, card, steps, Math.min(state.step, steps.length - 1), go);
+    block.replaceChildren(make("div", { class: "beside stages-of" }, stages, card));
+    savable(block, `block ${state.layer}, step by step`);
+  } catch (error) {
+    block.replaceChildren(note(/** @type {Error} */ (error).message, "problem"));
+  }
+}
+
+/**
+ * What the steps of one head compute for a row: its query, key and value, products, scores, weights and their sum.
+ * @param {any} head
+ * @param {number} row
+ * @returns {Record<string, Float32Array>}
+ */
+function ofHead(head, row) {
+  const [q, k, v, scores] = [head.q, head.k, head.v, head.scores].map(unpack);
+  const [m, d] = k.shape;
+  const [query, score] = [rowOf(q, row), rowOf(scores, row)];
+  const products = Float32Array.from({ length: m }, (_, j) => rowOf(k, j).reduce((sum, value, i) => sum + query[i] * value, 0));
+  const weights = Float32Array.from(softmax(score));
+  const z = Float32Array.from({ length: d }, (_, i) => weights.reduce((sum, weight, j) => sum + weight * v.values[j * d + i], 0));
+  const own = Math.min(row, m - 1);
+  return { q: query, k: rowOf(k, own), v: rowOf(v, own), "q · k": products, score, w: weights, z };
+}
+
+/**
+ * The block from its input to its output: a button for each step, with frames for attention and what goes past it.
+ * @param {Context} context
+ * @param {Step[]} steps
+ * @param {(number: number) => void} choose
+ */
+function diagram(context, steps, choose) {
+  const group = make("div", { class: "stages", role: "group", "aria-label": "The steps of one block; arrow keys step through" });
+  const now = Math.min(context.state.step, steps.length - 1);
+  let kind = "";
+  for (const [number, step] of steps.entries()) {
+    const next = kindOf(step.name);
+    const stage = make(
+      "button",
+      {
+        type: "button", class: `stage ${next}${next === kind ? "" : " begins"}`, "aria-pressed": String(number === now),
+        onclick: () => choose(number), onfocus: () => choose(number),
+      },
+      make("span", { class: "number-of" }, String(number + 1)), step.name,
+    );
+    kind = next;
+    group.append(stage);
+  }
+  arrows(group, ".stage");
+  const stages = /** @type {HTMLElement[]} */ ([...group.children]);
+  for (const [number, each] of stages.entries()) each.tabIndex = number === now ? 0 : -1;
+  requestAnimationFrame(() => {
+    const stream = stages.filter((each) => each.classList.contains("stream"));
+    for (let i = 0; i + 1 < stream.length; i++) { // what goes past attention, and past the MLP
+      const [from, to] = [stream[i], stream[i + 1]];
+      const past = make("i", { class: "past", "aria-hidden": "true" });
+      past.style.top = `${from.offsetTop + 0.6 * from.offsetHeight}px`;
+      past.style.height = `${to.offsetTop + 0.4 * to.offsetHeight - from.offsetTop - 0.6 * from.offsetHeight}px`;
+      group.append(past);
+    }
+  });
+  return group;
+}
+
+/**
+ * The part of a block that a step belongs to.
+ * @param {string} name
+ */
+function kindOf(name) {
+  if (/^(Embedding|Position)/u.test(name)) return "input";
+  if (name.startsWith("Into")) return "stream";
+  if (name.startsWith("Residual")) return "stream adds";
+  return name === "MLP" ? "mlp" : name === "Attention to the encoder" ? "cross" : "attends";
+}
+
+/**
+ * @param {Context} context
+ * @param {HTMLElement} card
+ * @param {any[]} steps
+ * @param {number} number
+ * @param {(number: number) => void} go
+ */
+function showStage(context, card, steps, number, go) {
+  const step = steps[number];
+  context.note({ step: number });
+  for (const [place, each] of [...(card.parentElement?.querySelectorAll(".stage") ?? [])].entries()) each.setAttribute("aria-pressed", String(place === number));
+  const move = (/** @type {string} */ name, /** @type {number} */ to) => make("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => go(to) }, name);
+  card.replaceChildren(
+    make("p", { class: "soft" }, `Step ${number + 1} of ${steps.length}`), make("h3", {}, step.name), make("p", { class: "law" }, formula(step.formula)), note(step.about),
+    ...step.vectors.flatMap((/** @type {any} */ vector) => vectorOf(context, step, vector)),
+    note(step.over ? "" : "Strips show every number of a vector: orange positive, blue negative, faint near 0."),
+    make("div", { class: "bar-of" }, move("← back", number - 1), move("next →", number + 1)),
   );
 }
 
 /**
  * @param {Context} context
- * @param {HTMLElement} cards
- * @param {number} row
+ * @param {Step} step
+ * @param {{name: string, numbers: Float32Array}} vector
+ * @returns {HTMLElement[]}
  */
-async function follow(context, cards, row) {
-  try {
-    const { steps } = await context.source.ask("steps", { ...context.place(), row });
-    cards.replaceChildren(...steps.map((/** @type {any} */ step) => card(context, step)));
-  } catch (error) {
-    cards.replaceChildren(make("li", {}, note(/** @type {Error} */ (error).message, "problem")));
-  }
+function vectorOf(context, step, { name, numbers }) {
+  if (step.over === "keys") return name === "q · k" ? [] : overKeys(context, step, numbers, name);
+  const first = [...numbers.slice(0, FIRST)].map(short).join("  ");
+  const told = make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`);
+  return [make("div", { class: "vector" }, formula(name), strip(context.root, numbers), told)];
 }
 
 /**
+ * Scores or weights of the tokens that are looked at; the products before they are scaled stand beside the scores.
  * @param {Context} context
- * @param {{name: string, formula: string, about: string, over: string, vectors: {name: string, values: any}[]}} step
- */
-function card(context, step) {
-  const made = make("li", { class: "card" }, make("h3", {}, step.name), formula(step.formula), note(step.about));
-  for (const { name, values } of step.vectors) {
-    const numbers = unpack(values).values;
-    if (step.over === "keys" && name !== "q · k") {
-      made.append(overKeys(context, numbers, name));
-      continue;
-    }
-    const first = [...numbers.slice(0, FIRST)].map(short).join("  ");
-    made.append(
-      make(
-        "div",
-        { class: "vector" },
-        formula(name),
-        strip(context.root, numbers),
-        make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`),
-      ),
-    );
-  }
-  return made;
-}
-
-/**
- * @param {Context} context
+ * @param {any} step
  * @param {Float32Array} numbers
  * @param {string} name
  */
-function overKeys(context, numbers, name) {
+function overKeys(context, step, numbers, name) {
   const keys = tokensOf(context, context.part.keys);
-  const best = [...numbers.entries()].filter(([, value]) => Number.isFinite(value)).sort((a, b) => b[1] - a[1]).slice(0, 8);
-  const share = name === "w";
-  const most = share ? 1 : Math.max(...best.map(([, value]) => Math.abs(value)), 1e-9);
-  return bars(best.map(([place, value]) => ({ text: keys[place].text, value, told: share ? undefined : short(value) })), most);
+  const visible = [...numbers.entries()].filter(([, value]) => Number.isFinite(value));
+  const cut = visible.length > ALL_SCORES;
+  const shown = cut ? visible.sort((a, b) => b[1] - a[1]).slice(0, MOST_SCORES) : visible;
+  const products = step.vectors.find((/** @type {any} */ each) => each.name === "q · k")?.numbers;
+  const most = name === "w" ? 1 : Math.max(...shown.map(([, value]) => Math.abs(value)), 1e-9);
+  const rows = shown.map(([place, value]) => ({
+    text: keys[place].text, value, told: name === "w" ? undefined : `${short(value)}   (q · k = ${short(products[place])})`,
+  }));
+  const hidden = numbers.length - visible.length;
+  const told = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
+  return [bars(rows, most), ...(told.length ? [note(told.join(" "))] : [])];
 }

@@ -16,7 +16,7 @@ import { make, plain, shown } from "./parts.js";
 /**
  * @typedef {{
  *   view: string, side: number, part: string, layer: number, head: number, row: number, heads: number[] | null,
- *   words: boolean, filter: string, relative: boolean | null, tall: boolean,
+ *   words: boolean, filter: string, relative: boolean | null, tall: boolean, step: number, lecture: boolean,
  * }} State
  */
 /**
@@ -85,12 +85,13 @@ export function tokenList(names, { label, chosen, pick, over }) {
  * @param {import("./source.js").Source} source
  * @param {number} side
  * @param {Part} part
+ * @param {string} [question] that a view asks of each head
  * @returns {Map<number, number[]>}
  */
-export function placesOf(source, side, part) {
+export function placesOf(source, side, part, question = "weights") {
   const all = [...Array(part.heads).keys()];
   const layers = [...Array(part.layers).keys()];
-  const kept = layers.map((layer) => all.filter((head) => source.keeps("weights", { side, part: part.part, layer, head })));
+  const kept = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
   const none = kept.every((heads) => !heads.length);
   return new Map(layers.filter((layer) => none || kept[layer].length).map((layer) => [layer, none ? all : kept[layer]]));
 }

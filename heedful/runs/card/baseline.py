@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from heedful.runs.card.markdown import format_number
 from heedful.runs.results import JsonObject, as_float, headline_split
+from heedful.tasks.metrics import metric_bounds
 
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 
@@ -34,9 +35,14 @@ def baseline_lines(results: JsonObject) -> list[str]:
     lines: list[str] = []
     for split, scored in baseline["splits"].items():
         own, reference = results["splits"][split]["numbers"], scored["numbers"]
-        line = f"{split} {metric} {format_number(own[metric])}; {baseline['name']} {format_number(reference[metric])}"
+        line = f"{split} {metric} {_shown(metric, own)}; {baseline['name']} {_shown(metric, reference)}"
         lines.append(line + _cost(baseline, reference["count"], own.get("count")))
     return lines
+
+
+def _shown(metric: str, numbers: JsonObject) -> str:
+    value = as_float(numbers[metric])
+    return f"{100 * value:.1f} %" if metric_bounds(metric) == (0.0, 1.0) else format_number(value)
 
 
 def _cost(baseline: JsonObject, scored: int, count: int | None) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from heedful.atomic_io import atomic_path, write_synced
+from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import RunError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
@@ -28,6 +29,7 @@ from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
 MISTAKES = 5
+PICTURES = ("confusion", "calibration")  # plots that the card shows
 LONGEST = 240  # characters of a quoted text
 MANY = 30  # rows above which a table is folded
 FEW = 30  # examples below which the score of a class is rough
@@ -43,6 +45,11 @@ def write_finetuned_card(folder: Path) -> Path:
     results = read_results(folder)
     if not (folder / "model" / "config.json").is_file():
         raise RunError(f"{folder} has no model/config.json: save the model before its card is written")
+    for name in PICTURES:
+        if (folder / "plots" / f"{name}.png").is_file():
+            make_folder(folder / "model" / "plots")
+            with atomic_path(folder / "model" / "plots" / f"{name}.png") as part:
+                write_synced(part, [(folder / "plots" / f"{name}.png").read_bytes()])
     text = "\n\n".join(["\n".join(part) for part in _parts(folder, results) if part]) + "\n"
     path = folder / "model" / "README.md"
     with atomic_path(path) as part:
@@ -60,9 +67,10 @@ def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     yield from _baseline(results)
     yield from _seeds(results)
     yield from verdict_section(folder)
+    yield from _picture(folder, "confusion", "Confusion matrix")
     yield from _classes(results)
     yield from _mistakes(folder, results)
-    yield from _calibration(results)
+    yield from _calibration(folder, results)
     yield ["## Limits"]
     yield [f"- {sentence}" for sentence in _limits(results)]
     yield from _data(results)
@@ -88,7 +96,34 @@ def _front(results: JsonObject, heedful_only: bool) -> list[str]:
         lines.append(f"base_model: {json.dumps(base[1])}")
     if metrics:
         lines += ["metrics:", *(f"- {name}" for name in metrics)]
+    if headline:
+        lines += _model_index(task.name, task.pipeline, *headline)
     return [*lines, "---"]
+
+
+def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> list[str]:
+    """The scores in the form that the hub shows beside a model; the data is not named, since it may be private."""
+    scores: dict[str, float] = {}
+    for key, metric in METRICS.items():
+        value = as_float(numbers.get(key))
+        if math.isfinite(value) and metric not in scores:
+            scores[metric] = round(value, 6)
+    if not scores:
+        return []
+    shown = split if split in ("dev", "test") else "other"
+    return [
+        "model-index:",
+        f"- name: {json.dumps(name)}",
+        "  results:",
+        "  - task:",
+        f"      type: {pipeline}",
+        "    dataset:",
+        "      name: local data",
+        "      type: local",
+        f"      split: {shown}",
+        "    metrics:",
+        *(line for metric, value in scores.items() for line in (f"    - type: {metric}", f"      value: {value}")),
+    ]
 
 
 def _what(results: JsonObject) -> list[str]:
@@ -251,7 +286,13 @@ def _count(row: JsonObject) -> int:
     return int(row["count"] if "count" in row else row["gold"])  # of examples, or of entities
 
 
-def _calibration(results: JsonObject) -> Iterator[list[str]]:
+def _picture(folder: Path, name: str, about: str) -> Iterator[list[str]]:
+    """A plot of the run, which the folder of the model has too."""
+    if (folder / "model" / "plots" / f"{name}.png").is_file():
+        yield [f"![{about}](plots/{name}.png)"]
+
+
+def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     headline = headline_split(results)
     if not headline or not headline[1].get("calibration"):
         return
@@ -270,7 +311,10 @@ def _calibration(results: JsonObject) -> Iterator[list[str]]:
         f"Expected calibration error on {escape_markdown(split)}: {format_number(numbers['ece'])}, the mean distance "
         "between how sure the model is and how often it is right."
     ]
-    yield markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
+    table = markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
+    pictures = list(_picture(folder, "calibration", "How often the model is right at each confidence"))
+    yield from pictures
+    yield details(table, "As a table", bool(pictures))
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------

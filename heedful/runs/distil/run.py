@@ -52,6 +52,7 @@ from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.run import FinetuneTraining, Lesson, label_lesson, start_name
 from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
+from heedful.runs.report import write_report
 from heedful.runs.results import RESULTS, JsonObject, RunResult
 from heedful.runs.run import Run
 from heedful.runs.run_folder import SETTINGS, init_labelled_run, read_run_json
@@ -151,7 +152,8 @@ def distil_task(
                 without_teacher = None if baseline is None else baseline.output_dir
                 plan.teacher.to(CPU)
                 judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
-            write_finetuned_card(folder)  # again, with the verdict
+            write_report(folder)  # again, with the verdict
+            write_finetuned_card(folder)
         ranks.barrier()
         return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
 

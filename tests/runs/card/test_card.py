@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import metadata_load
+from huggingface_hub.repocard_data import model_index_to_eval_results
 from markdown_it import MarkdownIt
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
@@ -22,6 +23,7 @@ from heedful.errors import HeedfulError
 from heedful.runs.card.finetuned import write_finetuned_card
 from heedful.runs.card.markdown import escape_markdown, format_number
 from heedful.runs.card.usage import usage
+from heedful.runs.plots.figures import draw_run_plots
 from heedful.tasks.specs import SPECS
 from tests.support import run_folders as made
 from tests.support.model_folders import make
@@ -107,7 +109,33 @@ def test_front_matter(tmp_path: Path) -> None:
         "tags": ["heedful"],
         "base_model": "someone/their-model",
         "metrics": ["accuracy", "f1", "matthews_correlation"],
+        "model-index": metadata_load(tmp_path / "model" / "README.md")["model-index"],
     }
+
+
+def test_scores_for_the_hub(tmp_path: Path) -> None:
+    """The hub's own library reads the scores of test in the front matter; the data is not named."""
+    found, lines = classified()
+    card(tmp_path, found, dev=lines)
+    name, scores = model_index_to_eval_results(metadata_load(tmp_path / "model" / "README.md")["model-index"])
+    numbers = found["splits"]["test"]["numbers"]
+    expected = {
+        "accuracy": numbers["accuracy"], "f1": numbers["macro_f1"], "matthews_correlation": numbers["matthews"],
+    }  # fmt: skip
+    assert name == "Text classification"
+    assert {score.metric_type: score.metric_value for score in scores} == pytest.approx(expected, abs=1e-6)
+    assert {(score.task_type, score.dataset_split) for score in scores} == {("text-classification", "test")}
+
+
+def test_plots_go_into_the_card(tmp_path: Path) -> None:
+    found, lines = classified()
+    folder = run(tmp_path, found, dev=lines)
+    draw_run_plots(folder)
+    text = write_finetuned_card(folder).read_text()
+    for name in ("confusion", "calibration"):
+        assert f"](plots/{name}.png)" in text
+        assert (folder / "model/plots" / f"{name}.png").read_bytes() == (folder / "plots" / f"{name}.png").read_bytes()
+    assert "<summary>As a table</summary>" in text
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 ALWAYS = {
     *("settings.toml", "environment.json", "data.json", "journal.jsonl", "results.csv", "results.json", "seed.json"),
-    *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model"),
+    *("run.lock", "predictions-dev.jsonl", "predictions-test.jsonl", "plots", "model", "report.html"),
 }
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 

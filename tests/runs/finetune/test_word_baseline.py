@@ -282,7 +282,7 @@ def results(low: float, high: float, **more: Any) -> dict[str, Any]:
 
 
 def test_a_line_beside_the_score() -> None:
-    assert baseline_lines(results(0.01, 0.05)) == ["test accuracy 0.912; a bag of words 0.881 (in 0.4 s)"]
+    assert baseline_lines(results(0.01, 0.05)) == ["test accuracy 91.2 %; a bag of words 88.1 % (in 0.4 s)"]
     assert baseline_lines(results(0.01, 0.05, seconds=0.01))[0].endswith("(in less than 0.1 s)")
 
 

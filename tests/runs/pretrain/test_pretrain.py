@@ -92,7 +92,7 @@ TERMS = {
 NAMES = {"distillation": "mlm+hidden_states"}  # what results call an objective, where that is not its kind
 ALWAYS = {
     *("settings.toml", "environment.json", "journal.jsonl", "results.csv", "results.json", "run.lock"),
-    *("model", "corpus", "tokenizer"),
+    *("model", "corpus", "tokenizer", "report.html"),
 }
 TIMES = {"latency": {"16": {"p50": 1.0, "p99": 1.0}}, "throughput": 1}
 
@@ -637,7 +637,7 @@ def test_the_score_before_training_stands_beside_that_after_it(tmp_path: Path, t
     numbers = first.results["splits"]["validation"]["numbers"]
     assert start["mlm_loss"] == pytest.approx(numbers["mlm_loss"], rel=1e-4), "the same text is held out"
     (line,) = baseline_lines(whole.results)
-    assert re.fullmatch(r"validation mlm_accuracy 0\.\d+; before training 0\.\d+", line)
+    assert re.fullmatch(r"validation mlm_accuracy \d+\.\d %; before training \d+\.\d %", line)
     assert "| validation | before training |" in (tmp_path / "whole" / "model" / "README.md").read_text()
     last = (tmp_path / "whole" / "results.csv").read_text().splitlines()[-1]
     assert "before training" in last and str(start["mlm_loss"]) in last

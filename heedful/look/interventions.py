@@ -1,0 +1,107 @@
+"""Predictions with attention heads switched off and tokens of the text replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heedful.errors import RequestError
+from heedful.infer.engine import Engine
+from heedful.look.head_masking import gated_heads, open_gates
+from heedful.look.inspection import Inspection
+from heedful.look.prediction import compared_texts, engine_answer
+from heedful.model.stack import Transformer
+from heedful.model.trace import check_numbers
+from heedful.tasks.answering import Answer
+
+Head = tuple[str, int, int]  # part, layer, head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Intervention:
+    """A prediction before and after a change."""
+
+    before: Answer | None  # the engine's answers; None: the head answers no single text
+    after: Answer | None
+    item: str | tuple[str, str]  # the text or pair with its tokens replaced
+    cosine: float | None  # of the text's embeddings before and after, where the model gives one and compares no texts
+
+
+def intervene(
+    inspections: Sequence[Inspection], side: int, off: Sequence[Head], replaced: Mapping[int, str]
+) -> Intervention:
+    """Predict without some heads, and with some tokens replaced.
+
+    The output of a head that is off is multiplied by 0 before the heads are joined (Michel et al. 2019, section 2.2).
+
+    Args:
+        inspections: All inspections.
+        side: Which of them is changed, from 0.
+        off: Heads that are switched off.
+        replaced: Words by the position of the token that they replace.
+
+    Raises:
+        RequestError: If there is no such head or token, or the token is a special one.
+    """
+    inspection = inspections[side]
+    item = replace_tokens(inspection, replaced)
+    gates = closed_gates(inspection, off)
+    changed = inspection if item == inspection.item else Inspection(inspection.loaded, item, name=inspection.name)
+    if changed is not inspection and inspection.choices:
+        raise RequestError("tokens of one candidate cannot be replaced here: change the text in the field above")
+    pair = compared_texts(inspections, side)
+    others = [changed if number == side else inspections[number] for number in range(len(inspections))]
+    changed_pair = compared_texts(others, side) if pair is not None else None
+    head = inspection.loaded.config.head
+    if head is not None and head.kind == "embedding" and pair is None:
+        vectors = torch.stack([_vector(inspection, None), _vector(changed, gates)])
+        cosine = float(torch.nn.functional.normalize(vectors, dim=1).prod(0).sum())
+        return Intervention(before=None, after=None, item=item, cosine=cosine)
+    return Intervention(
+        before=engine_answer(inspection, pair),
+        after=engine_answer(changed, changed_pair, gates=gates),
+        item=item,
+        cosine=None,
+    )
+
+
+def closed_gates(inspection: Inspection, off: Sequence[Head]) -> dict[str, Tensor] | None:
+    """Return gates that are 0 for the heads that are off; None if all are on."""
+    model = inspection.loaded.model
+    if not off:
+        return None
+    if not isinstance(model, Transformer):
+        raise RequestError("this model has no heads that can be switched off")
+    gates = open_gates(model)
+    for part, layer, head in off:
+        if part not in gates:
+            raise RequestError(f'part "{part[:40]}" has no heads to switch off: use one of {", ".join(gates)}')
+        check_numbers("layers", [layer], len(gates[part]))
+        check_numbers("heads", [head], gates[part].shape[1])
+        gates[part][layer, head] = 0.0
+    return gates
+
+
+def replace_tokens(inspection: Inspection, replaced: Mapping[int, str]) -> str | tuple[str, str]:
+    """Return the text or pair with words in place of tokens."""
+    tokens = inspection.sides["source"]
+    item = inspection.item
+    texts = [item] if isinstance(item, str) else [*item]
+    for row in sorted(replaced, reverse=True):  # from the end, so that places before stay as they are
+        check_numbers("tokens", [row], len(tokens))
+        token = tokens[row]
+        if token["segment"] is None or "start" not in token:
+            raise RequestError(f"{token['text']} is in no text: replace another token")
+        text = texts[token["segment"]]
+        texts[token["segment"]] = text[: token["start"]] + replaced[row] + text[token["stop"] :]
+    return texts[0] if isinstance(item, str) else (texts[0], texts[1])
+
+
+def _vector(inspection: Inspection, gates: Mapping[str, Tensor] | None) -> Tensor:
+    engine = Engine(inspection.loaded)
+    with nullcontext() if gates is None else gated_heads(inspection.loaded.model, gates):
+        return torch.tensor(engine([inspection.item])[0]["vector"])

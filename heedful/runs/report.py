@@ -1,0 +1,268 @@
+"""report.html of a run: scores, plots, the worst mistakes and the data, as one file without scripts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from shlex import quote
+
+from heedful.atomic_io import atomic_path, write_synced
+from heedful.runs.card.baseline import baseline_lines, baseline_warning
+from heedful.runs.card.verdict import VERDICT, verdict_table
+from heedful.runs.results import JsonObject, as_float, format_metric, headline_split, read_predictions, read_results
+from heedful.runs.run_folder import read_run_json
+from heedful.tasks.specs import SPECS
+
+REPORT = "report.html"
+MISTAKES = 20
+MAX_TEXT = 600  # characters of a quoted text
+MAX_COMMAND = 2000  # characters of a text that a command repeats
+PLOTS = {  # in this order, with what each shows; further ones follow by name
+    "verdict": "Quality over latency, beside the teacher",
+    "curves": "Loss, score on dev and learning rate over the steps",
+    "confusion": "Which labels are taken for which",
+    "calibration": "How often the model is right at each confidence",
+    "scores": "Precision, recall and F1 of each label",
+    "numbers": "Predictions over labels",
+    "alignments": "Where the decoder looked",
+}
+STYLE = """
+:root { color-scheme: light dark; --ground: #f7f7f5; --panel: #fff; --ink: #1c2126; --soft: #596069; --line: #dddfe2; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #14171a; --panel: #1b1f23; --ink: #e7eaed; --soft: #a2abb5; --line: #343a41; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 64rem; font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif;
+  color: var(--ink); background: var(--ground); }
+h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p { margin: .4rem 0; } .soft, th, figcaption { color: var(--soft); }
+.scrolled { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem 1rem .25rem 0; text-align: left; vertical-align: top; }
+th { font-weight: 600; } td.number, th.number { text-align: right; white-space: nowrap; }
+tbody tr { border-top: 1px solid var(--line); } tr.main td { font-weight: 700; }
+figure { margin: 1rem 0; }
+figure img { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line); }
+article { margin: .7rem 0; padding: .6rem .9rem; background: var(--panel); border: 1px solid var(--line);
+  border-radius: 8px; }
+article p { overflow-wrap: anywhere; }
+code { font: .85rem/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
+pre { margin: .4rem 0 0; padding: .45rem .6rem; border-radius: 6px; background: var(--ground); white-space: pre-wrap;
+  overflow-wrap: anywhere; user-select: all; }
+@media print { body { max-width: none; padding: 0; } article, figure { break-inside: avoid; } }
+"""
+
+
+def write_report(folder: Path) -> Path:
+    """Write folder/report.html from the files of the run; the same run gets the same bytes.
+
+    Raises:
+        RunError: If the run has no results.
+    """
+    results = read_results(folder)
+    hashed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{hashed}'; img-src data:; base-uri 'none'; form-action 'none'"
+    title = _title(folder, results)
+    body = "\n".join(_body(folder, results))
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+    path = folder / REPORT
+    with atomic_path(path) as part:
+        write_synced(part, [page.encode("utf-8", "replace")])
+    return path
+
+
+def _body(folder: Path, results: JsonObject) -> Iterator[str]:
+    yield f"<h1>{_text(_title(folder, results))}</h1>"
+    yield f'<p class="soft">{_text(_about(results))}</p>'
+    yield from _scores(results)
+    yield from _baseline(results)
+    yield from _verdict(folder)
+    yield from _plots(folder)
+    yield from _mistakes(folder, results)
+    yield from _data(results)
+
+
+def _title(folder: Path, results: JsonObject) -> str:
+    task = SPECS[results["task"]].card.name if results["task"] in SPECS else "A pre-trained model"
+    return f"{folder.absolute().name}: {task}"
+
+
+def _about(results: JsonObject) -> str:
+    facts = [f"from {Path(results['base']).name}"] if results.get("base") else []
+    if model := results.get("model"):
+        facts.append(f"{model['parameters']:,} parameters, {model['bytes'] / 1e6:,.1f} MB")
+    if seeds := results.get("seeds"):
+        steps, seconds = (sum(seed[name] for seed in seeds) for name in ("steps", "seconds"))
+        facts.append(f"{steps:,} steps in {seconds:,.0f} s")
+    if machine := results.get("machine"):
+        facts.append(machine)
+    return " · ".join(facts)
+
+
+def _scores(results: JsonObject) -> Iterator[str]:
+    yield "<h2>Scores</h2>"
+    splits, metric = results["splits"], results["metric"]
+    if not splits:
+        yield "<p>Nothing was measured: the data had neither dev nor test.</p>"
+        return
+    names = list(dict.fromkeys(name for split in splits.values() for name in split["numbers"]))
+    names = [name for name in names if any(_is_number(split["numbers"].get(name)) for split in splits.values())]
+    rows = []
+    for name in sorted(names, key=lambda name: name != metric):
+        cells = []
+        for split in splits.values():
+            value, interval = split["numbers"].get(name), split.get("intervals", {}).get(name)
+            ends = "" if not interval else " to ".join(format_metric(name, interval[end]) for end in ("low", "high"))
+            cells += ["" if value is None else format_metric(name, as_float(value)), ends]
+        rows.append((name, cells, name == metric))
+    rows.append(("examples", [c for s in splits.values() for c in (f"{s['numbers'].get('count', 0):,}", "")], False))
+    heads = [cell for split in splits for cell in (split, "95 % interval")]
+    yield _table(["", *heads], [([name, *cells], main) for name, cells, main in rows])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity")
+
+
+def _baseline(results: JsonObject) -> Iterator[str]:
+    lines = baseline_lines(results)
+    if lines:
+        yield "<h2>Beside a baseline</h2>"
+        yield from (f"<p>{_text(line)}</p>" for line in lines)
+        if warning := baseline_warning(results):
+            yield f"<p><strong>{_text(warning)}.</strong></p>"
+
+
+def _verdict(folder: Path) -> Iterator[str]:
+    if (folder / VERDICT).is_file():
+        verdict = read_run_json(folder / VERDICT)
+        head, rows = verdict_table(verdict)
+        yield "<h2>Beside its teacher</h2>"
+        yield _table(head, [(row, row[0] == "student") for row in rows])
+        yield f"<p>{_text(verdict['sentence'])}</p>"
+
+
+def _plots(folder: Path) -> Iterator[str]:
+    paths = sorted((folder / "plots").glob("*.svg")) if (folder / "plots").is_dir() else []
+    paths.sort(key=lambda path: [*PLOTS].index(path.stem) if path.stem in PLOTS else len(PLOTS))
+    if paths:
+        yield "<h2>Plots</h2>"
+    for path in paths:
+        about = PLOTS.get(path.stem, path.stem)
+        image = base64.b64encode(path.read_bytes()).decode()
+        caption = f"{about} (plots/{path.stem}.svg)"
+        yield (
+            f'<figure><img alt="{_text(about)}" src="data:image/svg+xml;base64,{image}">'
+            f"<figcaption>{_text(caption)}</figcaption></figure>"
+        )
+
+
+def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
+    headline = headline_split(results)
+    if headline is None or results["task"] not in SPECS:
+        return
+    split, about = headline[0], SPECS[results["task"]].card
+    lines = (line for line in read_predictions(folder, split) if line["correct"] is not True)
+    wrong = list(islice((line for line in lines if line["label"] is not None), MISTAKES))
+    if not wrong:
+        return
+    yield f"<h2>The worst mistakes on {_text(split)}</h2>"
+    yield "<p>The command below each shows what the prediction rests on.</p>"
+    for line in wrong:
+        label, prediction = about.mistake(line, results, _number)
+        sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
+        confidence = f" ({format_metric('probability', as_float(sure))})" if sure else ""
+        command = look_command(folder, line["input"], pairs=about.takes_pairs)
+        copy = f"<pre><code>{_text(command)}</code></pre>" if command else ""
+        yield (
+            f'<article><p>{_text(_cut(about.input_text(line["input"])))}</p><p><span class="soft">label</span> '
+            f'{_text(_cut(str(label)))} · <span class="soft">prediction</span> {_text(_cut(str(prediction)))}'
+            f"{_text(confidence)}</p>{copy}</article>"
+        )
+
+
+def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> str:
+    """Return the command that shows an input in the explorer; "" if it is too long or has characters of no shell.
+
+    Args:
+        folder: The run folder.
+        model_input: A text, a pair, words, a question with its context, or a prompt with its choices.
+        pairs: Whether a list of two texts is a pair; else it is a list of words.
+
+    >>> look_command(Path("run"), ["one text", "its pair"])
+    "heedful look run 'one text' --pair 'its pair'"
+    """
+    match model_input:
+        case str(text):
+            arguments = [text]
+        case [str(text), str(pair)] if pairs:
+            arguments = [text, "--pair", pair]
+        case {"question": str(question), "context": str(text)}:
+            arguments = [text, "--question", question]
+        case {"prompt": str(prompt), "choices": list(choices)}:
+            arguments = [prompt, *(part for choice in choices for part in ("--choice", str(choice)))]
+        case list(words):
+            arguments = [" ".join(map(str, words))]
+        case _:
+            return ""
+    line = " ".join(["heedful look", quote(str(folder)), *(quote(argument) for argument in arguments)])
+    printable = all(character.isprintable() for argument in arguments for character in argument)
+    return line if printable and len(line) <= MAX_COMMAND else ""
+
+
+def _data(results: JsonObject) -> Iterator[str]:
+    data = results.get("data") or {}
+    if not data.get("splits"):
+        return
+    yield "<h2>Data</h2>"
+    rows = [([name, f"{split['examples']:,}"], False) for name, split in data["splits"].items()]
+    yield _table(["split", "examples"], rows)
+    if stated := data.get("stated"):
+        yield f"<ul>{''.join(f'<li>{_text(sentence)}</li>' for sentence in stated)}</ul>"
+    checked = data.get("check")
+    if checked is None:
+        yield "<p>The data was not checked for problems: <code>heedful check DATA</code> does it.</p>"
+        return
+    yield f"<p><strong>{_text(checked['verdict'])}</strong></p>"
+    if checked["problems"]:
+        problems = [line.removeprefix("! ") for line in checked["problems"]]
+        yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in problems)}</ul>"
+
+
+def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
+    """A table; rows come with whether they are emphasised. Columns after the first are numbers."""
+    kinds = ["", *['class="number"'] * (len(head) - 1)]
+    heads = "".join(f"<th {kind}>{_text(cell)}</th>" for kind, cell in zip(kinds, head, strict=True))
+    lines = []
+    for cells, main in rows:
+        columns = "".join(f"<td {kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, cells, strict=True))
+        emphasis = ' class="main"' if main else ""
+        lines.append(f"<tr{emphasis}>{columns}</tr>")
+    return f'<div class="scrolled"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _number(value: object) -> str:
+    return f"{as_float(value):.4g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} … ({len(text):,} characters)"
+
+
+def _text(text: object) -> str:
+    """A text as HTML: escaped, with characters that are invisible or turn the line around written out."""
+    shown = "".join(
+        character if character.isprintable() or character in "\n\t" else f"\\u{ord(character):04x}"
+        for character in str(text)
+    )
+    return html.escape(re.sub(r"\s+", " ", shown))

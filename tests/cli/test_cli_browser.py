@@ -1,0 +1,74 @@
+"""When a browser is opened, and what it gets to see."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import webbrowser
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import pytest
+
+from heedful.cli.browser import DISPLAYS, REMOTE, has_screen, opened
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A terminal on a machine with a screen."""
+    for name in (*REMOTE, *DISPLAYS, "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    return monkeypatch
+
+
+def test_a_person_before_a_screen(screen: pytest.MonkeyPatch) -> None:
+    assert has_screen()
+    screen.delenv("DISPLAY")
+    screen.setattr(sys, "platform", "linux")
+    assert not has_screen()
+    screen.setenv("WAYLAND_DISPLAY", "wayland-0")
+    assert has_screen()
+    screen.delenv("WAYLAND_DISPLAY")
+    screen.setattr(sys, "platform", "darwin")
+    assert has_screen()
+
+
+@pytest.mark.parametrize("name", [*REMOTE, "CI"])
+def test_not_over_ssh_and_not_in_ci(screen: pytest.MonkeyPatch, name: str) -> None:
+    screen.setenv(name, "1")
+    assert not has_screen()
+
+
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_not_where_a_program_reads_or_writes(screen: pytest.MonkeyPatch, stream: str) -> None:
+    screen.setattr(getattr(sys, stream), "isatty", lambda: False)
+    assert not has_screen()
+
+
+def test_the_browser_gets_a_private_file_that_leads_to_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: addresses.append(url) or True)
+    with opened("http://127.0.0.1:8/t&o/") as shown:
+        assert shown
+        (address,) = addresses
+        assert "t&o" not in address
+        page = Path(url2pathname(urlsplit(address).path))
+        assert 'content="0; url=http://127.0.0.1:8/t&amp;o/"' in page.read_text()
+        assert os.name == "nt" or stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+    assert not page.exists()
+
+
+def test_no_browser_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(url: str) -> bool:
+        raise webbrowser.Error("none")
+
+    monkeypatch.setattr(webbrowser, "open", broken)
+    with opened("http://127.0.0.1:8/") as shown:
+        assert not shown
+    with opened(None) as shown:
+        assert not shown

@@ -1,0 +1,83 @@
+"""Predictions after a change: heads that are off, tokens that are replaced, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.look.head_masking import gated_heads
+from heedful.look.inspection import Inspection
+from heedful.look.interventions import closed_gates, intervene, replace_tokens
+from heedful.look.page_api import PageAPI
+from heedful.packed import Packed
+from tests.support.model_folders import make
+
+PAIR = ("The cat sat on the mat.", "A dog ran.")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    return Inspection(heedful.load(make(tmp_path_factory.mktemp("single"), "single")), PAIR)
+
+
+def test_nothing_changed_changes_nothing(single: Inspection) -> None:
+    found = intervene([single], 0, [], {})
+    assert found.before == found.after and found.item == PAIR and found.before is not None
+
+
+def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
+    """The answer is that of the model whose gates are closed by hand, and the model is as before afterwards."""
+    off = [("encoder", layer, head) for layer in range(2) for head in range(4)]
+    found = intervene([single], 0, off, {})
+    assert found.before is not None and found.after is not None
+    gates = closed_gates(single, off)
+    assert gates is not None and float(gates["encoder"].sum()) == 0
+    loaded, packed = single.loaded, Packed.of([single.encoded.ids], [single.encoded.types])
+    with torch.no_grad(), gated_heads(loaded.model, gates):
+        logits = loaded.head_outputs(packed)[0]
+    expected = torch.softmax(logits.float().flatten(), 0)
+    torch.testing.assert_close(torch.tensor([*found.after["probabilities"].values()]), expected, atol=1e-4, rtol=1e-3)
+    assert found.after["probabilities"] != found.before["probabilities"]
+    assert intervene([single], 0, [], {}).after == found.before
+
+
+def test_tokens_are_replaced_where_they_stand(single: Inspection) -> None:
+    names = [token["text"] for token in single.sides["source"]]
+    rows = {names.index("cat"): "dog", names.index("mat"): "big \u732b"}
+    assert replace_tokens(single, rows) == ("The dog sat on the big \u732b.", "A dog ran.")
+    found = intervene([single], 0, [], {names.index("cat"): "dog"})
+    expected = intervene([Inspection(single.loaded, ("The dog sat on the mat.", "A dog ran."))], 0, [], {}).before
+    assert found.after == expected
+
+
+def test_an_embedding_is_compared_with_itself(tmp_path: Path) -> None:
+    inspection = Inspection(heedful.load("heedful-mini-en"), "The cat sat on the mat.")
+    same = intervene([inspection], 0, [], {})
+    assert same.before is None and same.cosine == pytest.approx(1.0, abs=1e-5)
+    other = intervene([inspection], 0, [("encoder", 1, 2)], {2: "dog"})
+    assert other.cosine is not None and -1 <= other.cosine < 0.999
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"off": "encoder.1"}, "expected PART.LAYER.HEAD"),
+        ({"off": "encoder.-1.2"}, "expected PART.LAYER.HEAD"),
+        ({"off": "elsewhere.1.2"}, "use one of encoder"),
+        ({"off": "encoder.9.2"}, "layers .9. do not exist"),
+        ({"off": "encoder.1.9"}, "heads .9. do not exist"),
+        ({"tokens": "[1]"}, "expected words"),
+        ({"tokens": '{"1": 3}'}, "expected words"),
+        ({"tokens": '{"1": "' + "a" * 201 + '"}'}, "expected words"),
+        ({"tokens": '{"999": "a"}'}, "tokens .999. do not exist"),
+        ({"tokens": '{"0": "a"}'}, "is in no text"),
+        ({"tokens": "[" * 100_000}, "expected words"),
+    ],
+)
+def test_what_is_not_there_is_refused(single: Inspection, params: dict[str, str], message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        PageAPI([single])("changed", params)

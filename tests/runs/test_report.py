@@ -1,0 +1,121 @@
+"""report.html: what it says, that it is one file without scripts, and that texts of the data stay texts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.runs.plots.figures import draw_run_plots
+from heedful.runs.report import MAX_COMMAND, look_command, write_report
+from tests.support import run_folders as made
+
+EVIL = [
+    "</p></article><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "'; rm -rf ~ #",
+    '$(rm -rf ~) `x` "y"',
+    "&lt;b&gt;",
+    "\u202egnirts \x1b[31m \ud800",
+]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the text, and what stands in each code element."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.codes = "", []
+        self._is_code = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._is_code = tag == "code"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_code = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._is_code:
+            self.codes.append(data)
+
+
+def run(path: Path, texts: list[str], *, problems: tuple[str, ...] = ()) -> Path:
+    numbers, lines = made.classified(["bad", "good"], 60)
+    wrong = [line for line in lines if not line["correct"]]
+    for line, text in zip(wrong, texts, strict=False):
+        line["input"] = text
+    results = made.results("classify", "accuracy", {"test": numbers})
+    verdict = f"{len(problems)} problems" if problems else "no problems found"
+    results["data"] = {
+        "splits": {"test": {"examples": 60}},
+        "stated": ["each example is a text"],
+        "check": {"verdict": verdict, "problems": list(problems)},
+    }
+    return made.write(path, results, test=lines)
+
+
+def test_scores_plots_mistakes_and_data(tmp_path: Path) -> None:
+    folder = run(tmp_path / "my run", ["when do you open?"], problems=("! leak: train and test share 2 texts",))
+    draw_run_plots(folder)
+    page = Page(write_report(folder).read_text())
+    results = json.loads((folder / "results.json").read_text())
+    accuracy = results["splits"]["test"]["numbers"]["accuracy"]
+    assert f"{100 * accuracy:.2f} %" in page.text and "my run: " in page.text
+    images = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
+    assert len(images) == len(list((folder / "plots").glob("*.svg"))) >= 3
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in images)
+    assert page.codes[0] == f"heedful look '{folder}' 'when do you open?'"
+    assert "1 problems" in page.text and "leak: train and test share 2 texts" in page.text
+    assert write_report(folder).read_text() == (folder / "report.html").read_text()
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", EVIL, problems=tuple(f"! odd text: {text}" for text in EVIL))
+    content = write_report(folder).read_text(encoding="utf-8")
+    page = Page(content)
+    assert not {"script", "iframe", "object", "link", "form", "base"} & {tag for tag, _ in page.tags}
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert all("data:" in str(attributes["src"]) for tag, attributes in page.tags if tag == "img")
+    assert "default-src 'none'" in content and "\u202e" not in content and "\x1b" not in content
+    for text in EVIL[:5]:
+        assert text in page.text, "it is shown as it is"
+        (command,) = [code for code in page.codes if shlex.split(code)[-1] == text]
+        assert shlex.split(command) == ["heedful", "look", str(folder), text]
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ("a text", ["a text"]),
+        (["one", "two"], ["one", "--pair", "two"]),
+        (["one", "two", "three"], ["one two three"]),
+        ({"question": "who?", "context": "she"}, ["she", "--question", "who?"]),
+        ({"prompt": "p", "choices": ["a", "b"]}, ["p", "--choice", "a", "--choice", "b"]),
+    ],
+)
+def test_commands_of_each_kind_of_input(given: object, arguments: list[str]) -> None:
+    assert shlex.split(look_command(Path("run"), given)) == ["heedful", "look", "run", *arguments]
+
+
+def test_no_command_for_what_no_shell_takes() -> None:
+    assert look_command(Path("run"), "a\nb") == "" == look_command(Path("run"), "a" * MAX_COMMAND)
+    assert look_command(Path("run"), 3) == ""
+
+
+def test_two_words_of_a_tagger_are_no_pair() -> None:
+    assert look_command(Path("run"), ["ada", "lives"], pairs=False) == "heedful look run 'ada lives'"
+
+
+def test_a_run_without_results_and_one_that_was_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(HeedfulError, match=r"has no results\.json"):
+        write_report(tmp_path)
+    folder = made.write(tmp_path / "run", made.results("classify", "accuracy", {}))
+    assert "Nothing was measured" in write_report(folder).read_text()
