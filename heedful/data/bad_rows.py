@@ -92,7 +92,7 @@ class RowErrors:
             DataError: If the policy is `Raise`, or the quarantine file cannot be written.
         """
         if isinstance(self.policy, Raise):
-            raise DataError(f"{bad} (mend it, or have such rows set aside and counted: --on-bad-row skip)")
+            raise DataError(f"{bad} (correct it, or skip such rows: --on-bad-row skip)")
         if self._is_new(bad.file, stage, (bad.line, number)):
             self.bad[bad.file] += 1
             bad = replace(bad, text=bad.text[:LONGEST_TEXT])

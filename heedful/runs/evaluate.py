@@ -177,7 +177,7 @@ def open_for_model(
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     unknown = unknown_labels(source.labels, known, tags=task_class_of(loaded) is Tag)
     if unknown and (isinstance(on_bad_row, Raise) or len(unknown) == len(source.labels)):
-        aside = ", or have rows with them set aside and counted: --on-bad-row skip"
+        aside = ", or skip the rows that have them: --on-bad-row skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be correct. Rename them in the data"

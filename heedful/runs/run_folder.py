@@ -90,7 +90,7 @@ def check_run_folder(folder: Path) -> None:
     if names and not is_run and not is_begun:
         listed, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
         raise RunError(
-            f"{folder} is no run: it holds {', '.join(listed[:3])}{' and more' if listed[3:] else ''}, but no "
+            f"{folder} is not a run folder: it holds {', '.join(listed[:3])}{' and more' if listed[3:] else ''}, but no "
             f"{missing}; give another folder with --output"
         )
 

@@ -560,7 +560,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
             ["classify", data, "--model", "nowhere"],
             "'nowhere' is no folder here, and revision 'main' of it is not in the local cache",
         ),
-        (["classify", data, "--output", data], "data is no run: it holds "),
+        (["classify", data, "--output", data], "data is not a run folder: it holds "),
         (["classify", data, "--output", tuned / "run", "--seeds=3"], "holds a run with other settings: "),
         (["tag", data], "train.csv: which column is the words?"),
         (["classify", data, "--dry-run", "--nproc", "2"], "--nproc would change nothing: "),

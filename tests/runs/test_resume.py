@@ -450,7 +450,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, 
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years of work")
-    with pytest.raises(HeedfulError, match=r"home is no run: it holds thesis\.tex, but no run\.lock and settings"):
+    with pytest.raises(
+        HeedfulError, match=r"home is not a run folder: it holds thesis\.tex, but no run\.lock and settings"
+    ):
         tune("classify", given, home, MANY)
     (home / "settings.toml").write_text("mine")
     with pytest.raises(HeedfulError, match=r"it holds settings\.toml, thesis\.tex, but no run\.lock; give another"):

@@ -139,7 +139,9 @@ def predict_files(
     tallies = record["each"]
     left_out = sorted({name for tally in tallies for name in tally["left_out"]})
     if left_out:
-        stated += (f"keys that the first row of their file has not are left out: {', '.join(map(shown, left_out))}",)
+        stated += (
+            f"keys that are missing from the first row of their file are left out: {', '.join(map(shown, left_out))}",
+        )
     if empty := sum(tally.get("empty", 0) for tally in tallies):
         stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
     return BatchSummary(

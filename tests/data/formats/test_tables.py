@@ -174,7 +174,7 @@ def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> 
     with pytest.raises(HeedfulError) as error:
         rows(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)))
     assert str(error.value).startswith(f"{tmp_path / 'a.csv'}:{message}")
-    assert str(error.value).endswith("(mend it, or have such rows set aside and counted: --on-bad-row skip)")
+    assert str(error.value).endswith("(correct it, or skip such rows: --on-bad-row skip)")
 
 
 def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:

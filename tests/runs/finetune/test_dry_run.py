@@ -69,7 +69,9 @@ def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
 
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
     given = data("single", tmp_path / "data")
-    with pytest.raises(HeedfulError, match=r"data is no run: it holds dev\.csv, test\.csv, train\.csv, but no"):
+    with pytest.raises(
+        HeedfulError, match=r"data is not a run folder: it holds dev\.csv, test\.csv, train\.csv, but no"
+    ):
         dry_run("classify", given, given, assignments=assignments())
     with pytest.raises(HeedfulError, match=r"train\.bogus is not a setting"):
         estimated(given, {"train.bogus": 1})

@@ -838,7 +838,7 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     (tmp_path / "run").mkdir()
     for name in made:
         (tmp_path / "run" / name).touch()
-    with pytest.raises(HeedfulError, match=r"run is no run: it holds corpus, .* but no settings\.toml"):
+    with pytest.raises(HeedfulError, match=r"run is not a run folder: it holds corpus, .* but no settings\.toml"):
         check_run_folder(tmp_path / "run")
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.raises(HeedfulError, match=r"settings\.toml"):
