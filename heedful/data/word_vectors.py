@@ -83,7 +83,7 @@ def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
     if count is not None and number - 1 != count:
         raise DataError(
             f"{path}: its first line says {count:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
-            "mend that line if it is meant so"
+            "correct that line if it is meant so"
         )
 
 

@@ -417,7 +417,7 @@ class BundleEngine:
         for item in items:
             try:
                 self._encode([item])
-            except HeedfulError as error:  # whose cause says whether a person can mend it
+            except HeedfulError as error:  # whose cause says whether a person can correct it
                 raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
 
     def _batches(self, pieces: Sequence[Chunk]) -> Iterator[list[int]]:

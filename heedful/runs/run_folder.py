@@ -89,9 +89,9 @@ def check_run_folder(folder: Path) -> None:
     is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
     if names and not is_run and not is_begun:
         listed, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
+        held = f"{', '.join(listed[:3])}{' and more' if listed[3:] else ''}"
         raise RunError(
-            f"{folder} is not a run folder: it holds {', '.join(listed[:3])}{' and more' if listed[3:] else ''}, but no "
-            f"{missing}; give another folder with --output"
+            f"{folder} is not a run folder: it holds {held}, but no {missing}; give another folder with --output"
         )
 
 
