@@ -207,7 +207,9 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     found = evaluate(single / "run", folder, on_bad_row=aside)
     assert found.numbers["count"] == 2 and found.bad_rows == {str(folder / "test.csv"): 1}
     assert 'the label \\"ugly\\" is not one that the model knows: \\"bad\\", \\"good\\"' in aside.file.read_text()
-    with pytest.raises(HeedfulError, match=r"could never be correct\. Rename them in the data, or skip the rows .* skip$"):
+    with pytest.raises(
+        HeedfulError, match=r"could never be correct\. Rename them in the data, or skip the rows .* skip$"
+    ):
         evaluate(single / "run", folder)
     (tmp_path / "none.csv").write_text("text,label\nthe cat,ugly\n")
     for bad_rows in (Skip(), Raise()):
