@@ -53,7 +53,8 @@ def main() -> dict[str, torch.Tensor]:
     for matrix in scores.values():  # the score depends on j - i alone: every diagonal is constant
         assert torch.allclose(matrix[1:, 1:], matrix[:-1, :-1], atol=1e-5)
     batch, scale = Packed.of([[0] * LENGTH]), WIDTH**-0.5
-    bias = library.bias(q[:, None], library.prepare(batch, q, keep=False), scale)
+    prepared = library.prepare(batch, q, keep=False)
+    bias = library.bias(q[:, None], k[:, None], prepared, scale, lambda rows: (rows, rows, rows))
     mixed = attend(q[:, None], k[:, None], v[:, None], Layout.of([0, LENGTH]), scale=scale, bias=bias)
     assert torch.allclose(mixed[:, 0], scores["Shaw"].softmax(-1) @ v, atol=1e-5)
     rotary = RotaryPosition(10_000.0)

@@ -159,7 +159,7 @@ class _FolderContents:
         slots = {family.table_name(key, bare): slot for key, slot in slots.items()}
         if head is None:
             config = _with_folder_head(config, slots, folder)
-            if isinstance(config.head, SentenceEmbedding):
+            if isinstance(config.head, SentenceEmbedding) and config.head.dense:
                 slots |= sentence_transformers.dense_tensors(folder)
         contents = cls(config=config, values=values, slots=slots, other_slots={}, folder=folder)
         contents._split_off_other_heads()

@@ -165,7 +165,7 @@ def test_heads_are_named_on_texts_without_a_loss(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("the cat sat on the mat.\n\na dog ran to paris, the capital of france.\n")
     report = head_report(loaded, plain)
-    assert report["measure"] == "" and "since there is no loss: " in report["summary"]
+    assert report["measure"] == "" and "since it needs the loss of labelled data: " in report["summary"]
     best = {head["name"]: head["patterns"][head["name"]]["lift"] for head in report["strongest"]}
     assert best["next"] == max(head["patterns"]["next"]["lift"] for head in report["heads"])
 

@@ -62,7 +62,7 @@ def test_a_folder_that_is_not_a_run_is_refused_and_untouched(tmp_path: Path, nam
     folder.mkdir()
     for name in names:
         (folder / name).write_text("mine")
-    with pytest.raises(HeedfulError, match="is no run"), overwriting(folder, SINGLE_PROCESS, print):
+    with pytest.raises(HeedfulError, match="is not a run folder"), overwriting(folder, SINGLE_PROCESS, print):
         pytest.fail("nothing runs")
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
 

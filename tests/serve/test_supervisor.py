@@ -71,7 +71,7 @@ def test_a_body_does_not_wait_until_its_head_was_acknowledged() -> None:
 
 def shares(answer: Any) -> dict[str, float]:
     """How sure it is of the label of each word."""
-    return {f"{word['word']} {word['label']}": word["probability"] for word in answer["words"]}
+    return {f"{word['text']} {word['label']}": word["probability"] for word in answer["words"]}
 
 
 def ask_status(port: int) -> int:

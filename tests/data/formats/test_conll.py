@@ -110,7 +110,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
         "15:1: holds a NUL character: the file is",
         "21: has one column, expected a word and ",
     ]
-    with pytest.raises(HeedfulError, match=r"a\.conll:5: has one column, expected a word and its tag \(mend it"):
+    with pytest.raises(HeedfulError, match=r"a\.conll:5: has one column, expected a word and its tag \(correct it"):
         list(read(path).examples("train"))
 
 
