@@ -1,4 +1,4 @@
-"""Write the folder of an encoder that ships: float16, the masked head, the pooler, and sentence-transformers' files.
+"""Write the folder of an encoder that ships: float16, the masked head, and the files of sentence-transformers.
 
 python benchmarks/encoder_package.py RUN OUT
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 import heedful
-from heedful.model.heads import SentenceEmbeddingHead
 
 
 def main() -> None:
@@ -21,10 +20,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
     model = heedful.load(arguments.run, head="masked_lm", dtype=torch.float16)
-    head = heedful.load(arguments.run, dtype=torch.float16).head
-    dense = head.first.dense if isinstance(head, SentenceEmbeddingHead) and head.config.keeps_pooler else None
-    pooler = dense if isinstance(dense, torch.nn.Linear) else None
-    heedful.save(model, arguments.out, pooling="mean", pooler=pooler)
+    heedful.save(model, arguments.out, pooling="mean")
     size = sum(file.stat().st_size for file in arguments.out.rglob("*") if file.is_file())
     parameters = sum(tensor.numel() for tensor in model.parameters())
     print(f"{parameters:,} parameters, {size / 1e6:.1f} MB")

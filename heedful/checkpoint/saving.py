@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.checkpoint import sentence_transformers
 from heedful.checkpoint.atomic_folder import atomic_folder
@@ -18,18 +18,11 @@ from heedful.checkpoint.safetensors_files import WEIGHTS
 from heedful.errors import ModelError
 from heedful.families import FAMILIES
 from heedful.families.names import to_hf_names
-from heedful.model.config import Pooled, Pooling, SentenceEmbedding
+from heedful.model.config import Pooling, SentenceEmbedding
 from heedful.nn.inference_linear import Int8Linear
 
 
-def save(
-    bundle: ModelBundle,
-    folder: str | Path,
-    *,
-    overwrite: bool = False,
-    pooling: Pooling | None = None,
-    pooler: nn.Linear | None = None,
-) -> None:
+def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, pooling: Pooling | None = None) -> None:
     """Write a model folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
     It appears complete or not at all. A model_type of "heedful" is read only by Heedful.
@@ -37,8 +30,6 @@ def save(
     Args:
         pooling: Write the files of sentence-transformers with this pooling beside a head of another kind: the folder is
             then loaded as an encoder of sentences, and `load(..., head=...)` takes the other head.
-        pooler: Write this pooler, width to width, beside a head that has none, if the family publishes one: fine-tuning
-            a classifier starts from it.
 
     Raises:
         ModelError: If the model computes in int8, so that its weights are rounded; if the folder is not empty and
@@ -50,10 +41,6 @@ def save(
     table = family.table(config.model, config.head)
     tensors = to_hf_names(table, {name: tensor.detach() for name, tensor in bundle.named_tensors().items()})
     tensors = family.folder_names(config.model, config.head, tensors)
-    if pooler is not None and (pooled := family.heads[family.bare]).head is Pooled:
-        named = {f"head.first.dense.{name}": tensor.detach() for name, tensor in pooler.named_parameters()}
-        like = next(iter(tensors.values()))
-        tensors |= {name: tensor.to(like) for name, tensor in to_hf_names(pooled.table(Pooled()), named).items()}
     dtype = next(iter(tensors.values())).dtype
     sentence_head = config.head if pooling is None else SentenceEmbedding(pooling=(pooling,))
     dense: dict[str, Tensor] = {}

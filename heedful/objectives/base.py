@@ -118,7 +118,6 @@ class Objective(ABC):
     term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss, a mean over its own targets
     num_static_masks: int | None = None  # random masks of a sample, used in turn; None: new ones in each epoch
     extra_module: nn.Module | None = None  # trained with the model; it may share tensors with it
-    pooler: nn.Linear | None = None  # of the extra module: saved with the model, if its family publishes a pooler
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:

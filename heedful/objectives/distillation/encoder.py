@@ -7,7 +7,7 @@
   Rueckstiess 2025). A narrower student learns the vector's principal components, so that the plain mean of its rows is
   the sentence vector, without a map.
 * `pair_similarity`: (s - cos(a, b))^2, with s a score of a small head over the first row of a packed pair, and a, b the
-  teacher's vectors of its two texts. Its first layer, tanh(W h + b), is saved as the pooler of families that have one.
+  teacher's vectors of its two texts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EncoderDistillation(MaskedLM):
     """
 
     teacher: EncoderTeacher
-    modules: nn.ModuleDict  # trained with the model; all but the pooler are dropped then: see `new_modules`
+    modules: nn.ModuleDict  # trained with the model and then dropped: see `new_modules`
     weight_by_term: Mapping[str, float] = field(default_factory=lambda: {"mlm": 1.0, "hidden_states": 10.0})
     masked_sequence_prob: float = 1.0
     vectors: VectorCache | None = None  # of all windows; None: the teacher runs in each step
@@ -87,17 +87,6 @@ class EncoderDistillation(MaskedLM):
     def extra_module(self) -> nn.Module:  # type: ignore[override]
         """The map of hidden states and the head for pairs."""
         return self.modules
-
-    @property
-    def pooler(self) -> nn.Linear | None:  # type: ignore[override]
-        """The first layer of the head for pairs: like a pooler, it reads the first row of a packed pair."""
-        if "pair_similarity" not in self.names:
-            return None
-        pairs = self.modules["pairs"]
-        assert isinstance(pairs, nn.Sequential)
-        first = pairs[0]
-        assert isinstance(first, nn.Linear)
-        return first
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Return a masked batch with the words and texts that the teacher's targets belong to."""

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
-
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.data.bad_rows import OnBadRow
 from heedful.data.corpus.build import contains_corpus
@@ -225,7 +223,6 @@ class PretrainTraining:
             Stage(phase.start_fraction, rows, phase.batch_size, objective)
             for phase, rows, objective in zip(settings.phases, lesson.samples[1:], lesson.objectives[1:], strict=True)
         ]
-        pooler = lesson.objectives[0].pooler
         trainer = Trainer(
             model, lesson.objectives[0], lesson.samples[0], settings.train, run.ranks, later_stages=later_phases
         )
@@ -237,7 +234,7 @@ class PretrainTraining:
             replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps),
             evaluate=measure,
             merge_evaluations=partial(combine_shares, lesson.evaluated),
-            save_last=partial(self._save_last, components, model, pooler),
+            save_last=partial(self._save_last, components, model),
             reporter=run.reporter,
         )
         if fitted.stop_reason == "interrupted":
@@ -249,7 +246,7 @@ class PretrainTraining:
             shares = run.ranks.all_gather_object(measure())
             if run.ranks.is_main:
                 scores = combine_shares(lesson.evaluated, shares)
-                self._write_results(model_to_save(model, components), pooler, components, trainer, scores, entry)
+                self._write_results(components, model_to_save(model, components), trainer, scores, entry)
         run.ranks.barrier()
         return True
 
@@ -281,7 +278,7 @@ class PretrainTraining:
         if ranks.is_main:
             write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
 
-    def _save_last(self, components: Components, model: ModelBundle, pooler: nn.Linear | None) -> None:
+    def _save_last(self, components: Components, model: ModelBundle) -> None:
         """Save the last weights beside the best ones, which become the model."""
         if self.run.ranks.is_main:
             save(
@@ -289,21 +286,14 @@ class PretrainTraining:
                 self.run.folder / CHECKPOINTS / LAST,
                 overwrite=True,
                 pooling=self.settings.objective.pooling,
-                pooler=pooler,
             )
 
     def _write_results(
-        self,
-        model: ModelBundle,
-        pooler: nn.Linear | None,
-        components: Components,
-        trainer: Trainer,
-        scores: EvalResult,
-        entry: CheckpointEntry,
+        self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: CheckpointEntry
     ) -> None:
         folder, corpus = self.run.folder, components.corpus.about
         pooling = self.settings.objective.pooling
-        save(model, folder / RUN_MODEL, overwrite=True, pooling=pooling, pooler=pooler)
+        save(model, folder / RUN_MODEL, overwrite=True, pooling=pooling)
         if isinstance(generator := trainer.objective.extra_module, ModelBundle):
             save(generator, folder / GENERATOR, overwrite=True)
         learned = {

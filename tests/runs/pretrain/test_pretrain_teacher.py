@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 import heedful
-from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.runs.pretrain.probes import ProbeSet
 from heedful.runs.pretrain.run import pretrain_with
@@ -149,30 +147,6 @@ def test_a_model_that_learned_sentence_vectors_is_an_encoder_of_sentences(tmp_pa
     assert again.config.head == masked.config.head
     for name, tensor in masked.named_tensors().items():
         assert torch.allclose(again.named_tensors()[name], tensor, atol=1e-6), name
-
-
-class KeepsPooler(Reporter):
-    """Keeps the first layer of the head for pairs, as it is after each step."""
-
-    def __init__(self) -> None:
-        self.weight = torch.zeros(0)
-
-    def step(self, step: Step, trainer: Trainer) -> None:
-        pooler = trainer.objective.pooler
-        assert pooler is not None
-        self.weight = pooler.weight.detach().clone()
-
-
-def test_a_classifier_starts_from_the_head_for_pairs(tmp_path: Path, place: Path) -> None:
-    """Its first layer is saved as the pooler, here and for transformers, beside sentence vectors and masked tokens."""
-    reporter = KeepsPooler()
-    terms = "mlm+sentence_embedding+pair_similarity"
-    done = go(place, tmp_path / "run", terms, {"train.max_steps": 2}, reporter=reporter)
-    classifier = with_head(heedful.load(done.output_dir), "sequence_classification", labels=("a", "b"))
-    assert torch.equal(classifier.named_tensors()["head.first.dense.weight"], reporter.weight)
-    peer = transformers.BertForSequenceClassification.from_pretrained(done.output_dir / "model")
-    assert torch.equal(peer.bert.pooler.dense.weight.detach(), reporter.weight)
-    assert heedful.load(done.output_dir, head="masked_lm").config.head is not None
 
 
 def test_no_sentence_vectors_without_their_term(tmp_path: Path, place: Path) -> None:
