@@ -13,7 +13,7 @@ from heedful.bundled import BUNDLED_ENCODER, bundled_model
 
 SENTENCES = {  # what is among the ten most likely words
     "Please close the [MASK] behind you.": "door",
-    "They live in a small [MASK] near the sea.": "beach",
+    "They live in a small [MASK] near the sea.": "village",
     "The cat is sleeping on the [MASK].": "bed",
     "My brother is older than my [MASK].": "sister",
 }
