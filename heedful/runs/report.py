@@ -137,7 +137,7 @@ def _is_number(value: object) -> bool:
 def _baseline(results: JsonObject) -> Iterator[str]:
     lines = baseline_lines(results)
     if lines:
-        yield "<h2>Beside a baseline</h2>"
+        yield "<h2>Baseline</h2>"
         yield from (f"<p>{_text(line)}</p>" for line in lines)
         if warning := baseline_warning(results):
             yield f"<p><strong>{_text(warning)}.</strong></p>"
