@@ -48,7 +48,7 @@ def opened(url: str | None) -> Iterator[bool]:
         page = Path(folder, "look.html")
         page.write_text(REDIRECT.format(url=escape(url)), encoding="utf-8")
         try:
-            shown = webbrowser.open(page.as_uri())
+            opened = webbrowser.open(page.as_uri())
         except (webbrowser.Error, OSError):
-            shown = False
-        yield shown
+            opened = False
+        yield opened

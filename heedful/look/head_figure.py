@@ -125,12 +125,12 @@ def _name_tokens(axes: Axes, names: Sequence[str], x: float, side: str, step: fl
     short = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in names]
     different = list(dict.fromkeys(short))
     labels = drawable_labels(different)
-    shown = dict(zip(different, labels.names, strict=True))
+    label_of = dict(zip(different, labels.names, strict=True))
     every = max(1, round(0.11 / step))  # a name needs 0.11 inches
     style: dict[str, Any] = {"ha": side, "va": "center", "color": INK, "parse_math": False}
     for place in range(0, len(names), every):
         size = min(9.0, 72 * step * every * 0.8)
-        axes.text(x, place, shown[short[place]], fontsize=size, fontfamily=list(labels.fonts), **style)
+        axes.text(x, place, label_of[short[place]], fontsize=size, fontfamily=list(labels.fonts), **style)
 
 
 def _scale(figure: Figure, heads: Sequence[int], names: Sequence[str], bottom: float) -> None:

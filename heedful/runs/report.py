@@ -147,7 +147,7 @@ def _verdict(folder: Path) -> Iterator[str]:
     if (folder / VERDICT).is_file():
         verdict = read_run_json(folder / VERDICT)
         head, rows = verdict_table(verdict)
-        yield "<h2>Beside its teacher</h2>"
+        yield "<h2>Comparison with the teacher</h2>"
         yield _table(head, [(row, row[0] == "student") for row in rows])
         yield f"<p>{_text(verdict['sentence'])}</p>"
 
@@ -261,8 +261,8 @@ def _cut(text: str) -> str:
 
 def _text(text: object) -> str:
     """A text as HTML: escaped, with characters that are invisible or turn the line around written out."""
-    shown = "".join(
+    printable = "".join(
         character if character.isprintable() or character in "\n\t" else f"\\u{ord(character):04x}"
         for character in str(text)
     )
-    return html.escape(re.sub(r"\s+", " ", shown))
+    return html.escape(re.sub(r"\s+", " ", printable))

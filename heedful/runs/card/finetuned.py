@@ -110,7 +110,7 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
             scores[metric] = round(value, 6)
     if not scores:
         return []
-    shown = split if split in ("dev", "test") else "other"
+    split_name = split if split in ("dev", "test") else "other"
     return [
         "model-index:",
         f"- name: {json.dumps(name)}",
@@ -120,7 +120,7 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
         "    dataset:",
         "      name: local data",
         "      type: local",
-        f"      split: {shown}",
+        f"      split: {split_name}",
         "    metrics:",
         *(line for metric, value in scores.items() for line in (f"    - type: {metric}", f"      value: {value}")),
     ]
