@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heedful.families import head_maps
+from heedful.families import head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
 from heedful.families.names import CONCAT, REVERSE, NameTable, name_rows
@@ -203,6 +203,7 @@ FAMILY = Family(
     write=write,
     body=lambda model: body(model, "bert."),
     ignored_keys=IGNORED_KEYS,
+    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # of multilingual models whose body is BERT's
     heads={
         "BertModel": head_maps.pooled(_POOLER),
         "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),

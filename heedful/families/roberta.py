@@ -5,7 +5,7 @@ Positions start at pad_token_id + 1, so a table of 514 rows serves 512 tokens.
 
 from __future__ import annotations
 
-from heedful.families import bert, head_maps
+from heedful.families import bert, head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
 from heedful.families.names import NameTable
@@ -37,7 +37,7 @@ _POOLER, _OUT = ("roberta.pooler.dense", "head.first.dense"), ("classifier", "he
 _CLASSES = (("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"))
 
 
-def family(name: str, sizes: dict[str, dict[str, object]]) -> Family:
+def family(name: str, sizes: dict[str, dict[str, object]], tokenizer: dict[str, object] | None = None) -> Family:
     """Return the family whose architectures begin with that name."""
     return Family(
         prefix="roberta.",
@@ -47,6 +47,7 @@ def family(name: str, sizes: dict[str, dict[str, object]]) -> Family:
         ignored_keys=bert.IGNORED_KEYS,
         special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
         sizes=sizes,
+        tokenizer_defaults=tokenizer,
         heads={
             f"{name}Model": head_maps.pooled(_POOLER),
             f"{name}ForMaskedLM": head_maps.masked(_masked, None),
@@ -69,5 +70,6 @@ ROBERTA = family(
 XLM_ROBERTA = family(
     "XLMRoberta",
     {"xlm-roberta-base": size(250_002, 12, 768), "xlm-roberta-large": size(250_002, 24, 1024)},
+    tokenizer_defaults.XLM_ROBERTA,
 )
-CAMEMBERT = family("Camembert", {"camembert-base": size(32_005, 12, 768)})
+CAMEMBERT = family("Camembert", {"camembert-base": size(32_005, 12, 768)}, tokenizer_defaults.CAMEMBERT)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from heedful.families import bert, head_maps
+from heedful.families import bert, head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
 from heedful.families.names import CONCAT, SWAP_HALVES, Named, NameTable, name_rows
@@ -281,6 +281,7 @@ def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
             f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
         },
         sizes=sizes,
+        tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,
     )
 
 
@@ -321,6 +322,7 @@ JINA_EMBEDDINGS_V3 = Family(
         (f"{_LAYER}norm2", f"{_BLOCK}mlp_norm"),
     ),
     ignored_keys=_OTHER,
+    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={
         "JinaEmbeddingsV3Model": head_maps.pooled(("roberta.pooler.dense", "head.first.dense")),

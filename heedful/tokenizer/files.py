@@ -43,7 +43,7 @@ class TokenizerFiles:
 def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = None) -> TokenizerFiles:
     """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
 
-    `defaults` completes vocab.txt and the latter, which say little (see `build_wordpiece` and `build_unigram`).
+    `defaults` completes vocab.txt and the latter, which say little (see `build_wordpiece` and `build_sentencepiece`).
     """
     if not folder.is_dir():
         raise TokenizerError(f"{folder} is not a folder: give the folder that holds tokenizer.json or a vocabulary")
@@ -59,9 +59,11 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
+        if defaults is not None and defaults.get("file", model.name) != model.name:
+            defaults = None  # they are for a file with another name
         if defaults is None:
             notes.append(f"{model.name} does not name the special tokens around a text (none are added)")
-        backend = sentencepiece_model.build_unigram(
+        backend = sentencepiece_model.build_sentencepiece(
             sentencepiece_model.read_model(folder, model.name), defaults or {}, config, model
         )
     else:

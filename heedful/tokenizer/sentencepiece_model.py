@@ -1,4 +1,4 @@
-"""SentencePiece's `.model` files (Kudo and Richardson 2018), read without its library: what they say, and as Unigram.
+"""SentencePiece's `.model` files (Kudo and Richardson 2018), read without its library, as Unigram or as BPE.
 
 The format is a protocol buffer; its fields are those of sentencepiece_model.proto.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -27,10 +27,10 @@ from heedful.tokenizer.limits import (
 )
 from heedful.untrusted_files import read_bytes
 
-NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model")
+NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model", "sentencepiece.bpe.model")
 SPACE = "▁"  # replaces spaces
-NORMAL, UNKNOWN, CONTROL, USER, BYTE, UNUSED = range(1, 7)
-UNIGRAM = 1
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
+UNIGRAM, BPE = 1, 2
 MOST_EXTRA = 10_000
 MOST_FIELDS = 50_000  # of a message beside the pieces
 NEVER = 1000.0  # by so much worse than all others scores what segmentation may not use
@@ -46,10 +46,11 @@ class SentencePieceModel:
     prefix: bool  # a space is put before each text
     single_spaces: bool  # spaces at the ends and doubled ones are left out
     bytes: bool  # unknown characters become the pieces of their bytes
+    bpe: bool  # the best two neighbours are merged first, rather than the best segmentation taken
 
 
 def read_model(folder: Path, name: str) -> SentencePieceModel:
-    """Read a model file, refusing what is damaged, is no Unigram model, or means something else than usual."""
+    """Read a model file, refusing what is damaged, is neither Unigram nor BPE, or means something else than usual."""
     path, data = folder / name, read_bytes(folder, name)
     try:
         return _read(data)
@@ -78,8 +79,10 @@ def _read(data: bytes) -> SentencePieceModel:
             normalizer = _message(value)
     if not pieces:
         raise ValueError("it holds no pieces")
-    if trainer.get(3, UNIGRAM) != UNIGRAM:
-        raise TokenizerError("it is no Unigram model: convert it to tokenizer.json with the library that made it")
+    if trainer.get(3, UNIGRAM) not in (UNIGRAM, BPE):
+        raise TokenizerError(
+            "it is neither Unigram nor BPE: convert it to tokenizer.json with the library that made it"
+        )
     if trainer.get(24, 0) or not normalizer.get(5, 1):
         raise TokenizerError("it writes spaces in an unusual way: convert it to tokenizer.json first")
     unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
@@ -98,6 +101,7 @@ def _read(data: bytes) -> SentencePieceModel:
         prefix=bool(normalizer.get(3, 1)),
         single_spaces=bool(normalizer.get(4, 1)),
         bytes=bool(trainer.get(35, 0)),
+        bpe=trainer.get(3, UNIGRAM) == BPE,
     )
 
 
@@ -146,16 +150,17 @@ def _bytes(value: int | bytes) -> bytes:
     return value
 
 
-def build_unigram(
+def build_sentencepiece(
     model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
-    """Return the library's Unigram tokenizer for a model.
+    """Return the library's Unigram or BPE tokenizer for a model.
 
     Args:
         model: The model.
         defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"),
-            "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
+            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), those in place
+            of the first pieces ("leading", "replaced"), "do_lower_case", "keep_accents", and whether double quotes are
+            normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
         path: Of the model, for messages.
     """
@@ -163,23 +168,18 @@ def build_unigram(
     assert isinstance(special, dict)
     for key, token in special.items():
         config.setdefault(key, token)
-    worst = min((score for _, score, kind in model.pieces if kind == NORMAL), default=0.0)
-    scored = [(text, score if kind in (NORMAL, USER, BYTE) else worst - NEVER) for text, score, kind in model.pieces]
+    model = _with_leading(model, defaults, path)
     with translate_errors(f"{path} cannot be used", "fetch it again"):
-        backend = tokenizers.Tokenizer(models.Unigram(scored, model.unknown, model.bytes))
+        backend = tokenizers.Tokenizer(_bpe(model, path) if model.bpe else _unigram(model))
         backend.normalizer = normalizers.Sequence(_steps(model, defaults, config))
         inner = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
         backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=not inner)
-        backend.decoder = decoders.Metaspace(
-            replacement=SPACE, prepend_scheme="always" if model.prefix else "never", split=True
-        )
+        decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*decoding, decoders.Strip(" ", int(model.prefix), 0)])
         backend.add_special_tokens(
             [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == CONTROL]
         )
         backend.add_special_tokens([model.pieces[model.unknown][0]])
-        backend.add_tokens(
-            [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == USER]
-        )
         extra = config.get("extra_ids", defaults.get("extra_ids", 0))
         if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
             raise TokenizerError(
@@ -191,6 +191,53 @@ def build_unigram(
         backend.add_special_tokens(appended)
         add_family_template(backend, defaults, path)
     return backend
+
+
+def _with_leading(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
+    """Return the model with the family's own first pieces in place of those of the file."""
+    leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
+    assert isinstance(leading, list) and isinstance(replaced, list)
+    if not leading:
+        return model
+    if (first := [text for text, _, _ in model.pieces[: len(replaced)]]) != replaced:
+        raise TokenizerError(f"{path} begins with {quoted(first)}; the family of its model expects {quoted(replaced)}")
+    unknown = leading.index(replaced[0])
+    pieces = [(text, 0.0, UNKNOWN if number == unknown else CONTROL) for number, text in enumerate(leading)]
+    return replace(model, pieces=(*pieces, *model.pieces[len(replaced) :]), unknown=unknown)
+
+
+def _unigram(model: SentencePieceModel) -> models.Unigram:
+    """Return Unigram in which symbols that the model's maker defined win, and control symbols are never segments."""
+    normal = [score for _, score, kind in model.pieces if kind == NORMAL] or [0.0]
+    best, never = max(normal), min(normal) - NEVER
+
+    def scored(text: str, score: float, kind: int) -> tuple[str, float]:
+        if kind == USER:
+            return text, len(text.encode()) * best - 0.1
+        return text, score if kind in (NORMAL, BYTE) else never
+
+    return models.Unigram([scored(*piece) for piece in model.pieces], model.unknown, model.bytes)
+
+
+def _bpe(model: SentencePieceModel, path: Path) -> models.BPE:
+    """Return BPE whose merges are all ways to make a piece of two others, best piece first, then longest left part."""
+    if unsupported := next((text for text, _, kind in model.pieces if kind in (USER, UNUSED)), None):
+        problem = f"{path} is BPE with pieces that are unused or defined by its maker, such as {quoted(unsupported)}"
+        raise TokenizerError(f"{problem}; they are not supported: convert it to tokenizer.json")
+    scores = {text: score for text, score, kind in model.pieces if kind == NORMAL}
+    merges = [
+        (-score, -cut, text[:cut], text[cut:])
+        for text, score in scores.items()
+        for cut in range(1, len(text))
+        if text[:cut] in scores and text[cut:] in scores
+    ]
+    return models.BPE(
+        vocab={text: number for number, (text, _, _) in enumerate(model.pieces)},
+        merges=[(left, right) for _, _, left, right in sorted(merges)],
+        unk_token=model.pieces[model.unknown][0],
+        fuse_unk=True,
+        byte_fallback=model.bytes,
+    )
 
 
 def _steps(

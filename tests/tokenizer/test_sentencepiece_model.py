@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import transformers
 
 import heedful
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -147,7 +148,11 @@ def test_damaged_files(tmp_path: Path, data: bytes, told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"model_type": "bpe"}, "it is no Unigram model: convert it to tokenizer.json with the library that made it"),
+        (
+            {"model_type": "char"},
+            "it is neither Unigram nor BPE: convert it to tokenizer.json with the library that made",
+        ),
+        ({"model_type": "bpe", "user_defined_symbols": "book"}, "defined by its maker, such as 'book'; they are not"),
         ({"treat_whitespace_as_suffix": True}, "it writes spaces in an unusual way"),
     ],
 )
@@ -155,3 +160,114 @@ def test_other_models_are_refused(tmp_path: Path, options: dict[str, Any], told:
     _, folder = written(tmp_path, **options)
     with pytest.raises(HeedfulError, match=told):
         Tokenizer.load(folder)
+
+
+BPE_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"byte_fallback": True, "vocab_size": 500},
+    {"normalization_rule_name": "identity"},
+    {"split_by_whitespace": False},
+    {"add_dummy_prefix": False, "remove_extra_whitespaces": False},
+]
+
+
+@pytest.mark.parametrize("pool", [COMMON, LATIN, WIDE, ANY], ids=["common", "latin", "wide", "any"])
+@pytest.mark.parametrize("options", BPE_OPTIONS, ids=lambda options: "-".join(options) or "plain")
+def test_ids_of_bpe_are_the_librarys_on_random_text(tmp_path: Path, options: dict[str, Any], pool: str) -> None:
+    theirs, folder = written(tmp_path, model_type="bpe", **options)
+    ours, draw = alone(folder), random.Random(pool)
+    for _ in range(500):
+        text = "".join(draw.choice(pool) for _ in range(draw.randrange(30)))
+        assert list(ours.encode(text).ids) == theirs.encode(text), text
+        if "byte_fallback" in options and "▁" not in text:  # SentencePiece's own mark reads as a space
+            assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text)), text
+    for text in (*TEXTS[:50], "", " ", "   a   b ", "▁", "\n"):
+        assert list(ours.encode(text).ids) == theirs.encode(text), text
+        if text in TEXTS:
+            assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text))
+
+
+@pytest.mark.parametrize("options", [{}, {"byte_fallback": True, "vocab_size": 500}])
+def test_symbols_that_the_maker_of_the_file_defined(tmp_path: Path, options: dict[str, Any]) -> None:
+    """As XLNet's punctuation: they win over other segmentations, and no space is put after them."""
+    theirs, folder = written(tmp_path, user_defined_symbols="the,a,.,–,£", **options)
+    ours, draw = alone(folder), random.Random(2)
+    for _ in range(500):
+        text = "".join(draw.choice("the b a.–£ c3") for _ in range(draw.randrange(30)))
+        assert list(ours.encode(text).ids) == theirs.encode(text), text
+
+
+def with_unused(data: bytes, piece: str) -> bytes:
+    """The file with one normal piece marked as unused."""
+    text = piece.encode()
+    start = data.index(b"\x0a" + bytes([len(text)]) + text + b"\x15") - 1  # of the entry's length
+    length = data[start]
+    entry = data[start + 1 : start + 1 + length]
+    return data[:start] + bytes([length + 2]) + entry + b"\x18\x05" + data[start + 1 + length :]
+
+
+def test_unused_pieces_are_not_used(tmp_path: Path) -> None:
+    data = with_unused(train_sentencepiece(), "ook")
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=data)
+    (tmp_path / "spiece.model").write_bytes(data)
+    ours = alone(tmp_path)
+    assert ours.id("ook") not in ours.encode("the book").ids
+    for text in TEXTS[:100]:
+        assert list(ours.encode(text).ids) == theirs.encode(text), text
+    (tmp_path / "spiece.model").write_bytes(with_unused(train_sentencepiece(model_type="bpe"), "ook"))
+    with pytest.raises(HeedfulError, match="is BPE with pieces that are unused or defined by its maker, such as 'ook'"):
+        Tokenizer.load(tmp_path)
+
+
+LAYOUTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # family -> class of transformers, file, options of training
+    "xlm-roberta": ("XLMRobertaTokenizer", "sentencepiece.bpe.model", {}),
+    "camembert": ("CamembertTokenizer", "sentencepiece.bpe.model", {}),
+    "bert": ("XLMRobertaTokenizer", "sentencepiece.bpe.model", {}),  # multilingual MiniLM and E5
+    "new": ("XLMRobertaTokenizer", "sentencepiece.bpe.model", {}),
+    "jina_embeddings_v3": ("XLMRobertaTokenizer", "sentencepiece.bpe.model", {}),
+    "albert": ("AlbertTokenizer", "spiece.model", SPECIAL["albert"]),
+    "xlnet": ("XLNetTokenizer", "spiece.model", SPECIAL["xlnet"]),
+    "t5": ("T5Tokenizer", "spiece.model", SPECIAL["t5"]),
+    "deberta-v2": (
+        "DebertaV2Tokenizer",
+        "spm.model",
+        {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+        | {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", LAYOUTS)
+def test_ids_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """Of texts, pairs and masks, from the same file alone."""
+    name, file, options = LAYOUTS[family]
+    (tmp_path / file).write_bytes(train_sentencepiece(**options))
+    ours = Tokenizer.load(tmp_path, FAMILIES[family].tokenizer_defaults)
+    theirs = getattr(transformers, name).from_pretrained(tmp_path)
+    texts = [*TEXTS[:100], "", "  two  spaces ", "naïve CAFÉ — “quoted”", "unseen: 漢字 ☃", "line\nbreak\ttab"]
+    if family != "deberta-v2":  # transformers reads this file without its character map
+        texts += ["２０２３ ﬁne"]
+    if theirs.mask_token:
+        texts += [f"Ada reads the {theirs.mask_token}.", f"{theirs.mask_token} reads"]
+        assert ours.special.mask == theirs.mask_token_id
+    for text in texts:
+        assert list(ours.encode(text).ids) == theirs(text)["input_ids"], text
+    for pair in zip(texts, filter(None, reversed(texts)), strict=False):
+        assert list(ours.encode(pair).ids) == theirs(*pair)["input_ids"], pair
+    assert ours.size == len(theirs)
+    assert ours.special.pad == theirs.pad_token_id
+
+
+def test_first_pieces_that_the_family_does_not_expect(tmp_path: Path) -> None:
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(**SPECIAL["t5"]))
+    with pytest.raises(
+        HeedfulError, match=r"begins with \['<pad>', '</s>', '<unk>'\]; the family of its model expects"
+    ):
+        Tokenizer.load(tmp_path, FAMILIES["xlm-roberta"].tokenizer_defaults)
+
+
+def test_defaults_of_another_file_are_not_used(tmp_path: Path) -> None:
+    _, folder = written(tmp_path)
+    with pytest.warns(HeedfulWarning, match=r"spiece\.model does not name the special tokens around a text"):
+        made = Tokenizer.load(folder, FAMILIES["bert"].tokenizer_defaults)
+    assert made.id("<mask>") is None

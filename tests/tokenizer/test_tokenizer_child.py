@@ -135,7 +135,7 @@ def mutated(states, draw):
     return state
 def use(place):
     if (place / "modules.json").exists():
-        return sentence_transformers.read_modules(place, keeps_pooler=False)
+        return sentence_transformers.read_modules(place, None, keeps_pooler=False)
     tokenizer = Tokenizer.load(place)
     ids = tokenizer.encode(TEXT).ids
     tokenizer.encode((TEXT, "a"))
