@@ -132,7 +132,7 @@ def distil(
     if as_json:
         return print_json({"folder": str(result.output_dir)} | result.results)
     show_verdict(result.results)
-    print_text(f"\nThe run is in {result.output_dir}: model, verdict, plots, model card.\nNext:")
+    print_text(f"\nThe run is in {result.output_dir}: model, verdict, plots, report.html, model card.\nNext:")
     print(f"  heedful bench {quote(str(result.output_dir))}")
 
 

@@ -15,6 +15,7 @@ import typer
 from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision_option, checkpoint_path
 from heedful.cli.output import escape, model_facts, note, print_json, show_answer
 from heedful.cli.settings_command import context_assignments
+from heedful.command_line import command_line
 from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
@@ -132,14 +133,11 @@ def predict(
             else:
                 show_answer(item, answer, top_k)
         sys.stdout.flush()
-    if texts and not as_json:
-        command = ["heedful look", quote(run), quote(escape(texts[0]))]
-        command += [f"--head-kind {head_kind}"] if head_kind else []
-        command += [f"--checkpoint {quote(checkpoint)}"] if checkpoint else []
-        for name, value in (("pair", pair), ("question", question)):
-            command += [f"--{name} {quote(escape(value))}"] if value is not None else []
-        command += [f"--choice {quote(escape(candidate))}" for candidate in choice or ()]
-        note(f"Next:\n  {' '.join(command)}")
+    if texts and texts[0].strip() and not as_json:
+        named = [("--head-kind", head_kind), ("--checkpoint", checkpoint), ("--pair", pair), ("--question", question)]
+        named += [("--choice", candidate) for candidate in choice or ()]
+        options = [(name, escape(value)) for name, value in named if value is not None]
+        note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], options)}")
 
 
 def generation_settings(

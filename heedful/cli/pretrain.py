@@ -119,6 +119,6 @@ def pretrain(
     print_table(rows, right={1}, indent=2)
     for line in baseline_lines(result.results):
         print_text(escape(line))
-    print_text(f"\nThe run is in {folder}: model, curves, model card.\nNext:")
+    print_text(f"\nThe run is in {folder}: model, plots, report.html, model card.\nNext:")
     print(f"  heedful finetune classify YOUR-DATA.csv --model {quote(str(folder))}")
     print(f"  heedful pretrain MORE-TEXT --model {quote(str(folder))}")

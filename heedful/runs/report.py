@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 
 from heedful.atomic_io import atomic_path, write_synced
+from heedful.command_line import command_line
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.verdict import VERDICT, verdict_table
 from heedful.runs.results import JsonObject, as_float, format_metric, headline_split, read_predictions, read_results
@@ -192,7 +192,7 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
 
 
 def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> str:
-    """Return the command that shows an input in the explorer; "" if it is too long or has characters of no shell.
+    """Return the command that shows an input in the explorer; "" if it is empty, too long or not printable.
 
     Args:
         folder: The run folder.
@@ -202,22 +202,23 @@ def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> st
     >>> look_command(Path("run"), ["one text", "its pair"])
     "heedful look run 'one text' --pair 'its pair'"
     """
+    options: list[tuple[str, str]] = []
     match model_input:
         case str(text):
-            arguments = [text]
+            pass
         case [str(text), str(pair)] if pairs:
-            arguments = [text, "--pair", pair]
+            options = [("--pair", pair)]
         case {"question": str(question), "context": str(text)}:
-            arguments = [text, "--question", question]
-        case {"prompt": str(prompt), "choices": list(choices)}:
-            arguments = [prompt, *(part for choice in choices for part in ("--choice", str(choice)))]
+            options = [("--question", question)]
+        case {"prompt": str(text), "choices": list(choices)}:
+            options = [("--choice", str(choice)) for choice in choices]
         case list(words):
-            arguments = [" ".join(map(str, words))]
+            text = " ".join(map(str, words))
         case _:
             return ""
-    line = " ".join(["heedful look", quote(str(folder)), *(quote(argument) for argument in arguments)])
-    printable = all(character.isprintable() for argument in arguments for character in argument)
-    return line if printable and len(line) <= MAX_COMMAND else ""
+    line = command_line("heedful look", [str(folder), text], options)
+    printable = all(each.isprintable() for each in (text, *(value for _, value in options)))
+    return line if text.strip() and printable and len(line) <= MAX_COMMAND else ""
 
 
 def _data(results: JsonObject) -> Iterator[str]:

@@ -29,6 +29,7 @@ from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs.finetune import run as finetune_module
+from heedful.runs.report import look_command
 from heedful.runs.results import RunResult
 from heedful.tasks.specs import SPECS
 from tests.support import generated_data
@@ -497,6 +498,24 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     generated_data.tune("classify", generated_data.data("single", folder / "data"), folder / "run")
     return folder
+
+
+@pytest.mark.parametrize("text", ["-5 degrees", "--help", "-"])
+def test_commands_to_copy_work_for_texts_that_begin_with_a_dash(
+    run: Any, folders: dict[str, Path], tmp_path: Path, text: str
+) -> None:
+    hint = run("predict", folders["single"], "--pair", "--json", "--", text).err.splitlines()[-1].strip()
+    assert hint == look_command(folders["single"], [text, "--json"])
+    arguments = shlex.split(hint)
+    assert arguments[:2] == ["heedful", "look"]
+    done = run("look", "--html", tmp_path / "page.html", *arguments[2:])
+    assert done.code == 0, done.err
+    assert text in (tmp_path / "page.html").read_text()
+
+
+def test_an_empty_text_is_not_worth_a_look(run: Any, folders: dict[str, Path]) -> None:
+    done = run("predict", folders["single"], " ")
+    assert done.code == 0 and "Next:" not in done.err
 
 
 def test_finetune_prints_its_results(run: Any, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_output_for_people(run: Any, text: Path, tmp_path: Path, monkeypatch: py
     assert done.code == 0
     assert re.match(r"validation, \d+ targets\n  loss  ", done.out)
     assert re.search(r"^  mlm_accuracy +0\.\d{4}\n", done.out, re.MULTILINE) and "nsp_loss" in done.out
-    assert "The run is in pretrain-harbour: model, curves, model card." in done.out
+    assert "The run is in pretrain-harbour: model, plots, report.html, model card." in done.out
     assert "heedful pretrain MORE-TEXT --model pretrain-harbour" in done.out
     messages = done.err.splitlines()
     assert messages[0].startswith(

@@ -107,7 +107,7 @@ def test_commands_of_each_kind_of_input(given: object, arguments: list[str]) -> 
 
 def test_no_command_for_what_no_shell_takes() -> None:
     assert look_command(Path("run"), "a\nb") == "" == look_command(Path("run"), "a" * MAX_COMMAND)
-    assert look_command(Path("run"), 3) == ""
+    assert look_command(Path("run"), 3) == "" == look_command(Path("run"), " ")
 
 
 def test_two_words_of_a_tagger_are_no_pair() -> None:
