@@ -136,8 +136,8 @@ def predict(
     if texts and texts[0].strip() and not as_json:
         named = [("--head-kind", head_kind), ("--checkpoint", checkpoint), ("--pair", pair), ("--question", question)]
         named += [("--choice", candidate) for candidate in choice or ()]
-        options = [(name, escape(value)) for name, value in named if value is not None]
-        note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], options)}")
+        shown = [(name, escape(value)) for name, value in named if value is not None]
+        note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], shown)}")
 
 
 def generation_settings(

@@ -158,8 +158,13 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
         yield "writing", {"side": side}
         for view in inspection.views:
             yield "rollout", {"side": side, "part": view.part}
-    if api.word:
-        yield "words", {"word": api.word}
+    if word := api.word or api.suggestion(api.inspections[0]).word:
+        yield "words", {"word": word}
+    for side, inspection in enumerate(api.inspections):
+        yield "suggested", {"side": side}
+        yield "scatter", {"side": side}
+        if analogy := api.suggestion(inspection).analogy:
+            yield "analogy", {"side": side, **dict(zip("abc", analogy, strict=True))}
     yield from (("weights", position.params()) for position in positions)
     if len(api.inspections) > 1:
         yield from (("compare", params) for params in _comparisons(api, positions, first_head=min(heads or [0])))

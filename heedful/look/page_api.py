@@ -24,7 +24,8 @@ from heedful.look.model_title import model_title
 from heedful.look.positions_view import positions_view
 from heedful.look.prediction import TextExplanation, explain_prediction
 from heedful.look.qk_spectrum import qk_spectrum
-from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity
+from heedful.look.word_map import Suggestion, map_methods, suggest_words, word_map
+from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity, find_occurrences
 
 Kind = Literal["f4", "f2", "u2", "u1"]
 LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # what 1.0 becomes; numbers from 0 to 1 are stored as integers
@@ -103,6 +104,7 @@ class PageAPI:
         self.extra = list(extra)
         self.word, self.report = word, report
         self._named_heads: WeakKeyDictionary[Inspection, list[NamedHead]] = WeakKeyDictionary()
+        self._suggestions: WeakKeyDictionary[Inspection, Suggestion] = WeakKeyDictionary()
         if word:
             check_occurs([*self.inspections[:1], *self.extra], word)
         elif len(self.extra) > 1:
@@ -153,6 +155,12 @@ class PageAPI:
         if inspection not in self._named_heads:
             self._named_heads[inspection] = telling_heads(inspection)
         return self._named_heads[inspection]
+
+    def suggestion(self, inspection: Inspection) -> Suggestion:
+        """Return words that a page shows before anything is asked, computed once."""
+        if inspection not in self._suggestions:
+            self._suggestions[inspection] = suggest_words(inspection)
+        return self._suggestions[inspection]
 
     def weights(self, params: Params) -> Json:
         """Return the attention weights of one head, [rows, keys]."""
@@ -292,6 +300,31 @@ class PageAPI:
             "unknown": similarity.static_error,
         }
 
+    def suggested(self, params: Params) -> Json:
+        """Return a word of the text to follow, words for a plane, and an analogy; all have static vectors."""
+        suggestion, first = self.suggestion(self.side(params)), self.inspections[0]
+        is_there = self.word and any(find_occurrences(inspection, self.word) for inspection in (first, *self.extra))
+        word = self.word if is_there else self.suggestion(first).word
+        return {
+            "word": word,
+            "words": suggestion.words,
+            "own": suggestion.own,
+            "analogy": suggestion.analogy,
+            "methods": map_methods(),
+        }
+
+    def scatter(self, params: Params) -> Json:
+        """Return the static vectors of words in a plane: of those given, separated by spaces, else of the suggested."""
+        inspection = self.side(params)
+        words = params.get("words", "").split() or self.suggestion(inspection).words
+        plane = word_map(inspection.loaded, words, params.get("method") or "pca")
+        return {
+            "words": plane.words,
+            "points": encode_tensor(plane.points),
+            "variance": plane.variance,
+            "unknown": plane.unknown,
+        }
+
     def analogy(self, params: Params) -> Json:
         """Return the words d for which a is to b as c is to d."""
         a, b, c = (params.get(name, "") for name in "abc")
@@ -333,6 +366,8 @@ ENDPOINTS: dict[str, Callable[[PageAPI, Params], Json]] = {
         PageAPI.writing,
         PageAPI.compare,
         PageAPI.words,
+        PageAPI.suggested,
+        PageAPI.scatter,
         PageAPI.analogy,
         PageAPI.similarity,
         PageAPI.heads,

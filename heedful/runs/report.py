@@ -217,7 +217,7 @@ def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> st
         case _:
             return ""
     line = command_line("heedful look", [str(folder), text], options)
-    printable = all(each.isprintable() for each in (text, *(value for _, value in options)))
+    printable = all(part.isprintable() for part in (text, *(value for _, value in options)))
     return line if text.strip() and printable and len(line) <= MAX_COMMAND else ""
 
 

@@ -733,3 +733,24 @@ def test_a_sentence_takes_less_than_two_megabytes(tmp_path: Path) -> None:
     kept = json.loads(re.search(r'id="kept">(.*?)</script>', content)[1])
     assert len(content) < 2_000_000 and kept["left_out"] == {}
     assert sum(name.startswith("steps?") for name in kept["answers"]) == 6 * 13
+
+
+def test_words_begin_with_those_of_the_text(chrome: Browser, tmp_path: Path) -> None:
+    api = PageAPI([Inspection(heedful.load("heedful-mini-en"), "He sat on the bank of the river in Paris.")])
+    with serve_in_background(api) as server:
+        chrome.open(f"{server.url}#view=words")
+        assert chrome.js("return document.querySelector('.another input').value") == "river"
+        shown = chrome.js("return [...document.querySelectorAll('.scatter circle')].length")
+        assert shown == len(api("scatter", {})["words"])  # type: ignore[arg-type]
+        assert "kings" in chrome.text(".words-view > .panel:last-child .bars")
+        field = "document.querySelector('input[aria-label=\"Words, with spaces between\"]')"
+        chrome.js(f"{field}.value = 'one two three 天'; {field}.form.requestSubmit()")
+        chrome.until(lambda: chrome.js("return document.querySelectorAll('.scatter circle').length") == 3)
+        assert "Without a vector in this model: 天." in chrome.text(".body")
+        chrome.js(f"{field}.value = 'one'; {field}.form.requestSubmit()")
+        chrome.until(lambda: "give at least three" in chrome.text(".body"))
+    (tmp_path / "page.html").write_text(page.render_html(api), encoding="utf-8")
+    chrome.open(f"file://{tmp_path}/page.html#view=words")
+    assert chrome.js("return document.querySelectorAll('.scatter circle').length") == shown
+    assert chrome.js("return document.querySelectorAll('.words-view form').length") == 0
+    assert chrome.complaints() == []

@@ -41,7 +41,7 @@ const HEADS = /** @type {Record<string, string>} */ ({
 });
 const LEFT_OUT = /** @type {Record<string, string>} */ ({
   weights: "attention", neuron: "queries and keys", steps: "the steps of a block", similarity: "the spectrum of a head", compare: "comparisons",
-  thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words",
+  thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words", suggested: "words", scatter: "words in a plane", analogy: "analogies",
 });
 const FIELD = 20_000; // characters of a text that can be changed in the page
 
@@ -57,7 +57,7 @@ const VIEWS = [
   { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "language_model" },
   { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
   { key: "compare", name: "Compare", about: "Two side by side", show: compareView, uses: "part layer", fits: (look, about, live) => about.looks.length > 1 || live },
-  { key: "words", name: "Words", about: "One word in several texts", show: wordsView, uses: "", fits: (look, about, live) => about.word !== "" || live },
+  { key: "words", name: "Words", about: "Words as vectors", show: wordsView, uses: "", fits: () => true },
   { key: "similarity", name: "Similarity", about: "Queries and keys as a learned similarity", show: similarityView, uses: "part layer head", fits: takesApart },
   { key: "heads", name: "Heads", about: "What each head does", show: headsView, uses: "", fits: (look, about) => about.report },
 ];

@@ -46,6 +46,60 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
 }
 
 /**
+ * Words as points. Both axes have one scale; a word that would stand on another is shown when its point is pointed at.
+ * @param {string} name
+ * @param {{text: string, x: number, y: number, filled: boolean}[]} points
+ * @param {{axes?: string[], width: number}} how the names of both axes, if they have a meaning
+ */
+export function scatter(name, points, { axes, width: wanted }) {
+  const [width, margin, letter] = [Math.max(280, Math.min(760, wanted)), 14, 7];
+  const height = Math.max(260, Math.round(0.6 * width));
+  const [across, up] = [points.map((each) => each.x), points.map((each) => each.y)];
+  const [left, right, low, high] = [Math.min(...across), Math.max(...across), Math.min(...up), Math.max(...up)];
+  const scale = Math.min((width - 2 * margin - 60) / (right - left || 1), (height - 2 * margin - 10) / (high - low || 1));
+  const x = (/** @type {number} */ value) => width / 2 - 20 + (value - (left + right) / 2) * scale;
+  const y = (/** @type {number} */ value) => height / 2 - (value - (low + high) / 2) * scale;
+  const made = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "plot scatter", role: "img", "aria-label": `${name}: ${points.map((each) => plain(each.text)).join(", ")}` });
+  const taken = points.map((each) => ({ x: x(each.x) - 4, y: y(each.y) - 4, width: 8, height: 8 }));
+  for (const [number, each] of [...points.entries()].sort((a, b) => Number(b[1].filled) - Number(a[1].filled))) {
+    const [px, py, text] = [x(each.x), y(each.y), plain(each.text)];
+    const long = [...text].reduce((sum, one) => sum + (/[\u1100-\uffff]/u.test(one) ? 13 : letter), 0);
+    const own = { x: px - 4, y: py - 4, width: 8, height: 8 };
+    const room = [[px + 7, py - 7], [px - 7 - long, py - 7], [px - long / 2, py - 20], [px - long / 2, py + 6]]
+      .map(([boxX, boxY]) => ({ x: boxX, y: boxY, width: long, height: 14 }))
+      .find((box) => box.x >= 0 && box.x + box.width <= width && box.y >= 0 && box.y + box.height <= height
+        && taken.every((other) => sameBox(other, own) || !overlap(box, other)));
+    const point = svg("g", {}, svg("title", {}, text), svg("circle", { cx: px, cy: py, r: 4, class: each.filled ? "point filled" : "point" }));
+    if (room) {
+      taken.push(room);
+      point.append(svg("text", { x: room.x, y: room.y + 11, class: each.filled ? "word filled" : "word" }, text));
+    }
+    point.dataset.number = String(number);
+    made.append(point);
+  }
+  const told = axes ? `Across: ${axes[0]}. Up: ${axes[1]}.` : "The axes have no meaning of their own.";
+  return savable(make("figure", { class: "figure" }, make("figcaption", {}, name), made, make("p", { class: "axis" }, told)), name);
+}
+
+/** @typedef {{x: number, y: number, width: number, height: number}} Box */
+
+/**
+ * @param {Box} one
+ * @param {Box} other
+ */
+function overlap(one, other) {
+  return one.x < other.x + other.width && other.x < one.x + one.width && one.y < other.y + other.height && other.y < one.y + one.height;
+}
+
+/**
+ * @param {Box} one
+ * @param {Box} other
+ */
+function sameBox(one, other) {
+  return one.x === other.x && one.y === other.y && one.width === other.width;
+}
+
+/**
  * Names with shares, as bars.
  * @param {{text: string, value: number, told?: string, marked?: boolean, long?: boolean}[]} rows `long` names are sentences
  * @param {number} [most] what a full bar stands for

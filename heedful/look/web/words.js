@@ -1,10 +1,10 @@
 // @ts-check
-// Words in context: one word's vectors in several texts, layer by layer; its static neighbours; analogies; W_Q W_K.
+// Words as vectors: one word in several texts, layer by layer; static neighbours, a plane, analogies; W_Q W_K.
 
-import { formula, make, note, percent, plain, sentence, short } from "./parts.js";
+import { choice, formula, make, note, percent, plain, sentence, short } from "./parts.js";
 import { unpack } from "./numbers.js";
 import { heatmap } from "./draw.js";
-import { bars, lines } from "./plots.js";
+import { bars, lines, scatter } from "./plots.js";
 import { savable } from "./save.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
@@ -14,26 +14,82 @@ import { savable } from "./save.js";
  * @returns {Promise<HTMLElement>}
  */
 export async function wordsView(context) {
+  const { source, state } = context;
   const made = make("section", { class: "words-view" });
+  const suggested = await source.ask("suggested", { side: state.side });
   const shownHere = make("div", {});
-  if (context.source.live) made.append(ask("A word of the texts", [context.word], (words) => inContext(context, shownHere, words[0])));
+  if (source.live) made.append(ask("A word of the texts", [suggested.word], (words) => inContext(context, shownHere, words[0])));
   made.append(shownHere);
-  if (context.word) await inContext(context, shownHere, context.word);
-  else shownHere.replaceChildren(note("Give a word that stands in the texts, several times or in several of them."));
-  if (context.source.live) {
-    const answers = make("div", {});
-    made.append(
-      make(
-        "div", { class: "panel" }, make("h3", {}, "Analogy, of static vectors"),
-        ask("… is to … as … is to what?", ["man", "king", "woman"], async ([a, b, c]) => {
-          const { words } = await context.source.ask("analogy", { side: context.state.side, a, b, c });
-          answers.replaceChildren(near(words));
-        }),
-        answers,
-      ),
-    );
-  }
+  if (suggested.word) await inContext(context, shownHere, suggested.word);
+  else shownHere.replaceChildren(note("No word of this text has a vector of its own in this model."));
+  made.append(await inPlane(context, suggested));
+  if (suggested.analogy.length || source.live) made.append(await analogyOf(context, suggested.analogy));
   return made;
+}
+
+/**
+ * Words in a plane.
+ * @param {Context} context
+ * @param {{words: string[], own: string[], methods: string[]}} suggested
+ */
+async function inPlane(context, suggested) {
+  const { source, state } = context;
+  const picture = make("div", {});
+  let method = suggested.methods[0];
+  let asked = suggested.words;
+  const draw = async () => {
+    const isUsual = asked === suggested.words && method === suggested.methods[0];
+    const found = await source.ask("scatter", { side: state.side, ...(isUsual ? {} : { words: asked.join(" "), method }) });
+    const own = new Set(asked === suggested.words ? suggested.own : asked);
+    const { values } = unpack(found.points);
+    const points = found.words.map((/** @type {string} */ text, /** @type {number} */ i) => ({ text, x: values[2 * i], y: values[2 * i + 1], filled: own.has(text) }));
+    const axes = found.variance?.map((/** @type {number} */ share, /** @type {number} */ i) => `principal component ${i + 1} (${percent(share)}${i ? "" : " of the variance"})`);
+    picture.replaceChildren(
+      scatter("Static vectors of words, in a plane", points, { axes, width: context.root.clientWidth - 90 }),
+      note(`${asked === suggested.words ? "Filled: words of the text. Open: their nearest neighbours in the vocabulary. " : ""}Similar vectors stand close together; words that stand close may still differ, since a plane keeps only a part of the distances.`),
+    );
+    if (found.unknown.length) picture.append(note(`Without a vector in this model: ${found.unknown.map((/** @type {string} */ word) => plain(word)).join(", ")}.`));
+  };
+  const panel = make("div", { class: "panel" });
+  if (source.live) {
+    panel.append(
+      ask("Words, with spaces between", [suggested.words.join(" ")], async ([text]) => {
+        const words = text.split(/\s+/u).filter(Boolean);
+        asked = words.join(" ") === suggested.words.join(" ") ? suggested.words : words;
+        await draw();
+      }, "long"),
+    );
+    if (suggested.methods.length > 1) {
+      panel.append(choice("Method", suggested.methods.map((each) => [each, each.toUpperCase()]), method, async (chosen) => {
+        method = chosen;
+        await draw().catch((error) => picture.replaceChildren(note(error.message, "problem")));
+      }));
+    }
+  }
+  panel.append(picture);
+  if (suggested.words.length > 2) await draw();
+  else picture.replaceChildren(note("A plane needs at least three words that have vectors."));
+  return panel;
+}
+
+/**
+ * An analogy, of words that the model has.
+ * @param {Context} context
+ * @param {string[]} usual
+ */
+async function analogyOf(context, usual) {
+  const answers = make("div", {});
+  const show = async (/** @type {string[]} */ [a, b, c]) => {
+    const { words } = await context.source.ask("analogy", { side: context.state.side, a, b, c });
+    answers.replaceChildren(near(words));
+  };
+  if (usual.length) await show(usual);
+  const [a, b, c] = usual.length ? usual : ["", "", ""];
+  return make(
+    "div", { class: "panel" }, make("h3", {}, "Analogy, of static vectors"),
+    context.source.live ? ask("… is to … as … is to what?", [a, b, c], show) : make("p", {}, `${plain(a)} is to ${plain(b)} as ${plain(c)} is to …`),
+    answers,
+  );
 }
 
 /**
@@ -61,7 +117,7 @@ async function inContext(context, where, word) {
       }),
     );
   };
-  draw();
+  if (names.length > 1) draw();
   const texts = make("ol", { class: "texts" });
   for (const each of found.places) {
     const letters = [...String(each.text)]; // places count characters, of which an emoji is one
@@ -69,14 +125,15 @@ async function inContext(context, where, word) {
     const [before, after] = [around(Math.max(0, each.start - 60), each.start), around(each.stop, Math.min(each.stop + 60, letters.length))];
     texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(each.start, each.stop)), after)));
   }
+  const several = names.length > 1;
   const mean = layers.map((/** @type {any} */ each) => meanOff(each.values, names.length));
   where.replaceChildren(
     make("div", { class: "panel" }, make("h3", {}, "Where it stands"), texts),
-    make(
+    several ? make(
       "div", { class: "beside" },
       make("div", { class: "panel" }, layers.length > 1 ? make("label", { class: "field" }, make("span", {}, "Layer"), slide) : "", picture),
-      names.length > 1 && layers.length > 1 ? lines("Mean cosine of different occurrences", [Float32Array.from(mean)], { across: "0: embedding; then after each layer" }) : "",
-    ),
+      layers.length > 1 ? lines("Mean cosine of different occurrences", [Float32Array.from(mean)], { across: "0: embedding; then after each layer" }) : "",
+    ) : note("The word stands once. With several occurrences, or several texts and --word, their vectors are compared layer by layer."),
     make(
       "div", { class: "beside near" },
       savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)), "static neighbours"),
@@ -107,9 +164,10 @@ function near(words) {
  * @param {string} name
  * @param {string[]} usual
  * @param {(words: string[]) => Promise<void>} done
+ * @param {string} [kind] "long": the field takes the whole line
  */
-function ask(name, usual, done) {
-  const fields = usual.map((value, i) => /** @type {HTMLInputElement} */ (make("input", { type: "text", value, "aria-label": `${name} ${i + 1}`, spellcheck: "false" })));
+function ask(name, usual, done, kind = "") {
+  const fields = usual.map((value, i) => /** @type {HTMLInputElement} */ (make("input", { type: "text", value, "aria-label": usual.length > 1 ? `${name} ${i + 1}` : name, class: kind, spellcheck: "false" })));
   const problem = make("p", { class: "problem", role: "status" });
   return make(
     "form",

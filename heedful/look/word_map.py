@@ -1,0 +1,164 @@
+"""Static word vectors in a plane, by PCA or UMAP; words and an analogy that a model has vectors for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import ModelBundle
+from heedful.errors import HeedfulError, RequestError
+from heedful.look.inspection import Inspection
+from heedful.look.word_vectors import find_occurrences, nearest_words, static_vector
+
+MAX_WORDS = 120  # in a plane
+TEXT_WORDS = 10  # words of the text that are suggested, each with
+NEIGHBOURS = 3  # that many neighbours
+ANALOGIES = (  # a is to b as c is to ...
+    ("man", "king", "woman"),
+    ("good", "better", "bad"),
+    ("day", "days", "year"),
+    ("france", "paris", "germany"),
+    ("France", "Paris", "Germany"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WordMap:
+    """Words in a plane. Nearby points have similar vectors; the axes have no meaning of their own."""
+
+    words: list[str]
+    points: Float[Tensor, "words 2"]
+    variance: tuple[float, float] | None  # share of the variance along each axis of PCA; None for UMAP
+    unknown: list[str]  # words without a vector
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """Words that a page shows before anything is asked; each has a vector. Empty if no word of the text has one."""
+
+    word: str  # a word of the text to follow
+    analogy: tuple[str, ...]  # a, b and c
+    words: list[str]  # words of the text, each followed by its neighbours
+    own: list[str]  # those of `words` that are in the text
+
+
+def map_methods() -> list[str]:
+    """Return the methods that can be used here: UMAP only if umap-learn is installed."""
+    return ["pca", "umap"] if find_spec("umap") else ["pca"]
+
+
+def word_map(loaded: ModelBundle, words: Sequence[str], method: str = "pca") -> WordMap:
+    """Project the static vectors of words, as unit vectors, to a plane.
+
+    Args:
+        loaded: The model.
+        words: At least three words that have vectors, and at most `MAX_WORDS`.
+        method: "pca", or "umap" (McInnes et al. 2018).
+
+    Raises:
+        RequestError: If there are too many or too few words, or the method is not available.
+    """
+    unique = list(dict.fromkeys(word for word in words if word.strip()))
+    if len(unique) > MAX_WORDS:
+        raise RequestError(f"{len(unique)} words were given: give at most {MAX_WORDS}")
+    if method not in map_methods():
+        known = " or ".join(map_methods())
+        hint = "; pip install umap-learn for umap" if method == "umap" else ""
+        raise RequestError(f'the method "{method[:40]}" is not available: use {known}{hint}')
+    vectors, known_words, unknown = [], [], []
+    for word in unique:
+        try:
+            vector, _ = static_vector(loaded, word)
+        except RequestError:
+            unknown.append(word)
+        else:
+            vectors.append(F.normalize(vector, dim=-1))
+            known_words.append(word)
+    if len(vectors) < 3:
+        raise RequestError(
+            f"{len(vectors)} of these words have a vector in this model: give at least three that have one"
+        )
+    rows = torch.stack(vectors)
+    points, variance = principal_components(rows) if method == "pca" else (_umap(rows), None)
+    return WordMap(words=known_words, points=points, variance=variance, unknown=unknown)
+
+
+def principal_components(
+    rows: Float[Tensor, "rows width"],
+) -> tuple[Float[Tensor, "rows 2"], tuple[float, float]]:
+    """Project rows to their first two principal components; the largest coordinate on each axis is positive.
+
+    Returns:
+        The coordinates, and the share of the variance along each axis.
+    """
+    centred = rows.double() - rows.double().mean(0)
+    left, singular, _ = torch.linalg.svd(centred, full_matrices=False)
+    points = left[:, :2] * singular[:2]
+    points = points * points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+    points = F.pad(points, (0, 2 - points.shape[1]))
+    shares = F.pad(singular.square() / singular.square().sum().clamp(min=1e-30), (0, 2))
+    return points.float(), (float(shares[0]), float(shares[1]))
+
+
+def _umap(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows 2"]:
+    neighbours = min(15, len(rows) - 1)
+    start = "spectral" if len(rows) > 4 else "random"  # its spectral start needs more rows than dimensions
+    reducer = import_module("umap").UMAP(n_neighbors=neighbours, metric="cosine", init=start, random_state=0, n_jobs=1)
+    return torch.as_tensor(reducer.fit_transform(rows.numpy())).float()
+
+
+def suggest_words(inspection: Inspection) -> Suggestion:
+    """Return words of a text, with their neighbours, and an analogy that the model has vectors for."""
+    all_words = list(_known_words(inspection))
+    own = [word for word in all_words if _is_word(inspection.loaded, word)] or all_words
+    longest = sorted(own, key=len, reverse=True)
+    follow = next((word for word in longest if find_occurrences(inspection, word)), "")
+    chosen = [word for word in own if word in longest[:TEXT_WORDS]]
+    words: list[str] = []
+    for word in chosen:
+        near = [token["text"] for token in nearest_words(inspection.loaded, word, 3 * NEIGHBOURS)]
+        words += [word, *(text for text in near if _is_word(inspection.loaded, text))][: 1 + NEIGHBOURS]
+    usable = (words for words in ANALOGIES if all(_is_word(inspection.loaded, word) for word in words))
+    analogy = next(usable, tuple(longest[:3]) if len(longest) >= 3 else ())
+    return Suggestion(word=follow, analogy=analogy, words=list(dict.fromkeys(words)), own=chosen)
+
+
+def _known_words(inspection: Inspection) -> Iterator[str]:
+    """Yield the words of a text that have a static vector, each once, without punctuation."""
+    texts = [inspection.item] if isinstance(inspection.item, str) else inspection.item
+    tokens = [token for token in inspection.sides["source"] if token["segment"] is not None]
+    seen: set[tuple[int, ...]] = set()
+    for position, token in enumerate(tokens):
+        if token["continues"]:
+            continue
+        rest = tokens[position + 1 :]
+        count = next((number for number, following in enumerate(rest) if not following["continues"]), len(rest))
+        word = texts[token["segment"] or 0][token["start"] : tokens[position + count]["stop"]].strip()
+        if not word.isalpha() or not _has_vector(inspection.loaded, word):
+            continue
+        _, ids = static_vector(inspection.loaded, word)
+        if tuple(ids) not in seen:  # "The" and "the" may be the same
+            seen.add(tuple(ids))
+            yield word
+
+
+def _has_vector(loaded: ModelBundle, word: str) -> bool:
+    try:
+        static_vector(loaded, word)
+    except HeedfulError:
+        return False
+    return True
+
+
+def _is_word(loaded: ModelBundle, text: str) -> bool:
+    """Whether a text is one token of letters, so that its vector is its own."""
+    if not text.isalpha() or not _has_vector(loaded, text):
+        return False
+    return len(static_vector(loaded, text)[1]) == 1
