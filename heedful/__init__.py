@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from heedful.runs.evaluate import Evaluated as Evaluated
     from heedful.runs.evaluate import evaluate as evaluate
     from heedful.runs.finetune.settings import FinetuneSettings as FinetuneSettings
+    from heedful.runs.label_errors import LabelErrors as LabelErrors
+    from heedful.runs.label_errors import find_label_errors as find_label_errors
     from heedful.runs.pretrain.settings import PretrainSettings as PretrainSettings
     from heedful.runs.results import RunResult as RunResult
     from heedful.tasks.predictions import Classification as Classification
@@ -50,6 +52,8 @@ _MODULES = {
     "pretrain": "heedful.api",
     "distil": "heedful.api",
     "predict": "heedful.api",
+    "find_label_errors": "heedful.runs.label_errors",
+    "LabelErrors": "heedful.runs.label_errors",
     "RunResult": "heedful.runs.results",
     "Evaluated": "heedful.runs.evaluate",
     "FinetuneSettings": "heedful.runs.finetune.settings",

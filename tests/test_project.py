@@ -50,12 +50,13 @@ def test_public_names() -> None:
         "Evaluated",
         "HeedfulError",
         "HeedfulWarning",
+        "LabelErrors",
         "ModelBundle",
         "Packed",
         "RunResult",
         "Tokenizer",
     ]
-    functions = ["distil", "evaluate", "finetune", "load", "look", "predict", "pretrain", "save"]
+    functions = ["distil", "evaluate", "find_label_errors", "finetune", "load", "look", "predict", "pretrain", "save"]
     expected = sorted([*predictions, "TokenClassification", *settings, *others]) + functions
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:

@@ -226,7 +226,8 @@ def init_labelled_run(
         RunError: If the folder holds a run with other settings or other data.
     """
     if can_resume(folder, settings):
-        hashes, known = _hashes(source), read_run_json(folder / DATA)["files"]
+        about = read_run_json(folder / DATA)
+        hashes, known = _hashes(source) | _corrections(source), about["files"] | about.get("corrections", {})
         if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
             more = f" and {len(changed) - 5} more" if changed[5:] else ""
             raise RunError(
@@ -248,6 +249,7 @@ def init_labelled_run(
         "stated": list(source.stated),
         "splits": {split: {"examples": count} for split, count in counts.items()},
         "files": _hashes(source),
+        "corrections": _corrections(source),
         **({"layout": source.layout} if source.layout else {}),
         "columns": {role: list(names) for role, names in source.columns.items()},
         "trained_on": _short_names(source, "train"),
@@ -280,6 +282,12 @@ def _hashes(source: Dataset[Example]) -> dict[str, str]:
                     digest.update(repr(example).encode(errors="backslashreplace"))
                 hashes[name] = digest.hexdigest()
     return hashes
+
+
+def _corrections(source: Dataset[Example]) -> dict[str, str]:
+    """SHA-256 of the file of corrections by its path; {} without such a file."""
+    path = source.settings.corrections
+    return {} if path is None else {path: sha256_of(path)}
 
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:

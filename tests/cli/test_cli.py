@@ -484,6 +484,25 @@ def test_check_names_wrong_tasks_settings_and_files(run: Any, tmp_path: Path) ->
     assert done.code == 2 and "there is no such file" in done.err and "Traceback" not in done.err
 
 
+def test_check_writes_likely_label_errors(run: Any, tmp_path: Path) -> None:
+    nouns = {"cat": "animal", "dog": "animal", "cow": "animal", "saw": "tool", "hammer": "tool", "drill": "tool"}
+    rows = [f"the {noun} is {place},{label}" for noun, label in nouns.items() for place in ("here", "there", "gone")]
+    rows[2] = "the cat is gone,tool"
+    data, out = tmp_path / "train.csv", tmp_path / "errors.csv"
+    data.write_text("\n".join(["text,label", *rows]) + "\n")
+    done = run("check", str(data), "--label-errors", "--output", str(out))
+    assert done.code == 0 and "of 18 labels" in done.out and "train.csv:4" in done.out
+    assert f"heedful finetune classify {data} --data.corrections {out}" in done.err
+    assert "the cat is gone,tool,tool,animal," in out.read_text(encoding="utf-8-sig")
+    done = run("check", str(data), "--label-errors", "-o", str(out))
+    assert done.code == 2 and "exists already" in done.err
+    (report,) = run("check", str(data), "--label-errors", "-o", str(tmp_path / "b.csv"), "--json").json
+    assert report["label_errors"][0]["suggested_label"] == "animal"
+    out.write_text(out.read_text(encoding="utf-8-sig").replace("the cat is gone,tool", "the cat is gone,animal"))
+    assert "1 labels corrected by errors.csv" in run("check", str(data), "--data.corrections", str(out)).out
+    assert "for --label-errors" in run("check", str(data), "-o", str(out)).err
+
+
 # -- finetune, evaluate, recipe -----------------------------------------------------------------------------------
 
 

@@ -91,6 +91,49 @@ def lsh_bands(similarity: float) -> tuple[int, int]:
     return PERMUTATIONS, 1
 
 
+def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> NDArray[np.int64]:
+    """Number of the group of each text, [texts]; texts that are near duplicates, directly or by others, share one.
+
+    Each text is compared with the first one of its LSH bucket in every band.
+
+    Args:
+        signatures: From `minhash_signatures`.
+        similarity: Least Jaccard similarity of two near duplicates, as signatures estimate it.
+
+    >>> texts = ["The cat sat on the mat today", "the cat sat on the mat, today!", "A dog"]
+    >>> near_duplicate_groups(minhash_signatures(texts), 0.8).tolist()
+    [0, 0, 1]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(signatures)
+    bands, rows = lsh_bands(similarity)
+    edges = [np.zeros((0, 2), np.int64)]
+    for keys in _band_keys(signatures, bands, rows).T:
+        _, first, bucket = np.unique(keys, return_index=True, return_inverse=True)
+        pairs = np.stack([first[bucket.reshape(-1)], np.arange(count)], axis=1)
+        edges.append(pairs[pairs[:, 0] != pairs[:, 1]])
+    pairs = np.unique(np.concatenate(edges), axis=0)
+    near = np.zeros(len(pairs), bool)
+    for start in range(0, len(pairs), AT_ONCE):
+        some = pairs[start : start + AT_ONCE]
+        equal = (signatures[some[:, 0]] == signatures[some[:, 1]]).sum(axis=1)
+        near[start : start + AT_ONCE] = equal >= similarity * PERMUTATIONS
+    pairs = pairs[near]
+    graph = coo_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+
+
+def _band_keys(signatures: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
+    """Nonzero hashes of the bands, [documents, bands]."""
+    parts = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
+    keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64) * _ODD, parts.shape[:2])
+    for row in range(rows):
+        keys = _mixed(keys + parts[:, :, row] * _ODD)
+    return np.maximum(keys, np.uint64(1))
+
+
 class _Table:
     """Hash table of int32 values by nonzero 64-bit keys; open addressing, at most half full."""
 
@@ -193,7 +236,7 @@ class _Near:
 
     def check(self, signatures: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Whether each document is a near duplicate of a kept one, [documents]."""
-        keys = self._keys(signatures)
+        keys = _band_keys(signatures, self._bands, self._rows)
         near = np.zeros(len(signatures), bool)
         earlier, slots = self._table.find(keys.ravel())
         pairs = np.unique(np.stack([earlier // self._bands, self._table.value(slots)], axis=1), axis=0)
@@ -203,14 +246,6 @@ class _Near:
         distinct = np.flatnonzero(~near)
         self._put(keys[distinct], signatures[distinct])
         return near
-
-    def _keys(self, signatures: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """Nonzero hashes of the bands, [documents, bands]."""
-        rows = signatures[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows).astype(np.uint64)
-        keys = np.broadcast_to(np.arange(1, self._bands + 1, dtype=np.uint64) * _ODD, rows.shape[:2])
-        for row in range(self._rows):
-            keys = _mixed(keys + rows[:, :, row] * _ODD)
-        return np.maximum(keys, np.uint64(1))
 
     def _mark_batch_duplicates(
         self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], near: NDArray[np.bool_]

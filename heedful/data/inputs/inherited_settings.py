@@ -50,7 +50,7 @@ def inherit_settings(
     """Return the data settings of a run that apply to other files.
 
     The format applies to files with the suffixes of the run's files; encoding, delimiter, quoting and header apply to
-    files of the same format. Column numbers apply to CSV and TSV without a header.
+    files of the same format. Column numbers apply to CSV and TSV without a header. Corrections do not apply.
 
     Args:
         trained: settings of the run.
@@ -58,6 +58,7 @@ def inherit_settings(
         files: the other files.
         chosen: settings given for the other files, which override the result.
     """
+    trained = replace(trained, corrections=None)
     run_files = [Path(name) for name in names]
     known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in run_files}
     if trained.format and not all(_same_suffix(path, run_files, trained.format) for path in files):

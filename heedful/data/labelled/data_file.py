@@ -85,6 +85,7 @@ class DataSettings:
     delimiter: str | None = None  # separator; None: comma (or semicolon or tab, by the first row); in TSV a tab
     quoting: Literal["quoted", "literal"] | None = None  # None: quotes enclose cells in CSV and are characters in TSV
     label_until: str | None = None  # cut labels at the first of these: ":" makes "DESC:manner" the coarse label "DESC"
+    corrections: str | None = None  # CSV file of reviewed labels, from check --label-errors, applied to examples
     dev_fraction: float = 0.1  # share of train that becomes the dev split if the data have none; 0: no dev split
     seed: int = 0  # seed of the dev split
     max_row_bytes: int = MAX_ROW_BYTES  # a longer row is a bad row; texts in memory are counted in characters

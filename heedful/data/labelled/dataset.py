@@ -14,6 +14,7 @@ from heedful.data.examples import Example, LabelledExample, MultiLabelExample, T
 from heedful.data.formats import conll
 from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
+from heedful.data.labelled.corrections import Corrections, read_corrections, with_corrections
 from heedful.data.labelled.data_file import (
     SUFFIXES,
     DataFile,
@@ -226,11 +227,13 @@ def read(
         DataError: If files are missing, their format or columns cannot be resolved, or they contradict each other.
     """
     row_errors = RowErrors(on_bad_row)
+    corrections = read_corrections(settings.corrections) if settings.corrections is not None else None
     if isinstance(data, str | Path) and os.path.isdir(data):
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
             parts, notes = glue.open_task(folder, task, kind, settings, row_errors)
+            parts = {split: tuple(with_corrections(part, corrections) for part in of) for split, of in parts.items()}
             return _source(parts, notes, settings, row_errors)
         if settings.format == "glue":
             raise DataError(
@@ -245,7 +248,7 @@ def read(
         places_by_split, notes = _splits(data)
         classes = class_folders.find_in_paths(places_by_split, settings, kind)
     if classes is not None:
-        return _of_classes(classes, notes, settings, kind, row_errors)
+        return _of_classes(classes, notes, settings, kind, row_errors, corrections)
     if settings.format in class_folders.LAYOUTS:
         raise DataError(
             f"{', '.join(str(place) for places in places_by_split.values() for place in places)}: has no "
@@ -258,6 +261,7 @@ def read(
         for place in places:
             try:
                 part = cut_labels(_open(split, place, kind, settings, row_errors), settings.label_until)
+                part = with_corrections(part, corrections)
             except MissingColumnError as missing:
                 if not (split.startswith("test") and len(places_by_split) > 1 and missing.role in TARGETS):
                     raise
@@ -293,9 +297,10 @@ def _of_classes(
     settings: DataSettings,
     kind: type[Example] | None,
     row_errors: RowErrors,
+    corrections: Corrections | None,
 ) -> Dataset[Example]:
     files_by_split = {
-        split: tuple(cut_labels(part, settings.label_until) for part in parts)
+        split: tuple(with_corrections(cut_labels(part, settings.label_until), corrections) for part in parts)
         for split, parts in class_folders.open_classes(classes, settings, kind).items()
     }
     stated = dict.fromkeys(text for parts in files_by_split.values() for part in parts for text in part.notes)
@@ -323,7 +328,7 @@ def _have_several(data: object, settings: DataSettings) -> bool:
     if "labels" in (settings.columns or {}):
         return True
     try:
-        return read(data, None, settings, on_bad_row=Skip()).kind is MultiLabelExample
+        return read(data, None, replace(settings, corrections=None), on_bad_row=Skip()).kind is MultiLabelExample
     except HeedfulError:  # reported when the data is read for the task
         return False
 

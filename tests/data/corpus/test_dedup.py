@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, PERMUTATIONS, Deduplicator, lsh_bands, minhash_signatures
+from heedful.data.corpus.dedup import (
+    EXACT,
+    KEEP,
+    NEAR,
+    PERMUTATIONS,
+    Deduplicator,
+    lsh_bands,
+    minhash_signatures,
+    near_duplicate_groups,
+)
 from heedful.data.corpus.shards import hash_document
 
 WORDS = [f"word{number}" for number in range(3000)]
@@ -106,3 +115,16 @@ def test_bands_compare_what_they_should(similarity: float) -> None:
     count, rows = lsh_bands(similarity)
     assert count * rows <= PERMUTATIONS
     assert 1 - (1 - similarity**rows) ** count >= 0.95
+
+
+def test_near_duplicates_share_a_group() -> None:
+    draw = random.Random(3)
+    originals = [document(draw) for _ in range(40)]
+    near = [changed(draw, words, 2) for words in originals]  # a Jaccard similarity of about 0.9
+    far = [changed(draw, words, 20) for words in originals]
+    signatures = minhash_signatures(" ".join(words) for words in [*originals, *near, *far])
+    groups = near_duplicate_groups(signatures, 0.8).reshape(3, 40)
+    same = (groups[0] == groups[1]).mean()
+    assert same >= 0.95 and len(set(groups[0].tolist())) == 40, "each original has a group of its own"
+    assert not set(groups[2].tolist()) & set(groups[0].tolist())
+    assert near_duplicate_groups(signatures[:0], 0.8).shape == (0,)

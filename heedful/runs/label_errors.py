@@ -1,0 +1,190 @@
+"""Likely label errors in classification data, by confident learning (Northcutt et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+
+from heedful.bundled import BUNDLED_ENCODER
+from heedful.data import Dataset, DataSettings, Raise, dataset_for_task
+from heedful.data.bad_rows import BadRowPolicy
+from heedful.data.corpus.dedup import minhash_signatures, near_duplicate_groups
+from heedful.data.examples import Example, LabelledExample
+from heedful.data.labelled.corrections import write_review_file
+from heedful.errors import DataError
+from heedful.infer.engine import Engine
+from heedful.runs.frozen_vectors import out_of_fold_probabilities
+
+NEAR_DUPLICATE = 0.8  # Jaccard similarity of the sets of five words of near duplicates
+Reason = Literal["near-duplicate", "confident-learning"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelError:
+    """An example whose label is likely wrong."""
+
+    text: str
+    text_pair: str | None
+    label: str  # in the data
+    suggested_label: str
+    probability: float  # of the label in the data, by models that did not see the example
+    suggested_probability: float
+    reason: Reason  # "near-duplicate": near duplicates of the text have other labels
+    split: str
+    file: str
+    line: int
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data that JSON can hold."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelErrors:
+    """Result of `find_label_errors`: near duplicates with different labels first, then the least likely labels."""
+
+    errors: tuple[LabelError, ...]
+    examples: int  # that were examined
+    accuracy: float  # share of the examples whose label the models predict, without having seen it
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write a file in which a person corrects the column `label`, for the setting `data.corrections`.
+
+        An unchanged label stays, and an empty one leaves the example out of the data.
+
+        Raises:
+            DataError: If the file exists or cannot be written.
+        """
+        pairs = any(error.text_pair is not None for error in self.errors)
+        columns = ["text", *(["text_pair"] if pairs else []), "label", "given_label", "suggested_label"]
+        columns += ["probability", "suggested_probability", "reason", "split", "file", "line"]
+        rows = []
+        for error in self.errors:
+            numbers = {name: f"{getattr(error, name):.4f}" for name in ("probability", "suggested_probability")}
+            rows.append(error.to_dict() | {"given_label": error.label} | numbers)
+        write_review_file(Path(path), columns, rows)
+
+
+def find_label_errors(
+    data: object,
+    *,
+    model: str | Path | Engine = BUNDLED_ENCODER,
+    folds: int = 5,
+    seed: int = 0,
+    device: str | None = None,
+    settings: DataSettings | None = None,
+    on_bad_row: BadRowPolicy | None = None,
+) -> LabelErrors:
+    """Find examples whose label is likely wrong.
+
+    Linear models over frozen sentence vectors and words predict each example from the others; near-duplicate texts are
+    in one fold. An example is listed if its most likely label is another one, and more probable than it is on average
+    for the examples that have it (Northcutt et al. 2021, section 3), or if most near duplicates of its text have
+    another label. All splits are examined together.
+
+    Args:
+        data: A file, folder, or any other data that `finetune` takes, with one label for each example.
+        model: A sentence embedding model.
+        folds: Number of folds.
+        seed: Seed of the folds.
+        device: "cpu" or "cuda".
+        settings: How the data is read.
+        on_bad_row: Policy for rows that cannot be read; an error unless given.
+
+    Raises:
+        DataError: If the examples do not have one label each, or there are too few of them.
+    """
+    settings = settings or DataSettings(dev_fraction=0.0)
+    source = dataset_for_task(LabelledExample, data, settings, on_bad_row or Raise())
+    return label_errors_of(source, model=model, folds=folds, seed=seed, device=device)
+
+
+def label_errors_of(
+    source: Dataset[Example],
+    *,
+    model: str | Path | Engine = BUNDLED_ENCODER,
+    folds: int = 5,
+    seed: int = 0,
+    device: str | None = None,
+) -> LabelErrors:
+    """Find label errors in an open dataset; see `find_label_errors`."""
+    examples: list[LabelledExample] = []
+    splits: list[str] = []
+    for split in source.splits:
+        for example in source.examples(split):
+            if not isinstance(example, LabelledExample):
+                raise DataError(f"label errors need examples with one label, but each example is {example.about}")
+            examples.append(example)
+            splits.append(split)
+    names = sorted({example.label for example in examples})
+    number = {name: index for index, name in enumerate(names)}
+    targets = np.array([number[example.label] for example in examples], np.int64)
+    texts = [example.texts for example in examples]
+    groups = near_duplicate_groups(minhash_signatures(map("\n".join, texts)), NEAR_DUPLICATE)
+    probabilities = out_of_fold_probabilities(
+        texts, targets, groups, folds=folds, seed=seed, model=model, device=device
+    )
+    group_label = _group_labels(probabilities, targets, groups)
+    at_odds = group_label != targets
+    likely = confident_errors(probabilities, targets)
+    suggested = np.where(at_odds, group_label, _best_other(probabilities, targets))
+    rows = np.arange(len(targets))
+    margin = probabilities[rows, targets] - probabilities[rows, suggested]
+    listed = np.flatnonzero(at_odds | likely)
+    listed = listed[np.lexsort((margin[listed], ~at_odds[listed]))]
+    errors = tuple(
+        LabelError(
+            text=examples[row].text, text_pair=examples[row].text_pair, label=examples[row].label,
+            suggested_label=names[suggested[row]], probability=float(probabilities[row, targets[row]]),
+            suggested_probability=float(probabilities[row, suggested[row]]),
+            reason="near-duplicate" if at_odds[row] else "confident-learning",
+            split=splits[row], file=examples[row].file, line=examples[row].line,
+        )
+        for row in listed.tolist()
+    )  # fmt: skip
+    accuracy = float((probabilities.argmax(axis=1) == targets).mean())
+    return LabelErrors(errors=errors, examples=len(examples), accuracy=accuracy)
+
+
+def confident_errors(
+    probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
+) -> Bool[NDArray[np.bool_], " examples"]:
+    """Whether each example is off the diagonal of the confident joint (Northcutt et al. 2021, equation 1).
+
+    The threshold of a class is its mean probability over the examples labelled with it. An example counts for the most
+    probable class among those that reach their threshold.
+
+    >>> confident_errors(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
+    [False, False, True, False]
+    """
+    classes = probabilities.shape[1]
+    of = targets[:, None] == np.arange(classes)
+    thresholds = (probabilities * of).sum(axis=0) / np.maximum(of.sum(axis=0), 1)
+    confident = np.where(probabilities >= thresholds, probabilities, -1.0)
+    errors: NDArray[np.bool_] = (confident.max(axis=1) >= 0) & (confident.argmax(axis=1) != targets)
+    return errors
+
+
+def _best_other(probabilities: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The most probable class that is not the target, of each example."""
+    others = probabilities.copy()
+    others[np.arange(len(targets)), targets] = -1.0
+    best: NDArray[np.int64] = others.argmax(axis=1)
+    return best
+
+
+def _group_labels(
+    probabilities: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The most frequent label in the group of each example; of equally frequent ones the most probable."""
+    counts, sums = np.zeros_like(probabilities), np.zeros_like(probabilities)
+    np.add.at(counts, (groups, targets), 1.0)
+    np.add.at(sums, groups, probabilities)
+    sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    best: NDArray[np.int64] = np.where(counts > 0, counts + sums / (2 * sizes), 0.0).argmax(axis=1)
+    return best[groups]

@@ -1,0 +1,84 @@
+"""Corrected labels are applied to the examples they belong to, whatever a spreadsheet made of the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heedful.data import DataSettings, LabelledExample, dataset_for_task, read
+from heedful.data.bad_rows import Raise
+from heedful.data.labelled.corrections import read_corrections, write_review_file
+from heedful.errors import DataError
+
+DATA = (
+    'text,label\n=1+1 is two,right\nthe sea is dry,right\nthe sun  is hot,wrong\n"two\nlines",right\na,right\na,wrong\n'
+)
+COLUMNS = ["text", "label", "given_label"]
+
+
+def settings(corrections: Path) -> DataSettings:
+    return DataSettings(dev_fraction=0.0, corrections=str(corrections))
+
+
+def write(path: Path, *rows: tuple[str, str, str]) -> Path:
+    write_review_file(path, COLUMNS, [dict(zip(COLUMNS, row, strict=True)) for row in rows])
+    return path
+
+
+def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(DATA)
+    file = write(
+        tmp_path / "fixed.csv",
+        ("=1+1 is two", "wrong", "right"),
+        ("the sea is dry", "", "right"),
+        ("the sun is hot", "right", "wrong"),
+        ("two lines", "right", "right"),
+        ("a", "right", "wrong"),
+        ("not in the data", "right", "wrong"),
+    )
+    assert "'=1+1 is two" in file.read_text(encoding="utf-8-sig"), "a spreadsheet does not run it"
+    source = read(tmp_path / "a.csv", LabelledExample, settings(file))
+    for _ in range(2):  # however often it is read
+        found = [(example.text, example.label) for example in source.examples("train")]
+    assert found == [
+        ("=1+1 is two", "wrong"),
+        ("the sun  is hot", "right"),
+        ("two\nlines", "right"),
+        ("a", "right"),
+        ("a", "right"),
+    ]
+    assert source.row_errors.repairs == {"labels corrected by fixed.csv": 3, "left out by fixed.csv": 1}
+
+
+def test_a_spreadsheet_may_save_semicolons(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(DATA)
+    (tmp_path / "fixed.csv").write_text("﻿text;label;given_label\r\nthe sea is dry;wrong;right\r\n", encoding="utf-8")
+    source = read(tmp_path / "a.csv", LabelledExample, settings(tmp_path / "fixed.csv"))
+    assert [example.label for example in source.examples("train")][1] == "wrong"
+
+
+def test_folders_of_classes_and_several_files_are_corrected(tmp_path: Path) -> None:
+    for label in ("good", "bad"):
+        (tmp_path / "films" / "train" / label).mkdir(parents=True)
+        (tmp_path / "films" / "train" / label / "0.txt").write_text(f"a {label} film")
+        (tmp_path / "films" / "train" / label / "1.txt").write_text(f"one more {label} film")
+    file = write(tmp_path / "fixed.csv", ("a bad film", "good", "bad"))
+    source = read(tmp_path / "films", LabelledExample, settings(file))
+    assert sorted(example.label for example in source.examples("train")) == ["bad", "good", "good", "good"]
+
+
+def test_unusable_corrections_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(DATA)
+    (tmp_path / "other.csv").write_text("text,label\na,right\n")
+    with pytest.raises(DataError, match="no column given_label"):
+        read_corrections(tmp_path / "other.csv")
+    file = write(tmp_path / "twice.csv", ("a", "wrong", "right"), ("a", "neither", "right"))
+    with pytest.raises(DataError, match=r"twice\.csv:3: .* correct both alike"):
+        read_corrections(file)
+    with pytest.raises(DataError, match="exists already"):
+        write(tmp_path / "twice.csv")
+    scores = {"train": (["a", "b"], [["x", "y"], ["x"]])}
+    fixed = write(tmp_path / "fixed.csv", ("a", "wrong", "right"))
+    with pytest.raises(DataError, match="examples with one label"):
+        dataset_for_task(LabelledExample, scores, settings(fixed), Raise())

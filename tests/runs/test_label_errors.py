@@ -1,0 +1,89 @@
+"""Flipped labels are found by models that did not see them, and near duplicates with different labels come first."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import heedful
+from heedful.data import DataSettings, LabelledExample, read
+from heedful.errors import DataError
+from heedful.runs.label_errors import confident_errors, find_label_errors
+
+ANIMALS, TOOLS = ["cat", "dog", "horse", "cow", "sheep"], ["hammer", "saw", "drill", "wrench", "screwdriver"]
+PLACES = ["in the barn", "behind the house", "near the river", "at the market", "under the old bridge", "by the road"]
+
+
+def toy() -> tuple[list[str], list[str]]:
+    """60 sentences about animals and tools, with their labels."""
+    texts = [f"the {noun} is {place}" for noun in [*ANIMALS, *TOOLS] for place in PLACES]
+    return texts, ["animal"] * 30 + ["tool"] * 30
+
+
+@pytest.fixture(scope="module")
+def found() -> heedful.LabelErrors:
+    texts, labels = toy()
+    for row in (4, 17, 40):
+        labels[row] = "tool" if labels[row] == "animal" else "animal"
+    texts += ["The COW  is in the barn!", "the cow is in the barn."]
+    labels += ["animal", "tool"]
+    return find_label_errors({"train": (texts[:50], labels[:50]), "test": (texts[50:], labels[50:])})
+
+
+def test_flipped_labels_are_found(found: heedful.LabelErrors) -> None:
+    texts, _ = toy()
+    assert found.examples == 62 and 0.8 < found.accuracy <= 1
+    first, *others = found.errors
+    assert (first.text, first.label, first.suggested_label) == ("the cow is in the barn.", "tool", "animal")
+    assert (first.reason, first.split, first.line) == ("near-duplicate", "test", 12)
+    assert {error.text for error in others[:3]} == {texts[4], texts[17], texts[40]}
+    assert all(error.reason == "confident-learning" for error in others)
+    assert all(error.suggested_probability > error.probability for error in others[:3])
+    margins = [error.probability - error.suggested_probability for error in others]
+    assert margins == sorted(margins)
+
+
+def test_the_corrected_file_is_read_back(found: heedful.LabelErrors, tmp_path: Path) -> None:
+    found.to_csv(tmp_path / "errors.csv")
+    with (tmp_path / "errors.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == [error.text for error in found.errors]
+    assert all(row["label"] == row["given_label"] for row in rows), "nothing changes before a person has looked"
+    with (tmp_path / "fixed.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row | {"label": row["suggested_label"]} for row in rows)
+    texts, labels = toy()
+    labels[4] = "tool"
+    settings = DataSettings(dev_fraction=0.0, corrections=str(tmp_path / "fixed.csv"))
+    source = read((texts, labels), LabelledExample, settings)
+    assert [example.label for example in source.examples("train")] == toy()[1]
+
+
+def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
+    texts, labels = toy()
+    pairs = [(text, f"is the {text.split()[1]} alive?") for text in texts]
+    labels[7] = "tool"
+    found = find_label_errors((pairs, labels))
+    assert (found.errors[0].text, found.errors[0].text_pair) == pairs[7]
+    found.to_csv(tmp_path / "errors.csv")
+    assert (tmp_path / "errors.csv").read_text(encoding="utf-8-sig").startswith("text,text_pair,label,given_label,")
+
+
+def test_the_confident_joint_has_thresholds_of_each_class() -> None:
+    probabilities = np.array([[0.6, 0.4], [0.7, 0.3], [0.45, 0.55], [0.3, 0.7], [0.2, 0.8], [0.64, 0.36]])
+    targets = np.array([0, 0, 0, 1, 1, 1])
+    # thresholds 0.583 and 0.62: the third example is below that of class 1, the last one reaches that of class 0
+    assert confident_errors(probabilities, targets).tolist() == [False, False, False, False, False, True]
+
+
+def test_data_without_one_label_each_is_refused() -> None:
+    with pytest.raises(DataError, match="expected 2 or more"):
+        find_label_errors((["a b", "c d", "e f"], ["x", "x", "x"]))
+    with pytest.raises(DataError, match="one label"):
+        find_label_errors((["a b", "c d"], [["x", "y"], ["x"]]))
+    with pytest.raises(DataError, match="2 different texts; expected 5 or more"):
+        find_label_errors((["one text", "one text", "other text"], ["x", "y", "x"]))
