@@ -24,7 +24,14 @@ from heedful.runs.card.markdown import (
 )
 from heedful.runs.card.usage import METRICS, usage
 from heedful.runs.card.verdict import verdict_section
-from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
+from heedful.runs.results import (
+    JsonObject,
+    as_float,
+    format_metric,
+    headline_split,
+    read_predictions,
+    read_results,
+)
 from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
@@ -32,6 +39,11 @@ MISTAKES = 5
 PICTURES = ("confusion", "calibration")  # plots that the card shows
 LONGEST = 240  # characters of a quoted text
 MANY = 30  # rows above which a table is folded
+SHOWN = 4  # metrics that are not folded: that of the run, then those of this list that it has
+KEY_METRICS = (
+    *("accuracy", "f1", "macro_f1", "exact", "spearman", "pearson", "bleu", "precision", "recall", "mrr"),
+    *("matthews", "ece", "loss", "mse"),
+)
 FEW = 30  # examples below which the score of a class is rough
 PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # keys of results
 
@@ -154,18 +166,25 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
         return
     names = list(dict.fromkeys(key for split in splits.values() for key in split["numbers"]))
     shown = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
-    rows = []
-    for name in sorted(shown, key=lambda name: name != metric):
-        cells = [_with_interval(split, name) for split in splits.values()]
-        rows.append([f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name), *cells])
-    rows.append(["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())])
-    yield markdown_table(["", *map(escape_markdown, splits)], rows)
+    key = [name for name in dict.fromkeys((metric, *KEY_METRICS, *shown)) if name in shown][:SHOWN]
+    rows = {
+        name: [
+            f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name),
+            *(_with_interval(split, name) for split in splits.values()),
+        ]
+        for name in [*key, *(name for name in shown if name not in key)]
+    }
+    counts = ["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())]
+    heads = ["", *map(escape_markdown, splits)]
+    yield markdown_table(heads, [*(rows[name] for name in key), counts])
     intervals = [interval for split in splits.values() for interval in split.get("intervals", {}).values()]
     about = []
     if intervals:
         level, replicates = intervals[0]["level"], intervals[0]["replicates"]
         about.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join(about + _chosen(results))]
+    if others := [row for name, row in rows.items() if name not in key]:
+        yield details(markdown_table(heads, others), "Further metrics", True)
 
 
 def _baseline(results: JsonObject) -> Iterator[list[str]]:
@@ -221,9 +240,12 @@ def _with_interval(split: JsonObject, name: str) -> str:
     if value is None:
         return ""
     interval = split.get("intervals", {}).get(name)
-    return format_number(value) + (
-        f" ({format_number(interval['low'])} to {format_number(interval['high'])})" if interval else ""
-    )
+    ends = " to ".join(_metric(name, interval[end]) for end in ("low", "high")) if interval else ""
+    return _metric(name, value) + (f" ({ends})" if ends else "")
+
+
+def _metric(name: str, value: object) -> str:
+    return format_metric(name, as_float(value))
 
 
 def _seeds(results: JsonObject) -> Iterator[list[str]]:
@@ -236,14 +258,14 @@ def _seeds(results: JsonObject) -> Iterator[list[str]]:
         return
     yield ["### Over seeds"]
     rows = [
-        [str(seed["seed"]), *(format_number(scores[name]) for name in splits)]
+        [str(seed["seed"]), *(_metric(metric, scores[name]) for name in splits)]
         for seed, scores in zip(seeds, scores_of_seeds, strict=True)
     ]
     columns = [[as_float(scores[name]) for scores in scores_of_seeds] for name in splits]
     rows.append(
         [
             "mean ± deviation",
-            *(f"{format_number(statistics.fmean(c))} ± {format_number(_deviation(c))}" for c in columns),
+            *(f"{_metric(metric, statistics.fmean(c))} ± {_metric(metric, _deviation(c))}" for c in columns),
         ]
     )
     yield markdown_table(["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)], rows)
@@ -263,7 +285,7 @@ def _classes(results: JsonObject) -> Iterator[list[str]]:
         rows = [
             [
                 escape_markdown(label, 60),
-                *(format_number(row[name]) for name in ("precision", "recall", "f1")),
+                *(_metric(name, row[name]) for name in ("precision", "recall", "f1")),
                 f"{_count(row):,}",
             ]
             for label, row in scores.items()
@@ -299,16 +321,16 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     split, numbers = headline
     rows = [
         [
-            f"{as_float(row['low']):.2f} to {as_float(row['high']):.2f}",
+            f"{100 * as_float(row['low']):.0f} % to {100 * as_float(row['high']):.0f} %",
             f"{row['count']:,}",
-            format_number(row["confidence"]),
-            format_number(row["accuracy"]),
+            _metric("probability", row["confidence"]),
+            _metric("accuracy", row["accuracy"]),
         ]
         for row in numbers["calibration"]
     ]
     yield ["## Calibration"]
     yield [
-        f"Expected calibration error on {escape_markdown(split)}: {format_number(numbers['ece'])}, the mean distance "
+        f"Expected calibration error on {escape_markdown(split)}: {_metric('ece', numbers['ece'])}, the mean distance "
         "between how sure the model is and how often it is right."
     ]
     table = markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
@@ -340,7 +362,7 @@ def _mistake(line: JsonObject, results: JsonObject) -> list[str]:
     return [
         escape_markdown(about.input_text(line["input"]), LONGEST),
         sides[0],
-        sides[1] + (f" ({format_number(sure)})" if sure else ""),
+        sides[1] + (f" ({_metric('probability', sure)})" if sure else ""),
     ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from heedful.runs.card.markdown import escape_markdown, format_number, markdown_table
-from heedful.runs.results import JsonObject
+from heedful.runs.card.markdown import escape_markdown, markdown_table
+from heedful.runs.results import JsonObject, format_metric
 from heedful.runs.run_folder import read_run_json
 
 VERDICT = "verdict.json"
@@ -20,12 +20,13 @@ def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
     teacher_mean = verdict["models"]["teacher"]["quality"]["mean"]
     for name, model in verdict["models"].items():
         quality, speed = model["quality"], model if "p50" in model else verdict["models"]["student"]
-        spread = "" if quality["std"] is None else f" ± {format_number(quality['std'])} ({quality['seeds']} seeds)"
+        deviation = "" if quality["std"] is None else format_metric(verdict["metric"], quality["std"])
+        spread = f" ± {deviation} ({quality['seeds']} seeds)" if deviation else ""
         spread += "" if quality["precision"] == speed["precision"] else f" in {quality['precision']}"
         rows.append(
             [
                 NAMES.get(name, name),
-                format_number(quality["mean"]) + spread,
+                format_metric(verdict["metric"], quality["mean"]) + spread,
                 f"{100 * quality['mean'] / teacher_mean:.1f} %" if teacher_mean > 0 else "",
                 f"{speed['parameters']:,}",
                 speed["precision"],

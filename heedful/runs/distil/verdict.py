@@ -27,14 +27,13 @@ from heedful.infer.tuning.precision_gate import (
     open_in_precision,
 )
 from heedful.runs import timing
-from heedful.runs.card.markdown import format_number
 from heedful.runs.card.verdict import NAMES, VERDICT
 from heedful.runs.distil.settings import DistilSettings, VerdictSettings
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.figures import wilson
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
-from heedful.runs.results import JsonObject, read_results, summarize_seeds
+from heedful.runs.results import JsonObject, format_metric, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.metrics import metric_bounds
@@ -268,7 +267,10 @@ def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: flo
 
 def verdict_sentence(verdict: JsonObject) -> str:
     """Summarise a verdict in a sentence."""
-    teacher, student = (_with_precision(verdict["models"][name]["quality"]) for name in ("teacher", "student"))
+    teacher, student = (
+        f"{format_metric(verdict['metric'], model['quality']['mean'])} in {model['quality']['precision']}"
+        for model in (verdict["models"]["teacher"], verdict["models"]["student"])
+    )
     metric = f"{verdict['metric']} on {verdict['split']}"
     quality = f"reaches {student} beside the teacher's {teacher} ({metric})"
     if verdict["quality_ratio"] is not None:
@@ -293,10 +295,6 @@ def verdict_sentence(verdict: JsonObject) -> str:
 
 def _times(factor: float) -> str:
     return f"{factor:.1f}" if factor >= 1 else f"{factor:.2f}"
-
-
-def _with_precision(quality: JsonObject) -> str:
-    return f"{format_number(quality['mean'])} in {quality['precision']}"
 
 
 def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
