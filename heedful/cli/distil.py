@@ -163,5 +163,6 @@ def show_verdict(results: JsonObject) -> None:
             print_text(f"\n{escape(search['taken'])} was {FLATTERED}.")
         print()
     head, lines = verdict_table(results["verdict"])
-    print_table([list(map(escape, line)) for line in lines], head=head, right=set(range(2, len(head))))
+    models = list(zip(head, *lines, strict=True))  # a column for each model, which is narrower than a row
+    print_table([list(map(escape, row)) for row in models[1:]], head=models[0])
     print_text(f"\n{escape(results['verdict']['sentence'])}")

@@ -80,8 +80,10 @@ class Progress(Reporter):
         compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
         value = metrics.get(compared, result.metric_value)
         first = f"{compared or 'metric'} {format_metric(compared or 'loss', value)}{' (best so far)' if best else ''}"
-        others = [
-            f"{name} {format_metric(name, value)}" for name, value in list(metrics.items())[:3] if name != compared
+        others = [  # micro F1 of a single label is its accuracy
+            f"{name} {format_metric(name, number)}"
+            for name, number in list(metrics.items())[:3]
+            if name != compared and number != value
         ]
         self.message(f"step {step:,}, dev: {', '.join([first, *others])}")
 

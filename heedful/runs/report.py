@@ -53,7 +53,7 @@ article { margin: .7rem 0; padding: .6rem .9rem; background: var(--panel); borde
 article p { overflow-wrap: anywhere; }
 code { font: .85rem/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace; }
 pre { margin: .4rem 0 0; padding: .45rem .6rem; border-radius: 6px; background: var(--ground); white-space: pre-wrap;
-  overflow-wrap: anywhere; user-select: all; }
+  overflow-wrap: anywhere; user-select: all; max-height: 8rem; overflow-y: auto; }
 @media print { body { max-width: none; padding: 0; } article, figure { break-inside: avoid; } }
 """
 
@@ -183,11 +183,12 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
         sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
         confidence = f" ({format_metric('probability', as_float(sure))})" if sure else ""
         command = look_command(folder, line["input"], pairs=about.takes_pairs)
-        copy = f"<pre><code>{_text(command)}</code></pre>" if command else ""
+        copy = f'<pre tabindex="0"><code>{_text(command)}</code></pre>' if command else ""
         yield (
-            f'<article><p>{_text(_cut(about.input_text(line["input"])))}</p><p><span class="soft">label</span> '
-            f'{_text(_cut(str(label)))} · <span class="soft">prediction</span> {_text(_cut(str(prediction)))}'
-            f"{_text(confidence)}</p>{copy}</article>"
+            f"<article><p><bdi>{_text(_cut(about.input_text(line['input'])))}</bdi></p>"
+            f'<p><span class="soft">label</span> {_text(_cut(str(label)))} · '
+            f'<span class="soft">prediction</span> {_text(_cut(str(prediction)))}{_text(confidence)}</p>'
+            f"{copy}</article>"
         )
 
 
@@ -243,7 +244,10 @@ def _data(results: JsonObject) -> Iterator[str]:
 def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
     """A table; rows come with whether they are emphasised. Columns after the first are numbers."""
     kinds = ["", *['class="number"'] * (len(head) - 1)]
-    heads = "".join(f"<th {kind}>{_text(cell)}</th>" for kind, cell in zip(kinds, head, strict=True))
+    heads = "".join(
+        f'<th scope="col" {kind}>{_text(cell)}</th>' if cell else "<td></td>"
+        for kind, cell in zip(kinds, head, strict=True)
+    )
     lines = []
     for cells, main in rows:
         columns = "".join(f"<td {kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, cells, strict=True))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from heedful.cli import main
+from heedful.cli.distil import show_verdict
 from heedful.runs import timing
+from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models
 from tests.support.generated_data import data
 from tests.support.model_folders import make
 
@@ -41,3 +45,24 @@ def test_the_verdict_is_printed(
     ):
         assert run("distil", teacher, folder, *wrong) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_comparison_fits_a_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    quality = {"teacher": [0.9123], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
+    models = {name: across_numbers(numbers, "float32") for name, numbers in quality.items()}
+    speeds = {
+        name: ServingSpeed(precision="int8", p50=123.45, p99=1234.56, texts_per_second=13318, tokens_per_second=158060)
+        for name in ("teacher", "student")
+    }
+    verdict = compare_models("accuracy", "test", models, speeds, {"teacher": 109_486_464, "student": 9_034_504}, 0.01)
+    show_verdict({"verdict": verdict})
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= columns
+    words = out.split()
+    for word in ("109,486,464", "9,034,504", "91.23", "123.45", "1234.56", "158,060", "13,318", "parameters", "p99"):
+        assert word in words, f"{word} is cut"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from heedful.errors import HeedfulError
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.report import MAX_COMMAND, look_command, write_report
 from tests.support import run_folders as made
+from tests.support.browser import browser
+from tests.support.page_checks import axe_violations, layout_problems, set_window
 
 EVIL = [
     "</p></article><script>alert(1)</script>",
@@ -119,3 +123,40 @@ def test_a_run_without_results_and_one_that_was_not_measured(tmp_path: Path) -> 
         write_report(tmp_path)
     folder = made.write(tmp_path / "run", made.results("classify", "accuracy", {}))
     assert "Nothing was measured" in write_report(folder).read_text()
+
+
+@pytest.mark.slow
+def test_layout_in_a_browser(tmp_path: Path) -> None:
+    words = "The cat sat on the mat in Paris and slept there. "
+    texts = [
+        words,
+        30 * words,
+        "-5 degrees",
+        "جلس القط على الحصيرة لأنه كان متعبا.",
+        "猫坐在垫子上，因为它累了。",
+        "x" * 400,
+    ]
+    folder = run(tmp_path / "run", [*texts, *EVIL], problems=("! leak: train and test share 2 texts",))
+    draw_run_plots(folder)
+    path = write_report(folder)
+    with browser(tmp_path) as chrome:
+        for width, dark in product((390, 1280, 1920), (False, True)):
+            set_window(chrome, width)
+            chrome.dark(dark)
+            chrome.driver.get(f"file://{path}")
+            assert layout_problems(chrome) == [], width
+            assert chrome.complaints() == []
+            if shots := os.environ.get("HEEDFUL_SHOTS"):
+                chrome.shot(Path(shots) / f"{width}-report-{'dark' if dark else 'light'}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_in_a_browser(tmp_path: Path, dark: bool) -> None:
+    folder = run(tmp_path / "run", ["a text", *EVIL], problems=("! leak: train and test share 2 texts",))
+    draw_run_plots(folder)
+    path = write_report(folder)
+    with browser(tmp_path) as chrome:
+        chrome.dark(dark)
+        chrome.driver.get(f"file://{path}")
+        assert axe_violations(chrome) == []

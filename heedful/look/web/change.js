@@ -58,7 +58,7 @@ function fields(context, words, live, apply) {
   for (const [place, token] of all.slice(0, FIELDS).entries()) {
     const field = /** @type {HTMLInputElement} */ (
       make("input", {
-        type: "text", "aria-label": `Token ${place}: ${plain(token.text)}`, spellcheck: "false", size: Math.max(2, Math.min(16, token.text.length)),
+        type: "text", dir: "auto", "aria-label": `Token ${place}: ${plain(token.text)}`, spellcheck: "false", size: Math.max(2, Math.min(16, token.text.length)),
         disabled: !live || token.segment === null || context.look.choices.length > 0,
         onchange: (event) => {
           if (event.target.value === token.text) words.delete(place);

@@ -130,7 +130,7 @@ async function sideBySide(context, chosen) {
  */
 function another(context) {
   const given = (context.looks[1] ?? context.look).item;
-  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: 2, "aria-label": "The second text", spellcheck: "false" }));
+  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: 2, "aria-label": "The second text", dir: "auto", spellcheck: "false" }));
   area.value = Array.isArray(given) ? given[0] : given;
   const problem = make("p", { class: "problem", role: "status" });
   return make(

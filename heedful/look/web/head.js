@@ -200,7 +200,9 @@ function picture(context, heads, weights, sides) {
   arrows(left, ".token");
   arrows(right, ".token");
   const { lecture } = context.state;
-  const gap = Math.max(70, Math.min(lecture ? 900 : 380, context.root.clientWidth - (lecture ? 420 : 260) - SHARE * heads.length));
+  const { clientWidth } = context.root;
+  const most = lecture ? 900 : Math.max(380, Math.min(640, 0.3 * clientWidth));
+  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260) - SHARE * heads.length));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);

@@ -47,15 +47,15 @@ const FIELD = 20_000; // characters of a text that can be changed in the page
 
 /** @type {View[]} */
 const VIEWS = [
-  { key: "head", name: "Head", about: "Who looks at whom", show: headView, uses: "part layer", fits: () => true },
+  { key: "head", name: "Head", about: "Which token attends to which", show: headView, uses: "part layer", fits: () => true },
   { key: "model", name: "Model", about: "All layers and heads", show: modelView, uses: "part", fits: () => true },
   { key: "neuron", name: "Neuron", about: "Queries and keys, number by number", show: neuronView, uses: "part layer head", fits: takesApart },
   { key: "steps", name: "Step by step", about: "One token through one block", show: stepsView, uses: "part layer head", fits: takesApart },
-  { key: "prediction", name: "Prediction", about: "What is said, and why", show: predictionView, uses: "", fits: () => true },
+  { key: "prediction", name: "Prediction", about: "The prediction, and what it rests on", show: predictionView, uses: "", fits: () => true },
   { key: "change", name: "Change", about: "Heads switched off, tokens replaced", show: changeView, uses: "", fits: takesApart },
-  { key: "positions", name: "Positions", about: "The clock", show: positionsView, uses: "", fits: () => true },
-  { key: "decoder", name: "Decoder", about: "How it writes", show: decoderView, uses: "layer head", fits: (look) => look.head === "language_model" },
-  { key: "alignment", name: "Alignment", about: "What was written, and where it looked", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
+  { key: "positions", name: "Positions", about: "How positions are represented", show: positionsView, uses: "", fits: () => true },
+  { key: "decoder", name: "Decoder", about: "Generation, step by step", show: decoderView, uses: "layer head", fits: (look) => look.head === "language_model" },
+  { key: "alignment", name: "Alignment", about: "Generated tokens, and the source tokens that they attend to", show: alignmentView, uses: "layer", fits: (look) => has(look, "cross") },
   { key: "compare", name: "Compare", about: "Two side by side", show: compareView, uses: "part layer", fits: (look, about, live) => about.looks.length > 1 || live },
   { key: "words", name: "Words", about: "Words as vectors", show: wordsView, uses: "", fits: () => true },
   { key: "similarity", name: "Similarity", about: "Queries and keys as a learned similarity", show: similarityView, uses: "part layer head", fits: takesApart },
@@ -289,8 +289,8 @@ function header(look, root, source, context) {
  */
 function reading(look, context) {
   const [first, second] = Array.isArray(look.item) ? look.item : [look.item, ""];
-  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: Math.min(4, 1 + Math.floor(first.length / 110)), "aria-label": "Text", spellcheck: "false" }));
-  const pair = /** @type {HTMLInputElement} */ (make("input", { type: "text", "aria-label": "Second text", placeholder: "a second text, if any", spellcheck: "false" }));
+  const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: Math.min(4, 1 + Math.floor(first.length / 110)), "aria-label": "Text", dir: "auto", spellcheck: "false" }));
+  const pair = /** @type {HTMLInputElement} */ (make("input", { type: "text", "aria-label": "Second text", dir: "auto", placeholder: "a second text, if any", spellcheck: "false" }));
   [area.value, pair.value] = [cut(first, FIELD), second];
   const problem = make("p", { class: "problem", role: "status" });
   if (first.length > FIELD) problem.textContent = `The field holds the first ${FIELD.toLocaleString("en")} of ${first.length.toLocaleString("en")} characters; the views are of all.`;

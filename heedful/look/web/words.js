@@ -167,7 +167,7 @@ function near(words) {
  * @param {string} [kind] "long": the field takes the whole line
  */
 function ask(name, usual, done, kind = "") {
-  const fields = usual.map((value, i) => /** @type {HTMLInputElement} */ (make("input", { type: "text", value, "aria-label": usual.length > 1 ? `${name} ${i + 1}` : name, class: kind, spellcheck: "false" })));
+  const fields = usual.map((value, i) => /** @type {HTMLInputElement} */ (make("input", { type: "text", value, dir: "auto", "aria-label": usual.length > 1 ? `${name} ${i + 1}` : name, class: kind, spellcheck: "false" })));
   const problem = make("p", { class: "problem", role: "status" });
   return make(
     "form",

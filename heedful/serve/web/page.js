@@ -141,6 +141,7 @@ function fieldsOf(form, values) {
     const area = element("textarea");
     const value = values[name] ?? "";
     area.name = name;
+    area.dir = "auto";
     area.rows = name === "lines" ? 4 : 2;
     area.value = Array.isArray(value) ? value.join("\n") : value;
     area.addEventListener("input", () => {
@@ -229,7 +230,12 @@ function draw(route, answer, about) {
 
 function rowOf({ name, kind, probability, number }) {
   const row = element("tr");
-  for (const text of kind === undefined ? [name] : [name, kind]) row.insertCell().append(element("bdi", text));
+  row.insertCell().append(element("bdi", name));
+  if (kind !== undefined) {
+    const cell = row.insertCell();
+    cell.className = "kind";
+    cell.append(element("bdi", kind));
+  }
   if (number === undefined) {
     const cell = row.insertCell();
     cell.className = "bar";
@@ -258,8 +264,8 @@ function say(text, wrong) {
 async function ask(event) {
   event?.preventDefault();
   const button = document.querySelector("button");
-  if (button.disabled) return;
-  button.disabled = true;
+  if (button.ariaDisabled === "true") return; // `disabled` would take the focus away
+  button.ariaDisabled = "true";
   say("…", false);
   const start = performance.now();
   try {
@@ -280,7 +286,7 @@ async function ask(event) {
     say(String(error.message), true);
     at("found").hidden = true;
   } finally {
-    button.disabled = false;
+    button.ariaDisabled = "false";
   }
 }
 

@@ -1,0 +1,60 @@
+// What tests/support/page_checks.py asks of a page.
+
+function layoutProblems() {
+  const found = [];
+  const root = document.documentElement;
+  const seen = (e) => e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && e.getClientRects().length > 0;
+  const name = (e) => `${e.tagName.toLowerCase()}.${e.getAttribute("class") ?? ""} "${(e.textContent ?? "").trim().slice(0, 40)}"`;
+  const hasOwnText = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  const scrolls = (e) => { for (let p = e; p && p !== document.body; p = p.parentElement)
+    if (/auto|scroll/.test(getComputedStyle(p).overflowX) && p.scrollWidth > p.clientWidth) return true; return false; };
+  if (root.scrollWidth > root.clientWidth + 1) {
+    const wide = [...document.querySelectorAll("body *")].filter((e) => seen(e) && !scrolls(e) && e.getBoundingClientRect().right > root.clientWidth + 1);
+    found.push(`the page is ${root.scrollWidth} wide in a window of ${root.clientWidth}: ${wide.slice(0, 3).map(name).join("; ")}`);
+  }
+  for (const e of document.querySelectorAll("body *")) {
+    if (!seen(e) || e.closest(".unseen, svg, title, textarea, select")) continue;
+    const style = getComputedStyle(e), box = e.getBoundingClientRect();
+    const clips = style.overflowX === "hidden" || style.overflowX === "clip";
+    if (clips && hasOwnText(e) || clips && e.querySelector(":scope > bdi")) {
+      const isTitled = e.title || e.querySelector("[title]") || e.closest("[title]");
+      const sideways = style.writingMode.startsWith("vertical");
+      const cutAcross = e.scrollWidth > e.clientWidth + 1 && !(style.textOverflow === "ellipsis" && isTitled);
+      const cutDown = e.scrollHeight > e.clientHeight + 4 && !(sideways && isTitled);
+      if (cutAcross || cutDown) found.push(`cut: ${name(e)} ${e.scrollWidth}x${e.scrollHeight} in ${e.clientWidth}x${e.clientHeight}`);
+    }
+    if (e.matches(".panel, .figure, .card, figure, article") && (box.height < 12 || !(e.innerText.trim() || e.querySelector("canvas, svg, img")))) found.push(`empty: ${name(e)}`);
+    if (e.matches(".problem") && e.textContent.trim()) found.push(`problem: ${e.textContent}`);
+    if (e.matches("button, select, input, a") && !e.closest(".tight") && (box.width < 4 || box.height < 4)) found.push(`too small: ${name(e)}`);
+    if (hasOwnText(e) && box.width > 0 && box.width < 40 && box.height > 8 * parseFloat(style.fontSize) && !style.writingMode.startsWith("vertical")) found.push(`one letter a line: ${name(e)}`);
+  }
+  return [...new Set(found)];
+}
+
+function labelProblems() {
+  const cut = [], words = [...document.querySelectorAll("svg text")].filter((e) => e.textContent.trim() && e.checkVisibility());
+  for (const e of words) {
+    const box = e.getBoundingClientRect(), drawing = e.ownerSVGElement.getBoundingClientRect();
+    if (box.left < drawing.left - 2 || box.right > drawing.right + 2 || box.top < drawing.top - 2 || box.bottom > drawing.bottom + 2) cut.push(`outside of its drawing: ${e.textContent}`);
+  }
+  return cut;
+}
+
+const kindOf = (element) => `${element.tagName} ${(element.getAttribute("class") ?? "").split(" ")[0]} ${element.type ?? ""}`;
+const usable = (where) => [...document.querySelectorAll(where)].filter((e) => e.checkVisibility() && !e.disabled && !e.closest(".save"));
+
+function kindsOfControls(where) {
+  return [...new Set(usable(where).map(kindOf))];
+}
+
+/** Use the first control of a kind; false if there is none now. */
+function useControl(where, kind) {
+  const element = usable(where).find((e) => kindOf(e) === kind);
+  if (!element) return false;
+  element.focus();
+  if (element.tagName === "SELECT") {
+    element.selectedIndex = element.length - 1;
+    element.dispatchEvent(new Event("change"));
+  } else if (element.type !== "text") element.click();
+  return true;
+}
