@@ -2,7 +2,7 @@
 
 from heedful.checkpoint.bundle import ModelBundle, assign, create
 from heedful.checkpoint.config import BundleConfig, read_config, write_config
-from heedful.checkpoint.loading import RUN_MODEL, config_of, folder_of, load
+from heedful.checkpoint.loading import RUN_MODEL, config_of, folder_of, load, weight_files
 from heedful.checkpoint.saving import save
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "load",
     "read_config",
     "save",
+    "weight_files",
     "write_config",
 ]

@@ -17,6 +17,8 @@ from heedful.checkpoint import hub, sentence_transformers
 from heedful.checkpoint.bundle import ModelBundle, assign
 from heedful.checkpoint.config import BundleConfig, read_config
 from heedful.checkpoint.folder_json import read_folder_json
+from heedful.checkpoint.lora import CONFIG as ADAPTER_CONFIG
+from heedful.checkpoint.lora import Adapter, read_adapter
 from heedful.checkpoint.notes import NOTES, Notes, read_notes
 from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
 from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
@@ -43,12 +45,14 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     ignore: Iterable[str] = (),
+    base: str | Path | None = None,
 ) -> ModelBundle:
     """Load a model folder, a run's folder, one of its checkpoints, a bundled model, or NAME[@REVISION] on the hub.
 
-    The model is in eval mode.
+    The model is in eval mode. A LoRA adapter of peft is merged into the model that it is for.
 
     Args:
+        base: The model that an adapter is for, if not the one that it names.
         head: Kind of head to load instead of the one in config.json: "masked_lm", "sequence_classification", ...
         ignore: Unknown keys of config.json to ignore.
 
@@ -57,22 +61,28 @@ def load(
             tokenizer that does not fit the model.
     """
     device, folder = resolve_device(device), folder_of(name, revision)
-    contents = _FolderContents.read(folder, head, tuple(ignore), dtype)
+    adapter = read_adapter(folder)
+    if adapter is None and base is not None:
+        raise ModelError(f"{folder} is no adapter, so base={str(base)!r} has no use: leave it out")
+    model_folder = folder if adapter is None else base_folder(adapter, base)
+    contents = _FolderContents.read(model_folder, head, tuple(ignore), dtype, adapter)
     config, slots, table = contents.config, contents.slots, contents.table
-    bundle = _without_weights(config, folder)
-    check_names(table, to_hf_names(table, bundle.named_tensors()), slots, contents.values, folder)
-    assign(bundle, _load_tensors(table, slots, dtype, folder), device)
-    notes = read_notes(folder)
+    bundle = _without_weights(config, model_folder)
+    check_names(table, to_hf_names(table, bundle.named_tensors()), slots, contents.values, model_folder)
+    assign(bundle, _load_tensors(contents, dtype), device)
+    notes = read_notes(model_folder)
     bundle.tokenizer = _load_tokenizer(folder, contents.family, config.model, notes)
+    if bundle.tokenizer is None and model_folder != folder:
+        bundle.tokenizer = _load_tokenizer(model_folder, contents.family, config.model, notes)
     if isinstance(config.head, SentenceEmbedding):
-        sentence_transformers.check_case(folder, bundle.tokenizer)
+        sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
     bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
     bundle.text_suffix, bundle.pairs = notes.text_suffix, notes.pairs
     hub_name = hub.name_and_revision(name)[0]
     bundle.source = hub_name if os.path.isdir(name) or bundled_model(hub_name) else f"{hub_name}@{folder.name}"
     bundle.unused_tensors = contents.unused
     bundle.other_head_tensors = contents.read_other_heads(dtype)
-    _warn(bundle, folder, dtype, head_was_chosen=head is not None)
+    _warn(bundle, model_folder, dtype, head_was_chosen=head is not None or adapter is not None)
     if is_training_checkpoint(Path(name)):
         bundle = with_checkpoint_weights(bundle, Path(name))
     return bundle.eval()
@@ -107,7 +117,35 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
 def config_of(name: str | Path, *, revision: str | None = None) -> BundleConfig:
     """Read the configuration that `load` would read, without the weights."""
     folder = folder_of(name, revision)
-    return read_config(read_folder_json(folder / "config.json"), str(folder / "config.json"))
+    adapter = read_adapter(folder)
+    path = (folder if adapter is None else base_folder(adapter)) / "config.json"
+    return read_config(read_folder_json(path), str(path))
+
+
+def weight_files(name: str | Path, *, revision: str | None = None) -> list[Path]:
+    """Return the files that `load` would read the configuration and the weights from, those of an adapter included."""
+    folder = folder_of(name, revision)
+    adapter = read_adapter(folder)
+    folders = [folder] if adapter is None else [folder, base_folder(adapter)]
+    read_folder_json(folders[-1] / "config.json")  # raises an error that says what is wrong with it
+    configs = [folders[-1] / "config.json", *([] if adapter is None else [folder / ADAPTER_CONFIG])]
+    return [*configs, *(path for folder in folders for path in sorted(folder.glob("*.safetensors")))]
+
+
+def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
+    """Return the folder of the model that an adapter is for; None: the one that it names."""
+    named = base if base is not None else adapter.base
+    if not named:
+        raise ModelError(f"{adapter.folder / ADAPTER_CONFIG} names no model: give it, load(..., base=...)")
+    try:
+        folder = folder_of(named, adapter.revision if base is None else None)
+    except ModelError as error:
+        raise ModelError(
+            f"{adapter.folder} is an adapter of {str(named)!r}: {error}; or give load(..., base=...)"
+        ) from error
+    if read_adapter(folder) is not None:
+        raise ModelError(f"{adapter.folder} is an adapter of {folder}, which is an adapter too: merge that one first")
+    return folder
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
@@ -139,11 +177,17 @@ class _FolderContents:
     slots: dict[str, Slot]  # the model's tensors, by the names of the family's table
     other_slots: dict[str, Slot]  # those of other heads
     folder: Path
+    adapter: Adapter | None
 
     @classmethod
-    def read(cls, folder: Path, head: str | None, ignore: tuple[str, ...], dtype: torch.dtype) -> _FolderContents:
+    def read(
+        cls, folder: Path, head: str | None, ignore: tuple[str, ...], dtype: torch.dtype, adapter: Adapter | None
+    ) -> _FolderContents:
         """Read config.json and the headers of the weights; raises ModelError if they do not belong together."""
         values, source = read_folder_json(folder / "config.json"), str(folder / "config.json")
+        if adapter is not None:
+            adapter = adapter.with_table_names(FAMILIES[read_config(values, source, ignore=ignore).family])
+            values = adapter.config_values(values, source, ignore)
         config = read_config(values, source, head=head, ignore=ignore)
         slots: dict[str, Slot] = {}
         for key, slot in find_tensors(folder).items():
@@ -157,17 +201,28 @@ class _FolderContents:
             config = read_config(values, source, head=head, ignore=ignore)
         bare = not any(key.startswith(family.prefix) for key in slots)
         slots = {family.table_name(key, bare): slot for key, slot in slots.items()}
+        if adapter is not None:
+            slots |= adapter.whole
+        contents = cls(config=config, values=values, slots=slots, other_slots={}, folder=folder, adapter=adapter)
         if head is None:
-            config = _with_folder_head(config, slots, folder)
-            if isinstance(config.head, SentenceEmbedding) and config.head.dense:
-                slots |= sentence_transformers.dense_tensors(folder)
-        contents = cls(config=config, values=values, slots=slots, other_slots={}, folder=folder)
+            contents.config = _with_folder_head(config, slots, contents.modules_folder)
+            if isinstance(contents.config.head, SentenceEmbedding) and contents.config.head.dense:
+                slots |= sentence_transformers.dense_tensors(contents.modules_folder)
+        if adapter is not None:
+            adapter.check(slots, contents.table)
         contents._split_off_other_heads()
         return contents
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.config.family]
+
+    @property
+    def modules_folder(self) -> Path:
+        """The adapter's folder if it has modules.json, else the model's."""
+        if self.adapter is not None and (self.adapter.folder / sentence_transformers.MODULES).exists():
+            return self.adapter.folder
+        return self.folder
 
     @cached_property
     def table(self) -> NameTable:
@@ -203,7 +258,8 @@ class _FolderContents:
             return {}
         head_rows = {row for table in self.other_tables for row in table.rows if row.name.startswith("head.")}
         heads = NameTable(rows=tuple(head_rows))
-        return read_tensors({name: self.other_slots[name] for name in self.unused if claims(heads, name)}, dtype)
+        slots = {name: self.other_slots[name] for name in self.unused if claims(heads, name)}
+        return read_tensors(slots, dtype) | ({} if self.adapter is None else self.adapter.merge(slots, dtype))
 
 
 def _with_folder_head(config: BundleConfig, slots: Mapping[str, Slot], folder: Path) -> BundleConfig:
@@ -238,8 +294,11 @@ def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
     return len(slots) == 2 and not torch.equal(*read_tensors({slot.key: slot for slot in slots}, dtype).values())
 
 
-def _load_tensors(table: NameTable, slots: Mapping[str, Slot], dtype: torch.dtype, folder: Path) -> dict[str, Tensor]:
-    tensors = read_tensors({name: slot for name, slot in slots.items() if not table.skips(name)}, dtype)
+def _load_tensors(contents: _FolderContents, dtype: torch.dtype) -> dict[str, Tensor]:
+    table, slots, folder = contents.table, contents.slots, contents.folder
+    merged = {} if contents.adapter is None else contents.adapter.merge(slots, dtype)
+    kept = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
+    tensors = read_tensors(kept, dtype) | merged
     for second, first in table.tied.items():
         if second in tensors and first in tensors and not torch.equal(tensors[second], tensors[first]):
             raise ModelError(

@@ -68,21 +68,26 @@ def find_module_tensors(folder: Path, module: str) -> dict[str, Slot]:
     Args:
         module: Its folder's name in the model's.
     """
-    name = str(Path(module, WEIGHTS))
-    if not (folder / name).exists() and not (folder / name).is_symlink():
-        raise _no_weights(folder / module)
+    return find_file_tensors(folder, str(Path(module, WEIGHTS)))
+
+
+def find_file_tensors(folder: Path, name: str) -> dict[str, Slot]:
+    """Return the tensors in one file of the folder, from its header."""
+    path = folder / name
+    if not path.exists() and not path.is_symlink():
+        raise _no_weights(path.parent, path.name)
     check_name(folder, name)
-    return _slots(folder / name)
+    return _slots(path)
 
 
-def _no_weights(folder: Path) -> ModelError:
+def _no_weights(folder: Path, expected: str = f"{WEIGHTS}, or {INDEX} and its shards") -> ModelError:
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         return ModelError(
             f"{folder} has its weights in {', '.join(pickles[:3])}: such files can run code when they are read, so "
             f"Heedful reads only safetensors. Once, for a folder that you trust: heedful convert --pickle {folder} OUT "
             "reads its pytorch_model.bin in a child process with limited memory and writes a safe folder"
         )
-    return ModelError(f"{folder} has no weights: expected {WEIGHTS}, or {INDEX} and its shards")
+    return ModelError(f"{folder} has no weights: expected {expected}")
 
 
 def read_index(folder: Path, index: str) -> dict[str, set[str]]:

@@ -104,6 +104,11 @@ class ConfigReader:
         )
         return known[value] if isinstance(value, str) and value in known else value
 
+    def text(self, name: str, default: Default = _REQUIRED) -> str | Default:
+        """Read a text."""
+        value: str | Default = self._take(name, default, "a text", lambda v: isinstance(v, str))
+        return value
+
     def mapping(self, name: str) -> dict[str, object]:
         """Read an object."""
         value: dict[str, object] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))

@@ -22,8 +22,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import RUN_MODEL, folder_of, load
-from heedful.checkpoint.folder_json import read_folder_json
+from heedful.checkpoint import RUN_MODEL, load, weight_files
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine, Chunk
@@ -116,9 +115,7 @@ def measure_precisions(
     nothing that was kept is taken, but what `measure_metric` returned for these weights before, where it is not given.
     """
     limits = bounds or Tolerance()
-    folder = folder_of(name, revision)
-    read_folder_json(folder / "config.json")  # raises an error that says what is wrong with it
-    weights = _stamps([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+    weights = _stamps(weight_files(name, revision=revision))
     facts: dict[str, object] = {
         "machine": tuning_cache.machine_facts(device),
         "weights": weights,

@@ -1,0 +1,201 @@
+"""LoRA adapters (Hu et al. 2022, arXiv:2106.09685) in peft's format, merged into the weights of the model they are for.
+
+A tensor of the model becomes W + s B A with s = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023,
+arXiv:2312.03732). Tensors that the adapter holds whole (heads in modules_to_save, biases) replace the model's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from heedful.checkpoint.config import read_config
+from heedful.checkpoint.folder_json import read_folder_json
+from heedful.checkpoint.safetensors_files import Slot, find_file_tensors, read_tensors
+from heedful.errors import ModelError, quoted
+from heedful.families import FAMILIES
+from heedful.families.config_reader import ConfigReader
+from heedful.families.family import Family
+from heedful.families.names import NameTable
+from heedful.model.config import Classes, TokenClasses
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_KINDS = {  # task_type -> kind of head
+    "SEQ_CLS": "sequence_classification",
+    "TOKEN_CLS": "token_classification",
+    "QUESTION_ANS": "question_answering",
+    "CAUSAL_LM": "language_model",
+    "SEQ_2_SEQ_LM": "language_model",
+}
+_NOT_PLAIN = "only plain LoRA is supported: merge the adapter with the library that made it"
+_ONLY: dict[str, tuple[object, ...]] = {  # key -> the values that are plain LoRA
+    "peft_type": ("LORA",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # the others change the model's weights
+    **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "use_bdlora", "ensure_weight_tying"), (False, None)),
+    **dict.fromkeys(("layer_replication", "target_parameters", "trainable_token_indices"), (None, [], {})),
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config"), (None,)),
+    **dict.fromkeys(("velora_config", "megatron_config"), (None,)),
+}
+_IGNORED = frozenset(  # keys about training, or that say what the tensors' names say too
+    {
+        *("auto_mapping", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern"),
+        *("layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save"),
+        *("peft_version", "qalora_group_size", "runtime_config", "target_modules"),
+    }
+)
+_FACTORS = {"lora_A.weight": 0, "lora_B.weight": 1, "lora_embedding_A": 2, "lora_embedding_B": 3}
+_MAX_RANK = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """The contents of an adapter's folder; names of tensors are those in the folder of the model it is for."""
+
+    folder: Path
+    base: str | None  # base_model_name_or_path
+    revision: str | None
+    kind: str | None  # of its head; None: that of the model
+    bare: bool  # it is for the model without a head
+    factors: Mapping[str, tuple[Slot, Slot, float]]  # A, B, and the scale; those of an embedding are transposed
+    transposed: frozenset[str]
+    whole: Mapping[str, Slot]
+
+    def config_values(self, values: Mapping[str, object], source: str, ignore: Iterable[str]) -> dict[str, object]:
+        """Return config.json of the model with the adapter's head, and as many labels as the adapter has rows for."""
+        family = FAMILIES[read_config(values, source, ignore=ignore).family]
+        kinds = family.kinds()
+        if self.bare or self.kind is None:
+            return {**values, **({"architectures": [family.bare]} if self.bare else {})}
+        if self.kind not in kinds:
+            raise ModelError(f"{self.folder}: its head is {self.kind}, but this family has {', '.join(kinds)}")
+        changed = {**values, "architectures": [kinds[self.kind]]}
+        config = read_config(changed, source, ignore=ignore)
+        last = [hf for row in family.table(config.model, config.head).rows if row.name == "head.out" for hf in row.hf]
+        count = next((slot.shape[0] for name in last if (slot := self.whole.get(f"{name}.weight"))), None)
+        if count is not None and isinstance(config.head, Classes | TokenClasses) and count != len(config.head.labels):
+            labels = [f"LABEL_{number}" for number in range(count)]
+            changed["id2label"] = {str(number): label for number, label in enumerate(labels)}
+            changed["label2id"] = {label: number for number, label in enumerate(labels)}
+        return changed
+
+    def with_table_names(self, family: Family) -> Adapter:
+        """Return the adapter with names as the family's table has them."""
+        bare = not any(name.startswith(family.prefix) for name in (*self.factors, *self.whole))
+        return replace(
+            self,
+            factors={family.table_name(name, bare): value for name, value in self.factors.items()},
+            transposed=frozenset(family.table_name(name, bare) for name in self.transposed),
+            whole={family.table_name(name, bare): slot for name, slot in self.whole.items()},
+        )
+
+    def check(self, slots: Mapping[str, Slot], table: NameTable) -> None:
+        """Raise ModelError unless every pair of factors fits a tensor of the model that is used in one place."""
+        shared = {name for pair in table.tied.items() for name in pair}
+        if changed := sorted(shared & {*self.factors, *self.whole}):
+            raise ModelError(
+                f"{self.folder}: it changes {changed[0]}, which the model uses twice, as tokens and as output, in one "
+                "place alone: merge the adapter with the library that made it"
+            )
+        for name, (a, b, _) in self.factors.items():
+            out, width = b.shape[0], a.shape[1]
+            shape = (width, out) if name in self.transposed else (out, width)
+            if name not in slots:
+                raise ModelError(f"{self.folder}: it changes {name}, which the model does not have: give its own model")
+            if slots[name].shape != shape:
+                raise ModelError(
+                    f"{self.folder}: it changes {name} as {list(shape)}, but the model's is "
+                    f"{list(slots[name].shape)}: give its own model"
+                )
+
+    def merge(self, slots: Mapping[str, Slot], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return those of the tensors that the adapter changes, computed in float32 or more."""
+        wide = torch.promote_types(dtype, torch.float32)
+        merged = {}
+        for name, (a, b, scale) in self.factors.items():
+            if name not in slots:  # another head's
+                continue
+            tensors = read_tensors({"W": slots[name], "A": a, "B": b}, wide)
+            product = scale * (tensors["B"] @ tensors["A"])
+            merged[name] = (tensors["W"] + (product.T if name in self.transposed else product)).to(dtype)
+        return merged
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """Read the adapter of a folder, or return None if the folder has a model of its own.
+
+    Raises:
+        ModelError: If it is no plain LoRA, or its tensors do not fit its configuration.
+    """
+    if (folder / "config.json").exists() or not (folder / CONFIG).exists():
+        return None
+    reader = ConfigReader(read_folder_json(folder / CONFIG), str(folder / CONFIG))
+    for key, accepted in _ONLY.items():
+        reader.only(key, *accepted, why=_NOT_PLAIN)
+    rank, alpha = reader.integer("r", 8, most=_MAX_RANK), reader.number("lora_alpha", 8.0, most=1e6)
+    ranks, alphas = (_pattern(reader, key) for key in ("rank_pattern", "alpha_pattern"))
+    root, flipped = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
+    base, revision, task = (reader.text(key, None) for key in ("base_model_name_or_path", "revision", "task_type"))
+    if task not in (None, "FEATURE_EXTRACTION", *_KINDS):
+        raise ModelError(f"{reader.source}: task_type is {quoted(task)}; expected one of {', '.join(_KINDS)}")
+    reader.check_all_read(_IGNORED)
+    pairs, whole = _tensors(folder)
+    factors, transposed = {}, set()
+    for module, pair in pairs.items():
+        is_embedding = pair.keys() == {2, 3}
+        if not is_embedding and pair.keys() != {0, 1}:
+            raise ModelError(f"{folder}: {module} has one factor of two: the adapter is damaged")
+        a, b = (pair[part] for part in sorted(pair))
+        own = int(_matching(ranks, module, rank))
+        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == own:
+            raise ModelError(f"{folder}: {module} has factors {list(a.shape)} and {list(b.shape)}, but r is {own}")
+        factors[f"{module}.weight"] = (a, b, _matching(alphas, module, alpha) / (math.sqrt(own) if root else own))
+        if is_embedding or flipped:
+            transposed.add(f"{module}.weight")
+    return Adapter(
+        folder=folder,
+        base=base,
+        revision=revision,
+        kind=_KINDS.get(task or ""),
+        bare=task == "FEATURE_EXTRACTION",
+        factors=factors,
+        transposed=frozenset(transposed),
+        whole=whole,
+    )
+
+
+def _tensors(folder: Path) -> tuple[dict[str, dict[int, Slot]], dict[str, Slot]]:
+    """Return the factors by module, and the tensors that replace the model's."""
+    pairs: dict[str, dict[int, Slot]] = {}
+    whole: dict[str, Slot] = {}
+    for key, slot in find_file_tensors(folder, WEIGHTS).items():
+        name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        end = next((end for end in _FACTORS if name.endswith(f".{end}")), None)
+        if end is not None:
+            pairs.setdefault(name.removesuffix(f".{end}"), {})[_FACTORS[end]] = slot
+        elif "lora_" in name:
+            raise ModelError(f"{folder}: {key} is no factor of plain LoRA: {_NOT_PLAIN}")
+        else:
+            whole[name] = slot
+    return pairs, whole
+
+
+def _pattern(reader: ConfigReader, key: str) -> dict[str, float]:
+    """Read numbers by the ends of modules' names."""
+    reader.only(key, *([reader.values[key]] if isinstance(reader.values.get(key), dict) else [None]), why=_NOT_PLAIN)
+    values = reader.values.get(key) or {}
+    assert isinstance(values, dict)
+    for name, value in values.items():
+        if not re.fullmatch(r"[\w.]+", name) or type(value) not in (int, float) or not 0 < value <= _MAX_RANK:
+            raise ModelError(f"{reader.source}: {key} has {quoted(name)}: {quoted(value)}; expected names and numbers")
+    return values
+
+
+def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
+    return next((value for name, value in pattern.items() if f".{module}".endswith(f".{name}")), default)

@@ -1,0 +1,268 @@
+"""LoRA adapters in peft's format: merged by their formula, with heads and biases, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import heedful
+from heedful.checkpoint import config_of, weight_files
+from heedful.errors import HeedfulError
+from tests.support.tiny_models import packed, save_tiny, sequences
+from tests.support.tokenizer_folders import wordpieces, write_wordpiece
+
+CONFIG: dict[str, Any] = {  # as peft 0.21 writes it
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config")),
+    **dict.fromkeys(("exclude_modules", "kasa_config", "layer_replication", "layers_pattern", "lora_ga_config")),
+    **dict.fromkeys(("layers_to_transform", "megatron_config", "modules_to_save", "monteclora_config", "revision")),
+    **dict.fromkeys(("target_parameters", "task_type", "trainable_token_indices", "use_bdlora", "velora_config")),
+    **dict.fromkeys(("ensure_weight_tying", "fan_in_fan_out", "lora_bias", "use_dora", "use_qalora"), False),
+    "use_rslora": False,
+    "alpha_pattern": {},
+    "bias": "none",
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "loftq_config": {},
+    "lora_alpha": 12,
+    "lora_dropout": 0.1,
+    "megatron_core": "megatron.core",
+    "peft_type": "LORA",
+    "peft_version": "0.21.2",
+    "qalora_group_size": 16,
+    "r": 4,
+    "rank_pattern": {},
+    "target_modules": ["query"],
+}
+QUERY = "bert.encoder.layer.{}.attention.self.query"
+
+
+def write_adapter(folder: Path, tensors: dict[str, Tensor], base: Path | None = None, **changed: Any) -> Path:
+    """Write an adapter; names of tensors are those of the model that peft wraps."""
+    folder.mkdir(parents=True)
+    named = {} if base is None else {"base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | named | changed))
+    save_file(
+        {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "adapter_model.safetensors",
+    )
+    return folder
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) / 4
+
+
+def factors(module: str, out: int, width: int, rank: int = 4) -> dict[str, Tensor]:
+    return {f"{module}.lora_A.weight": random(rank, width), f"{module}.lora_B.weight": random(out, rank)}
+
+
+def classifier() -> dict[str, Tensor]:
+    return {"classifier.weight": random(3, 32), "classifier.bias": random(3)}
+
+
+def logits(model: Any, family: str = "bert") -> Tensor:
+    """What transformers computes for the sequences of `packed`, one after the other."""
+    ids, types = sequences(family)
+    typed = [{"token_type_ids": torch.tensor([each])} if family == "bert" else {} for each in types]
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([one]), **t).logits for one, t in zip(ids, typed, strict=True)])
+
+
+def bert_for_classes(base: Path) -> Any:
+    """The model of transformers that an adapter with a classifier wraps, with the adapter's classifier."""
+    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=3, dtype=torch.float64).eval()
+    model.load_state_dict(classifier(), strict=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("changed", "rank", "scale"),
+    [
+        ({}, 4, 12 / 4),
+        ({"use_rslora": True}, 4, 12 / math.sqrt(4)),
+        ({"rank_pattern": {"query": 2}}, 2, 12 / 2),
+        ({"alpha_pattern": {"self.query": 5}}, 4, 5 / 4),
+        ({"rank_pattern": {"value": 2}, "alpha_pattern": {"value": 5, "uery": 3}}, 4, 12 / 4),
+    ],
+)
+def test_weights_are_merged_by_the_formula(tmp_path: Path, changed: dict[str, Any], rank: int, scale: float) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertModel", torch.float64)
+    tensors = classifier()
+    for layer in range(4):
+        tensors |= factors(QUERY.format(layer), 32, 32, rank)
+    write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="SEQ_CLS", **changed)
+    theirs = bert_for_classes(tmp_path / "base")
+    for block in theirs.bert.encoder.layer:
+        block.attention.self.query.weight.data += scale * random(32, rank) @ random(rank, 32)
+    ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+    assert ours.config.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")  # type: ignore[union-attr]
+    with torch.no_grad():
+        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+    heedful.save(ours, tmp_path / "merged")
+    assert not (tmp_path / "merged/adapter_config.json").exists()
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "merged", dtype=torch.float64).eval()
+    assert (logits(again) - logits(theirs)).abs().max() < 1e-12
+
+
+def test_biases_heads_and_embeddings(tmp_path: Path) -> None:
+    """`bias` and the embedding's whole tensor are named as those of wrapped layers; its factors lack .weight."""
+    save_tiny(tmp_path / "base", "bert", "BertModel", torch.float64)
+    base = load_file(tmp_path / "base/model.safetensors")
+    words = "bert.embeddings.word_embeddings"
+    tensors = classifier() | factors(QUERY.format(1), 32, 32)
+    tensors |= {f"{QUERY.format(1)}.base_layer.bias": random(32), "bert.embeddings.LayerNorm.bias": random(32)}
+    tensors |= {f"{words}.lora_embedding_A": random(4, 99), f"{words}.lora_embedding_B": random(32, 4)}
+    tensors[f"{words}.base_layer.weight"] = base["embeddings.word_embeddings.weight"]
+    write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="SEQ_CLS", bias="all")
+    theirs = bert_for_classes(tmp_path / "base")
+    query, embeddings = theirs.bert.encoder.layer[1].attention.self.query, theirs.bert.embeddings
+    query.weight.data += 3 * random(32, 4) @ random(4, 32)
+    query.bias.data = embeddings.LayerNorm.bias.data = random(32)
+    embeddings.word_embeddings.weight.data += 3 * (random(32, 4) @ random(4, 99)).T
+    ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+    with torch.no_grad():
+        assert (ours(packed("bert")) - logits(theirs)).abs().max() < 1e-12
+
+
+def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path / "base", "gpt2", "GPT2LMHeadModel", torch.float64)
+    module = "transformer.h.2.attn.c_attn"
+    tensors = factors(module, 96, 32)
+    write_adapter(tmp_path / "adapter", tensors, tmp_path / "base", task_type="CAUSAL_LM", fan_in_fan_out=True)
+    theirs.transformer.h[2].attn.c_attn.weight.data += 3 * (random(96, 4) @ random(4, 32)).T
+    ids, _ = sequences("gpt2")
+    with torch.no_grad():
+        expected = torch.cat([theirs(torch.tensor([each])).logits[0] for each in ids])
+        ours = heedful.load(tmp_path / "adapter", dtype=torch.float64)
+        assert (ours(packed("gpt2")) - expected).abs().max() < 1e-12
+
+
+def test_a_lower_precision_rounds_once(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertModel")
+    write_adapter(tmp_path / "adapter", classifier() | factors(QUERY.format(0), 32, 32), tmp_path / "base")
+    exact, rounded = (heedful.load(tmp_path / "adapter", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    for name, tensor in rounded.named_tensors().items():
+        assert torch.equal(tensor, exact.named_tensors()[name].bfloat16()), name
+
+
+def test_a_sentence_model_beside_the_adapter(tmp_path: Path) -> None:
+    """As sentence-transformers saves a model with an adapter: modules.json is in the adapter's folder."""
+    save_tiny(tmp_path / "base", "bert", "BertModel")
+    write_wordpiece(tmp_path / "base", wordpieces()[:99])
+    module = QUERY.format(3).removeprefix("bert.")
+    folder = write_adapter(tmp_path / "adapter", factors(module, 32, 32), tmp_path / "base")
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"task_type": "FEATURE_EXTRACTION"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    ours = heedful.load(folder)
+    assert ours.config.head.kind == "embedding"  # type: ignore[union-attr]
+    assert (
+        ours.tokenizer is not None
+        and ours.tokenizer.fingerprint == heedful.Tokenizer.load(tmp_path / "base").fingerprint
+    )
+    weight = load_file(tmp_path / "base/model.safetensors")[f"{module}.weight"]
+    merged = ours.named_tensors()["encoder.blocks.3.attention.qkv.weight"][:32]
+    assert torch.allclose(merged, (weight.double() + 3 * random(32, 4) @ random(4, 32)).float(), atol=1e-6)
+
+
+def test_the_model_can_be_given(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
+    folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32))
+    with pytest.raises(
+        HeedfulError, match=r"adapter_config\.json names no model: give it, load\(\.\.\., base=\.\.\.\)"
+    ):
+        heedful.load(folder)
+    assert heedful.load(folder, base=tmp_path / "base").config.head.kind == "masked_lm"  # type: ignore[union-attr]
+    with pytest.raises(HeedfulError, match=r"is an adapter of .* which is an adapter too: merge that one first"):
+        heedful.load(folder, base=folder)
+    with pytest.raises(HeedfulError, match="is no adapter, so base='base' has no use"):
+        heedful.load(tmp_path / "base", base="base")
+    other = write_adapter(tmp_path / "other", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
+    with pytest.raises(HeedfulError, match=r"other is an adapter of .*gone.* or give load"):
+        heedful.load(other)
+    named = write_adapter(tmp_path / "named", factors(QUERY.format(0), 32, 32), tmp_path / "base")
+    assert config_of(named).model.width == 32
+    names = [
+        "base/config.json",
+        "named/adapter_config.json",
+        "named/adapter_model.safetensors",
+        "base/model.safetensors",
+    ]
+    assert [str(path.relative_to(tmp_path)) for path in weight_files(named)] == names
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type is 'LOHA'; only 'LORA' can be loaded: only plain LoRA is supported"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"lora_bias": True}, "lora_bias is True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices is"),
+        ({"target_parameters": ["experts"]}, "target_parameters is"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
+        ({"r": 8}, r"has factors \[4, 32\] and \[32, 4\], but r is 8"),
+        ({"rank_pattern": {".*query": 2}}, r"rank_pattern has '\.\*query': 2; expected names and numbers"),
+        ({"alpha_pattern": ["query"]}, "alpha_pattern is"),
+        ({"task_type": "DREAM"}, "task_type is 'DREAM'; expected one of SEQ_CLS"),
+        ({"task_type": "CAUSAL_LM"}, "its head is language_model, but this family has pooler"),
+        ({"lora_gamma": 1}, "does not know the key 'lora_gamma'"),
+    ],
+)
+def test_what_is_not_plain_lora_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertModel")
+    write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32), tmp_path / "base", **changed)
+    with pytest.raises(HeedfulError, match=message):
+        heedful.load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (factors("bert.encoder.layer.9.attention.self.query", 32, 32), "which the model does not have"),
+        (factors(QUERY.format(0), 32, 16), r"as \[32, 16\], but the model's is \[32, 32\]"),
+        ({f"{QUERY.format(0)}.lora_A.weight": random(4, 32)}, "has one factor of two"),
+        (
+            factors(QUERY.format(0), 32, 32) | {f"{QUERY.format(0)}.lora_magnitude_vector": random(32)},
+            "lora_magnitude_vector is no factor of plain LoRA",
+        ),
+        (factors(QUERY.format(0), 32, 32) | {"bert.strange.weight": random(3)}, "not expected: bert.strange.weight"),
+        (
+            {
+                f"bert.embeddings.word_embeddings.lora_embedding_{part}": random(*shape)
+                for part, shape in (("A", (4, 99)), ("B", (32, 4)))
+            },
+            "which the model uses twice, as tokens and as output",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, tensors: dict[str, Tensor], message: str) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
+    write_adapter(tmp_path / "adapter", tensors, tmp_path / "base")
+    with pytest.raises(HeedfulError, match=message):
+        heedful.load(tmp_path / "adapter")
+
+
+def test_an_adapter_without_weights(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertModel")
+    folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32), tmp_path / "base")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(HeedfulError, match=r"has its weights in adapter_model\.bin"):
+        heedful.load(folder)
