@@ -297,8 +297,8 @@ def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
 def _load_tensors(contents: _FolderContents, dtype: torch.dtype) -> dict[str, Tensor]:
     table, slots, folder = contents.table, contents.slots, contents.folder
     merged = {} if contents.adapter is None else contents.adapter.merge(slots, dtype)
-    kept = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
-    tensors = read_tensors(kept, dtype) | merged
+    unchanged = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
+    tensors = read_tensors(unchanged, dtype) | merged
     for second, first in table.tied.items():
         if second in tensors and first in tensors and not torch.equal(tensors[second], tensors[first]):
             raise ModelError(

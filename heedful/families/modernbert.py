@@ -6,7 +6,9 @@ from heedful.families import head_maps
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family
 from heedful.families.names import NameTable, name_rows
+from heedful.families.rope import read_scaling, write_scaling
 from heedful.model.config import (
+    DynamicNtk,
     EmbeddingConfig,
     MaskedTokens,
     ModelConfig,
@@ -27,7 +29,8 @@ def read(reader: ConfigReader) -> ModelConfig:
     vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", most=1024)
     eps, norm_bias = reader.number("norm_eps", 1e-5), reader.flag("norm_bias", False)
     attention_dropout = reader.number("attention_dropout", 0.0)
-    base, local_base = _bases(reader)
+    layers_seeing_all = _global_layers(reader, layers)
+    relation = _rotary(reader, width // heads)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
@@ -53,9 +56,10 @@ def read(reader: ConfigReader) -> ModelConfig:
             norm_bias=norm_bias,
             first_norm=False,
             final_norm=True,
-            relation=Rotary(base=base, local_base=local_base),
+            relation=relation,
             window=reader.integer("local_attention", 128) // 2,
-            global_every=_every(reader, layers),
+            global_every=layers_seeing_all if isinstance(layers_seeing_all, int) else None,
+            global_layers=None if isinstance(layers_seeing_all, int) else layers_seeing_all,
             dropout=0.0,
             attention_out_dropout=attention_dropout,
             attention_dropout=attention_dropout,
@@ -69,33 +73,45 @@ def read(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def _bases(reader: ConfigReader) -> tuple[float, float]:
-    """Read the rotary bases of global and of local layers."""
+def _rotary(reader: ConfigReader, head_width: int) -> Rotary:
+    """Read the rotary positions of global and of local layers; rope_scaling holds for both."""
     bases = {
         FULL: reader.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
         LOCAL: reader.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
     }
+    described: dict[str, dict[str, object]] = {
+        kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+    }
     parameters = reader.mapping("rope_parameters") if reader.values.get("rope_parameters") is not None else {}
-    reader.only("rope_scaling", None, why="stretched rotary positions are not built")
-    for kind, values in parameters.items():
-        part = ConfigReader(
-            values if isinstance(values, dict) and kind in bases else {"": kind}, f"{reader.source}: rope_parameters"
-        )
-        part.only("rope_type", "default", why="stretched rotary positions are not built")
-        bases[kind] = part.number("rope_theta", bases.get(kind, 0.0), least=1.0, most=1e9)
-        part.check_all_read(frozenset())
-    return float(bases[FULL]), float(bases[LOCAL])
+    scaling = reader.mapping("rope_scaling") if reader.values.get("rope_scaling") is not None else {}
+    for kind, parameters_of_kind in parameters.items():
+        if kind in described and isinstance(parameters_of_kind, dict):
+            described[kind] |= parameters_of_kind
+        elif kind not in described or parameters_of_kind is not None:
+            reader.only("rope_parameters", None, why=f"expected objects under {FULL} and {LOCAL}")
+    for values in described.values():
+        values |= scaling
+        part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
+        part.only("type", values["rope_type"], why="transformers reads rope_type and not type here: rename the key")
+        part.only("truncate", True, None, why="transformers ignores it here")
+    base, everywhere = read_scaling(reader, described[FULL], 0.0, head_width)
+    local_base, near = read_scaling(reader, described[LOCAL], 0.0, head_width)
+    return Rotary(base=base, local_base=local_base, scaling=everywhere, local_scaling=near)
 
 
-def _every(reader: ConfigReader, layers: int) -> int:
-    """Read the distance between global layers, given as a number or layer by layer."""
+def _global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
+    """Read which layers are global: every n-th, given as that number or layer by layer, or else their numbers."""
     every: int = reader.integer("global_attn_every_n_layers", 3)
     kinds = reader.values.get("layer_types")
-    if isinstance(kinds, list):
-        every = next((number for number in range(1, layers) if kinds[number : number + 1] == [FULL]), layers)
-    pattern = [LOCAL if number % every else FULL for number in range(layers)]
-    reader.only("layer_types", None, pattern, why="only layers that alternate evenly, the first one global, are built")
-    return every
+    if not isinstance(kinds, list):
+        reader.only("layer_types", None, why=f"expected a list of {FULL} and {LOCAL}")
+        return every
+    if len(kinds) != layers or any(kind not in (FULL, LOCAL) for kind in kinds):
+        reader.only("layer_types", None, why=f"expected {FULL} or {LOCAL} for each of {layers} layers")
+    reader.only("layer_types", kinds, why="")
+    numbers = tuple(number for number, kind in enumerate(kinds) if kind == FULL)
+    step = numbers[1] if len(numbers) > 1 else layers
+    return step if numbers == tuple(range(0, layers, step)) else numbers
 
 
 def write(model: ModelConfig) -> dict[str, object]:
@@ -115,15 +131,36 @@ def write(model: ModelConfig) -> dict[str, object]:
         "attention_bias": encoder.attention_bias,
         "mlp_bias": encoder.mlp_bias,
         "local_attention": 2 * encoder.window,
-        "global_attn_every_n_layers": encoder.global_every,
-        "global_rope_theta": encoder.relation.base,
-        "local_rope_theta": encoder.relation.local_base,
+        **_written_layers(encoder),
+        **_written_rotary(encoder.relation),
         "embedding_dropout": embedding.dropout,
         "attention_dropout": encoder.attention_dropout,
         "mlp_dropout": encoder.inner_dropout,
         "initializer_range": getattr(model.initialisation, "std", 0.02),
         "initializer_cutoff_factor": getattr(model.initialisation, "cut", 2.0),
     }
+
+
+def _written_layers(encoder: StackConfig) -> dict[str, object]:
+    if encoder.global_layers is None:
+        return {"global_attn_every_n_layers": encoder.global_every}
+    kinds = [FULL if encoder.window_of(layer) is None else LOCAL for layer in range(encoder.layers)]
+    return {"global_attn_every_n_layers": 1, "layer_types": kinds}
+
+
+def _written_rotary(relation: Rotary) -> dict[str, object]:
+    """Write the bases as they were published, or all of it where positions are stretched."""
+    local_base = relation.base if relation.local_base is None else relation.local_base
+    if relation.scaling is None and relation.local_scaling is None:
+        return {"global_rope_theta": relation.base, "local_rope_theta": local_base}
+    kinds = {
+        FULL: write_scaling(relation.base, relation.scaling),
+        LOCAL: write_scaling(local_base, relation.local_scaling),
+    }
+    length = [
+        scaling.trained for scaling in (relation.scaling, relation.local_scaling) if isinstance(scaling, DynamicNtk)
+    ]
+    return {"rope_parameters": kinds, **({"max_position_embeddings": length[0]} if length else {})}
 
 
 def _dense(reader: ConfigReader) -> head_maps.Arguments:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from heedful.families.config_reader import ConfigReader
-from heedful.model.config import Rotary
+from heedful.model.config import DynamicNtk, Linear, Rotary, Scaling, Yarn
 
 _WHY = "other ways to stretch rotary positions are not built"
+_KINDS = {"default": "default", "linear": "linear", "ntk": "ntk", "dynamic": "dynamic", "yarn": "yarn"}
 _MAX_BASE = 1e9
 
 
 def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key: str = "rope_theta") -> Rotary:
-    """Read the base of the rotary positions, and how they are stretched: linearly, by an NTK factor, or not at all.
-
-    linear: positions are divided by the factor (Chen et al. 2023, arXiv:2306.15595). ntk: the base is multiplied by the
-    factor s and positions are divided by s^(2/d), as the published code of GTE computes it.
+    """Read the base of the rotary positions, and how they are stretched.
 
     Args:
         default_base: Base if config.json names none.
@@ -21,36 +22,113 @@ def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key:
         key: Key of the base outside of rope_parameters.
 
     Raises:
-        ModelError: If positions are stretched in another way.
+        ModelError: If positions are stretched in a way that is not built.
     """
     base = reader.number(key, default_base, least=1.0, most=_MAX_BASE)
+    base, scaling = read_scaling(reader, described(reader), base, head_width)
+    return Rotary(base=base, scaling=scaling)
+
+
+def described(reader: ConfigReader) -> Mapping[str, object]:
+    """Read rope_parameters, or else rope_scaling; an empty object if there is neither."""
     for name in ("rope_parameters", "rope_scaling"):
         reader.only(name, None, *([reader.values[name]] if isinstance(reader.values.get(name), dict) else []), why=_WHY)
-    described = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
-    assert isinstance(described, dict)
-    part = ConfigReader(described, f"{reader.source}: rope_parameters or rope_scaling")
-    words = {"default": "default", "linear": "linear", "ntk": "ntk"}
-    kinds = [part.choice(name, words, None) for name in ("rope_type", "type")]
-    kind = next(
-        (word for word in kinds if word is not None), "default" if not described or "rope_theta" in described else None
-    )
+    values = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
+    assert isinstance(values, dict)
+    return values
+
+
+def read_scaling(
+    reader: ConfigReader, values: Mapping[str, object], base: float, head_width: int
+) -> tuple[float, Scaling | None]:
+    """Read the base, and how rotary positions are stretched, from the object that describes them.
+
+    ntk: the base is multiplied by the factor s and positions are divided by s^(2/d), as the published code of GTE
+    computes it. The others as in transformers.
+
+    Args:
+        reader: Of config.json, for its max_position_embeddings.
+        values: The object.
+        base: If the object names none.
+    """
+    part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
+    kinds = [part.choice(name, _KINDS, None) for name in ("rope_type", "type")]
+    default = "default" if not values or "rope_theta" in values else None
+    kind = next((word for word in kinds if word is not None), default)
     part.only("partial_rotary_factor", 1.0, 1, None, why="all numbers of a head are rotated here")
     base = part.number("rope_theta", base, least=1.0, most=_MAX_BASE)
-    stretch = 1.0
-    if kind in ("linear", "ntk"):
-        factor = part.number("factor", least=1.0, most=1e6)
-        base, stretch = (base, factor) if kind == "linear" else (base * factor, factor ** (2 / head_width))
-        part.only("mixed_b", None, why=_WHY)
-    else:
-        part.only("rope_type", kind, why=_WHY)
-        part.only("factor", 1.0, None, why=_WHY)
+    scaling: Scaling | None = None
+    match kind:
+        case "linear":
+            scaling = Linear(factor=part.number("factor", least=1.0, most=1e6))
+        case "ntk":
+            factor = part.number("factor", least=1.0, most=1e6)
+            base, scaling = base * factor, Linear(factor=factor ** (2 / head_width))
+            part.only("mixed_b", None, why=_WHY)
+        case "dynamic":
+            part.only("original_max_position_embeddings", None, why=_WHY)
+            if head_width < 4:
+                part.only("rope_type", None, why="a head needs 4 numbers for it")
+            trained = reader.integer("max_position_embeddings")
+            scaling = DynamicNtk(factor=part.number("factor", least=1.0, most=1e6), trained=trained)
+        case "yarn":
+            scaling = _yarn(reader, part)
+        case _:
+            part.only("rope_type", kind, why=_WHY)
+            part.only("factor", 1.0, None, why=_WHY)
     part.check_all_read(frozenset({"rope_type", "type"} if kind else ()))
-    return Rotary(base=base, stretch=stretch)
+    return base, scaling
+
+
+def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
+    positions: int | None = reader.integer("max_position_embeddings", None)
+    original: int | None = part.integer("original_max_position_embeddings", None)
+    trained = reader.integer("max_position_embeddings") if original is None else original
+    factor: float | None = part.number("factor", None, least=1.0, most=1e6)
+    if factor is None:
+        factor = (positions or trained) / trained
+    magnitude = part.number("attention_factor", None, most=1e3)
+    over, under = (part.number(name, None, most=1e3) for name in ("mscale", "mscale_all_dim"))
+    if magnitude is None:
+        magnitude = _mscale(factor, over) / _mscale(factor, under) if over and under else _mscale(factor, 1.0)
+    fast, slow = (part.number(name, None, most=1e6) for name in ("beta_fast", "beta_slow"))
+    return Yarn(
+        factor=factor,
+        trained=trained,
+        magnitude=magnitude,
+        fast=fast or 32.0,
+        slow=slow or 1.0,
+        truncate=part.flag("truncate", True),
+    )
+
+
+def _mscale(factor: float, scale: float) -> float:
+    """Return the factor of queries and keys (Peng et al. 2023, section 3.4, and DeepSeek-V2's scale of it)."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def write_rotary(relation: Rotary) -> dict[str, object]:
-    """Write rope_parameters."""
-    values: dict[str, object] = {"rope_theta": relation.base, "rope_type": "default"}
-    if relation.stretch != 1.0:
-        values |= {"rope_type": "linear", "factor": relation.stretch}
-    return {"rope_parameters": values}
+    """Write rope_parameters, and max_position_embeddings where it counts."""
+    length = {"max_position_embeddings": relation.scaling.trained} if isinstance(relation.scaling, DynamicNtk) else {}
+    return {"rope_parameters": write_scaling(relation.base, relation.scaling), **length}
+
+
+def write_scaling(base: float, scaling: Scaling | None) -> dict[str, object]:
+    """Write the object that `read_scaling` reads."""
+    values: dict[str, object] = {"rope_theta": base, "rope_type": "default"}
+    match scaling:
+        case Linear(factor=factor):
+            values |= {"rope_type": "linear", "factor": factor}
+        case DynamicNtk(factor=factor):
+            values |= {"rope_type": "dynamic", "factor": factor}
+        case Yarn():
+            values |= {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.trained,
+                "attention_factor": scaling.magnitude,
+                "beta_fast": scaling.fast,
+                "beta_slow": scaling.slow,
+                "truncate": scaling.truncate,
+            }
+    return values

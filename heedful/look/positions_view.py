@@ -11,7 +11,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq
 from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal, StackConfig, TransformerXl
 from heedful.model.stack import Stack
-from heedful.nn.positions import BucketedPosition, ShawPosition, distance_buckets, sinusoid
+from heedful.nn.positions import BucketedPosition, RotaryPosition, ShawPosition, distance_buckets, sinusoid
 
 RECURRENT = (
     "A recurrent network reads one token after another, so that each state depends on the order of the tokens before "
@@ -72,14 +72,17 @@ def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
     part = stack.part.capitalize()
     gaps = torch.arange(-MAX_DISTANCE, 1 if config.causal else MAX_DISTANCE + 1)
     match config.relation:
-        case Rotary(base=base):
-            waves = sinusoid(torch.arange(max_positions), config.head_width, "halves", base)
+        case Rotary():
+            rotary = stack.relations[0]
+            assert isinstance(rotary, RotaryPosition)
+            angles = torch.arange(max_positions)[:, None] * rotary.frequencies()
+            waves = torch.cat([angles.sin(), angles.cos()], -1)
             about = (
                 "Queries and keys are rotated by angles proportional to the position, each pair of numbers at its own "
                 "speed, so that a score depends on the distance alone. The curve is the product of two equal vectors "
                 "after rotation."
             )
-            tensors = {"bands": waves, "distance": _rotary_product(config, base)}
+            tensors = {"bands": waves, "distance": angles[:MAX_DISTANCE].cos().mean(1)}
             return PositionsView(name=f"{part}: rotary", about=about, tensors=tensors)
         case Buckets(count=count, reach=reach):
             (relation,) = stack.relations
@@ -105,10 +108,3 @@ def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
             tensors = {"bands": waves, "gaps": gaps.flip(0)}
             return PositionsView(name=f"{part}: relative sinusoids", about=about, tensors=tensors)
     raise AssertionError(config.relation)
-
-
-def _rotary_product(config: StackConfig, base: float) -> Tensor:
-    """Return the mean over pairs of numbers of cos(angle) at each distance."""
-    width = config.head_width
-    frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
-    return (torch.arange(MAX_DISTANCE)[:, None] * frequencies).cos().mean(1)

@@ -56,13 +56,47 @@ class Sinusoidal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicNtk:
+    """A base that grows with the length of the sequence, beyond the trained one (bloc97 and emozilla 2023)."""
+
+    kind: Literal["dynamic_ntk"] = "dynamic_ntk"
+    factor: float = 1.0
+    trained: int = 512  # positions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Yarn:
+    """Slow rotations are divided by a factor, fast ones are not (Peng et al. 2023, arXiv:2309.00071)."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: float = 1.0
+    trained: int = 512  # positions
+    magnitude: float = 1.0  # queries and keys are multiplied by it
+    fast: float = 32.0  # rotations within the trained positions, from which on numbers are not stretched
+    slow: float = 1.0  # rotations up to which numbers are stretched by the whole factor
+    truncate: bool = True  # the bounds of both in whole pairs of numbers
+
+
+Scaling = Linear | DynamicNtk | Yarn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
     """Rotary position embeddings: queries and keys rotated by their positions (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
     local_base: float | None = None  # of layers with a window; None: base
-    stretch: float = 1.0  # positions are divided by it
+    scaling: Scaling | None = None
+    local_scaling: Scaling | None = None  # of layers with a window, if local_base is set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,8 +198,9 @@ class StackConfig:
     score_scale: float | None = None  # None: 1 / sqrt(head_width)
     causal: bool = False
     cross: bool = False  # cross-attention to the encoder's rows
-    window: int | None = None  # positions that a row sees on each side, except in every global_every-th layer
+    window: int | None = None  # positions that a row sees on each side, except in global layers
     global_every: int | None = None  # layers 0, g, 2g, ... see everything; None: none of them
+    global_layers: tuple[int, ...] | None = None  # numbers of the layers that see everything, in place of global_every
     dropout: float = 0.0  # after the MLP, and after attention unless attention_out_dropout is set
     attention_out_dropout: float | None = None
     attention_dropout: float = 0.0  # of the weights, after the softmax
@@ -177,6 +212,8 @@ class StackConfig:
             raise ModelError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
         if isinstance(self.relation, Rotary) and self.head_width % 2:
             raise ModelError(f"head_width is {self.head_width}; rotary positions rotate numbers in pairs: make it even")
+        if isinstance(self.relation, Rotary) and isinstance(self.relation.scaling, DynamicNtk) and self.causal:
+            raise ModelError("a base that grows with the sequence (dynamic NTK) is for encoders; this stack is causal")
         if isinstance(self.relation, Buckets):
             count, reach, minimum = self.relation.count, self.relation.reach, 2 if self.causal else 4
             if count < minimum:
@@ -190,6 +227,8 @@ class StackConfig:
                 f"relation.buckets is {self.relation.buckets}; expected a whole number from 4 to less than twice "
                 f"relation.reach, {self.relation.reach}"
             )
+        if self.global_layers is not None and self.global_every is not None:
+            raise ModelError("global_every and global_layers both say which layers see everything: give one of them")
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
         _check(
             self,
@@ -201,6 +240,12 @@ class StackConfig:
             "final_dropout",
             "norm_eps",
         )
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of a layer; None: it sees everything."""
+        if self.global_layers is not None:
+            return None if layer in self.global_layers else self.window
+        return None if self.global_every and layer % self.global_every == 0 else self.window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,15 @@ from heedful.errors import DataError, ModelError
 from heedful.model.config import (
     Buckets,
     Disentangled,
+    DynamicNtk,
+    Linear,
     ModelConfig,
     Rotary,
+    Scaling,
     Shaw,
     StackConfig,
     TransformerXl,
+    Yarn,
 )
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
@@ -39,6 +43,7 @@ from heedful.nn.positions import (
     RotaryPosition,
     ShawPosition,
     TransformerXlPosition,
+    YarnShape,
 )
 from heedful.packed import Packed
 
@@ -214,11 +219,24 @@ def _norm(config: StackConfig) -> nn.Module:
     return make_norm(config.norm, config.width, config.norm_eps, config.norm_bias)
 
 
+def _rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
+    match scaling:
+        case Linear(factor=factor):
+            return RotaryPosition(base, width, factor=factor)
+        case DynamicNtk(factor=factor, trained=trained):
+            return RotaryPosition(base, width, dynamic=(factor, trained))
+        case Yarn(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate):
+            yarn = YarnShape(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate)
+            return RotaryPosition(base, width, yarn=yarn, magnitude=scaling.magnitude)
+    return RotaryPosition(base, width)
+
+
 def _relations(config: StackConfig) -> list[RelativePosition]:
     """Return one for all layers, two (of layers without and with a window), or one for each block."""
     match config.relation:
-        case Rotary(base=base, local_base=local, stretch=stretch):
-            return [RotaryPosition(base, stretch), RotaryPosition(base if local is None else local, stretch)]
+        case Rotary(base=base, local_base=local, scaling=scaling, local_scaling=local_scaling):
+            everywhere = _rotary(base, scaling, config.head_width)
+            return [everywhere, everywhere if local is None else _rotary(local, local_scaling, config.head_width)]
         case Buckets(count=count, reach=reach):
             return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
         case Disentangled(buckets=count, reach=reach, norm=norm):
@@ -280,8 +298,7 @@ class Stack(nn.Module):
         early = output_rows is not None and memory is None and trace is None
         for layer in range(self.config.layers):
             block = layer * len(self.blocks) // self.config.layers
-            every = self.config.global_every
-            window = None if every and layer % every == 0 else self.config.window
+            window = self.config.window_of(layer)
             match self.config.relation:
                 case Rotary():
                     relation = 0 if window is None else 1

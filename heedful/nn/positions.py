@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -84,34 +85,99 @@ class RelativePosition(nn.Module):
         return None
 
 
-Rotations = tuple[Tensor, torch.dtype, dict[int, tuple[Tensor, Tensor]]]  # positions, dtype, (cos, sin) of each width
+Rotations = tuple[Tensor, Tensor]  # cosines and sines, [rows, 1, d/2]
+
+
+def rotary_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
+    """Return base^(-2i/d), the angle per position of the numbers i and i + d/2 of a head (Su et al. 2021, 3.2.2)."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    frequencies: Tensor = base**-exponents
+    return frequencies
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YarnShape:
+    """The numbers of YaRN (Peng et al. 2023, section 3.2); see `heedful.model.config.Yarn`."""
+
+    factor: float
+    trained: int
+    fast: float
+    slow: float
+    truncate: bool
+
+    def stretch(self, frequencies: Tensor, base: float) -> Tensor:
+        """Return frequencies of which slow ones are divided by the factor, and those in between in part."""
+        width = 2 * len(frequencies)
+        first, last = (
+            width * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            for rotations in (self.fast, self.slow)
+        )
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        last += 0.001 if first == last else 0.0
+        numbers = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
+        share = ((numbers - first) / (last - first)).clamp(0, 1)
+        return frequencies / self.factor * share + frequencies * (1 - share)
 
 
 class RotaryPosition(RelativePosition):
     """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
-    Numbers i and i + d/2 of a head rotate by position / stretch * base^(-2i/d) (Su et al. 2021, section 3.2.2; stretch:
-    Chen et al. 2023). Angles are float64.
+    Numbers i and i + d/2 of a head rotate by the position times base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles
+    are float64.
+
+    Args:
+        width: d, numbers of a head.
+        factor: Divides the positions.
+        yarn: How frequencies are stretched.
+        dynamic: (s, L) of dynamic NTK scaling: in a sequence of n > L rows the base is (s n / L - s + 1)^(d / (d - 2))
+            times as large.
+        magnitude: Factor of the rotated queries and keys.
     """
 
-    def __init__(self, base: float, stretch: float = 1.0) -> None:
+    def __init__(
+        self,
+        base: float,
+        width: int,
+        *,
+        factor: float = 1.0,
+        yarn: YarnShape | None = None,
+        dynamic: tuple[float, int] | None = None,
+        magnitude: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.base, self.stretch = base, stretch
+        self.base, self.width, self.factor = base, width, factor
+        self.yarn, self.dynamic, self.magnitude = yarn, dynamic, magnitude
+
+    def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
+        """Return the angles per position of a sequence of up to L rows."""
+        frequencies = rotary_frequencies(self.base, self.width, device) / self.factor
+        return frequencies if self.yarn is None else self.yarn.stretch(frequencies, self.base)
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
-        return batch.positions, like.dtype, {}
+        frequencies = self.frequencies(like.device)
+        if self.dynamic is not None and max(batch.lengths, default=0) > self.dynamic[1]:
+            frequencies = frequencies * self._growth(batch, like.device)
+        angles = batch.positions[:, None].double() * frequencies
+        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        return cos.to(like.dtype)[:, None], sin.to(like.dtype)[:, None]
+
+    def _growth(self, batch: Packed, device: torch.device) -> Tensor:
+        """Return the factor of each row's frequencies, [rows or 1, pairs]; one row for a sequence alone."""
+        assert self.dynamic is not None
+        factor, trained = self.dynamic
+        growth = [factor * max(length, trained) / trained - (factor - 1) for length in batch.lengths]
+        powers = -torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / (self.width - 2)
+        if len(growth) == 1:  # nothing passes from host to device, as recording a CUDA graph asks for
+            alone: Tensor = growth[0] ** powers
+            return alone[None]
+        rows = torch.tensor(growth, dtype=torch.float64).repeat_interleave(torch.tensor(batch.lengths))
+        grown: Tensor = rows.to(device)[:, None] ** powers
+        return grown
 
     def rotate(self, q: Heads, k: Heads, prepared: Rotations) -> tuple[Tensor, Tensor]:
-        positions, dtype, rotations = prepared
-        width = q.shape[-1]
-        if width not in rotations:
-            angles = (
-                positions[:, None, None].double()
-                / self.stretch
-                * self.base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=q.device) / width)
-            )
-            rotations[width] = angles.cos().to(dtype), angles.sin().to(dtype)
-        cos, sin = rotations[width]
+        cos, sin = prepared
 
         def rotated(x: Tensor) -> Tensor:
             first, second = x.chunk(2, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,19 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint import create, read_config
 from heedful.families import FAMILIES
-from heedful.model.config import Learned, Normal
+from heedful.model.config import Learned, Normal, Rotary, Yarn
 from heedful.packed import Packed
-from tests.support.tiny_models import TINY, Exact, our_outputs, packed, save_tiny, sequences, their_outputs, tiny
+from tests.support.tiny_models import (
+    TINY,
+    Exact,
+    in_double,
+    our_outputs,
+    packed,
+    save_tiny,
+    sequences,
+    their_outputs,
+    tiny,
+)
 
 
 def _values(family: str, architecture: str, **changed: object) -> dict[str, object]:
@@ -288,14 +299,67 @@ def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"layer_types": ["sliding_attention", "full_attention"] * 2}, "only layers that alternate evenly"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "stretched rotary positions are not built"),
-        ({"rope_scaling": {"factor": 2.0}}, "stretched rotary positions are not built"),
+        (
+            {"layer_types": ["sliding_attention"] * 3},
+            "expected full_attention or sliding_attention for each of 4 layers",
+        ),
+        (
+            {"layer_types": ["sliding_attention", "chunked_attention"] * 2},
+            "expected full_attention or sliding_attention",
+        ),
+        ({"layer_types": "full_attention"}, "expected a list of full_attention and sliding_attention"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "expected objects under full_attention and sliding_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "llama3"}}}, "rope_type is 'llama3'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "transformers reads rope_type and not type here"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "transformers ignores it here"),
     ],
 )
 def test_other_rotary_positions_are_refused(values: dict[str, Any], told: str) -> None:
     with pytest.raises(heedful.HeedfulError, match=told):
         read_config(_values("modernbert", "ModernBertModel", **values), "config.json")
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "beta_fast": 4.0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]},
+        {"layer_types": ["sliding_attention"] * 4},
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
+        {"rope_parameters": {"full_attention": YARN | {"rope_theta": 500.0}}},
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 3.0}}},
+        {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), YARN)},
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 4.0}}, "max_position_embeddings": 10},
+    ],
+)
+def test_uneven_layers_and_stretched_positions_of_modernbert(tmp_path: Path, changed: dict[str, Any]) -> None:
+    theirs = save_tiny(tmp_path, "modernbert", "ModernBertModel", torch.float64, **changed)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    ids = sequences("modernbert", (3, 9, 11, 30))[0]
+    with in_double():
+        expected = torch.cat([theirs(torch.tensor([each])).last_hidden_state[0] for each in ids])
+        rows = ours.model(packed("modernbert", (3, 9, 11, 30)))
+        assert (rows - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+    values = FAMILIES["modernbert"].write(ours.config.model) | {"model_type": "modernbert"}
+    assert read_config(values, "config.json").model == ours.config.model
+    heedful.save(ours, tmp_path / "again")
+    with in_double():
+        again = transformers.ModernBertModel.from_pretrained(tmp_path / "again", dtype=torch.float64).eval()
+        expected_again = torch.cat([again(torch.tensor([each])).last_hidden_state[0] for each in ids])
+    assert (expected_again - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+
+
+def test_rope_scaling_of_modernbert_is_for_both_kinds_of_layers() -> None:
+    values = _values("modernbert", "ModernBertModel", rope_scaling=YARN)
+    encoder = read_config(values, "config.json").model.encoder
+    assert encoder is not None and isinstance(encoder.relation, Rotary)
+    assert (
+        encoder.relation.scaling
+        == encoder.relation.local_scaling
+        == Yarn(factor=4.0, trained=10, fast=4.0, magnitude=0.1 * math.log(4.0) + 1)
+    )
 
 
 def test_an_unknown_key_is_refused_and_can_be_ignored() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ import heedful
 from heedful.checkpoint import ModelBundle, read_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.model.config import Rotary
-from tests.support.tiny_models import our_outputs, our_rows, packed, save_tiny, sequences, their_outputs, their_rows
+from heedful.model.config import Linear, Rotary
+from tests.support.tiny_models import (
+    in_double,
+    our_outputs,
+    our_rows,
+    packed,
+    save_tiny,
+    sequences,
+    their_outputs,
+    their_rows,
+)
 
 NOMIC_HUB = {  # as nomic-embed-text-v1.5 is published, less its sizes
     "activation_function": "swiglu",
@@ -182,19 +192,50 @@ def test_other_models_of_gte_are_refused_by_key(changed: dict[str, Any], message
 # -- stretched positions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factor", [2.0, 8.0])
-def test_linear_stretch_equals_transformers(tmp_path: Path, factor: float) -> None:
-    parameters = {"rope_type": "linear", "factor": factor, "rope_theta": 5_000.0}
-    theirs = save_tiny(tmp_path / "gte", "gte", "GteModel", torch.float64, rope_parameters=parameters)
-    ours = heedful.load(tmp_path / "gte", dtype=torch.float64)
-    assert ours.config.model.encoder is not None
-    assert ours.config.model.encoder.relation == Rotary(base=5_000.0, stretch=factor)
-    ids, types = sequences("gte")
-    with torch.no_grad():
-        expected = torch.cat([their_rows(theirs, "gte", *each) for each in zip(ids, types, strict=True)])
-        assert (our_rows(ours, packed("gte")) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
-    family = FAMILIES["gte"]
-    assert family.write(ours.config.model)["rope_parameters"] == parameters
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
+STRETCHES: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 8.0},
+    YARN,
+    YARN | {"attention_factor": 0.7, "beta_fast": 4.0, "beta_slow": 0.5},
+    YARN | {"beta_fast": 3.0, "beta_slow": 1.0, "truncate": False},
+    YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 4.0},
+    YARN | {"mscale": 0.7, "factor": 1.0},
+    YARN | {"beta_fast": 1e4, "beta_slow": 1e4},
+]
+
+
+@pytest.mark.parametrize("family", ["gte", "jina_embeddings_v3", "nomic_bert"])
+@pytest.mark.parametrize("parameters", STRETCHES, ids=lambda each: "-".join(f"{value}" for value in each.values()))
+def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
+    """Texts shorter and longer than the trained positions; what is written describes the same model."""
+    given = {"rope_theta": 500.0} | parameters
+    theirs = save_tiny(
+        tmp_path, family, FAMILIES[family].bare, torch.float64, rope_parameters=given, max_position_embeddings=10
+    )
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    ids, types = sequences(family, (3, 9, 11, 30))  # longer ones later: transformers keeps the base of the longest
+    batch = packed(family, (3, 9, 11, 30))
+    with in_double():
+        expected = torch.cat([their_rows(theirs, family, *each) for each in zip(ids, types, strict=True)])
+        assert (our_rows(ours, batch) - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max())
+    values = FAMILIES[family].write(ours.config.model) | {"model_type": family}
+    assert read_config(values, "config.json").model == ours.config.model
+
+
+def test_dynamic_positions_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """A packed text is computed as alone, with gradients."""
+    given = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0}
+    save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=given, max_position_embeddings=10)
+    model = heedful.load(tmp_path, dtype=torch.float64).model
+    batch = packed("gte", (3, 30, 12))
+    together = batch.unpack(model(batch))
+    for number, rows in enumerate(batch.unpack(batch.tokens)):
+        alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[number].tolist()]))
+        assert (alone - together[number]).abs().max() < 1e-12
+    with pytest.raises(HeedfulError, match=r"dynamic NTK. is for encoders; this stack is causal"):
+        replace(model.config.encoder, causal=True)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])
@@ -204,16 +245,19 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
     values |= {"intermediate_size": 48, "type_vocab_size": 1, "architectures": ["NewModel"], "rope_theta": 20_000}
     model = read_config(values | {"rope_scaling": {key: "ntk", "factor": 8.0}}, "config.json").model
     assert model.encoder is not None and isinstance(relation := model.encoder.relation, Rotary)
+    assert isinstance(relation.scaling, Linear)
     for number in range(4):
         expected = 1 / ((20_000 * 8.0) ** (2 * number / 8) * 8.0 ** (2 / 8))
-        assert relation.base ** (-2 * number / 8) / relation.stretch == pytest.approx(expected, rel=1e-14)
+        assert relation.base ** (-2 * number / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "type is 'dynamic'; expected one of default, linear"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn'; expected one of"),
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "type is 'su'; expected one of default, linear"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor is 0.5; expected a number from 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta": 1}}, "does not know the key 'beta'"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longrope'"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
         ({"rope_scaling": {"factor": 2.0}}, "factor is 2.0"),

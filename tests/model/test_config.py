@@ -27,6 +27,11 @@ def test_a_stack_names_the_field(name: str, value: Any) -> None:
         StackConfig(**STACK | {name: value})
 
 
+def test_global_layers_are_given_in_one_way() -> None:
+    with pytest.raises(heedful.HeedfulError, match="global_every and global_layers both say which layers see"):
+        StackConfig(**STACK, window=2, global_every=2, global_layers=(0,))
+
+
 @pytest.mark.parametrize(
     ("relation", "causal", "message"),
     [

@@ -250,6 +250,8 @@ def test_where_the_norms_are(norm_at: Any, final_norm: bool) -> None:
         ({"window": 2}, [2] * 5),
         ({"window": 0, "global_every": 1}, [None] * 5),
         ({"global_every": 2}, [None] * 5),
+        ({"window": 2, "global_layers": (1, 4)}, [2, None, 2, 2, None]),
+        ({"window": 2, "global_layers": ()}, [2] * 5),
     ],
 )
 def test_windows_and_global_layers_alternate(

@@ -92,7 +92,7 @@ def test_bucket_scores_are_those_of_the_distance() -> None:
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     batch, q, k, _ = made()
-    relation = RotaryPosition(base=100.0)
+    relation = RotaryPosition(base=100.0, width=WIDTH)
     turned = relation.rotate(q, k, relation.prepare(batch, q, keep=True))
     moved = Packed(tokens=batch.tokens, positions=batch.positions + 11, types=batch.types, bounds=batch.bounds)
     again = relation.rotate(q, k, relation.prepare(moved, q, keep=True))

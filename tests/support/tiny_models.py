@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,17 @@ TINY |= {
 WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "t5"}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """What transformers computes in its forward pass, in float64: dynamic angles too."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), Exact(torch.float64):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Exact(TorchFunctionMode):

@@ -26,6 +26,7 @@ from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.positions import (
     BucketedPosition,
     DisentangledPosition,
+    RotaryPosition,
     ShawPosition,
     distance_buckets,
     sinusoid,
@@ -155,8 +156,7 @@ def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
     sights: dict[int | None, PositionInputs] = {}
     for layer in range(config.layers):
         number = layer * len(part.blocks) // config.layers
-        every = config.global_every
-        window = None if every and layer % every == 0 else config.window
+        window = config.window_of(layer)
         if window not in sights:
             sights[window] = _sight(g, part, window, feed)
         block = part.blocks[number]
@@ -170,9 +170,13 @@ def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
 def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> PositionInputs:
     waves: tuple[str, ...] = ()
     match part.config.relation:
-        case c.Rotary(base=base, local_base=local, stretch=stretch):
-            turn = base if window is None or local is None else local
-            table = sinusoid(torch.arange(feed.most) / stretch, part.config.head_width, "halves", turn).float().numpy()
+        case c.Rotary():
+            rotary = part.relations[0 if window is None else 1]
+            assert isinstance(rotary, RotaryPosition)
+            if rotary.dynamic is not None:
+                raise HeedfulError("rotary positions that depend on a text's length (dynamic NTK) cannot be exported")
+            angles = torch.arange(feed.most)[:, None] * rotary.frequencies()
+            table = (torch.cat([angles.sin(), angles.cos()], -1) * rotary.magnitude).float().numpy()
             waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
         case c.Disentangled():
             relation = part.relations[0]

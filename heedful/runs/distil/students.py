@@ -110,13 +110,14 @@ def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
 
 def _near(stack: StackConfig, layer: int) -> bool:
     """Whether a layer has local attention, which its number decides."""
-    return stack.window is not None and not (stack.global_every and layer % stack.global_every == 0)
+    return stack.window_of(layer) is not None
 
 
 def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
     """The layers nearest to `wanted` whose attention is as local as that of the position which they take."""
     period = (stack.global_every or 1) if stack.window is not None else 1
-    room = (stack.layers - len(wanted)) // period * period  # by how far all may move up and stay of their kinds
+    uneven = stack.global_layers is not None
+    room = 0 if uneven else (stack.layers - len(wanted)) // period * period  # by how far all may move up, as they are
     chosen: list[int] = []
     for place, layer in enumerate(wanted):
         first = chosen[-1] + 1 if chosen else 0

@@ -21,9 +21,11 @@ from heedful.infer.export.onnx_graph import Graph
 from heedful.model.config import (
     Buckets,
     Classes,
+    DynamicNtk,
     EmbeddingConfig,
     Head,
     Learned,
+    Linear,
     ModelConfig,
     Pooling,
     Rotary,
@@ -31,6 +33,7 @@ from heedful.model.config import (
     Shaw,
     Sinusoidal,
     StackConfig,
+    Yarn,
 )
 from tests.support.model_folders import make
 from tests.support.tiny_models import randomise, save_tiny, sequences, their_outputs
@@ -99,6 +102,12 @@ def test_equals_transformers(tmp_path: Path, family: str, architecture: str) -> 
 
 SIDE: dict[str, Any] = {"width": 24, "layers": 3, "heads": 3, "head_width": 10, "inner_width": 20}
 EMBEDDING = EmbeddingConfig(vocabulary=50, width=24, types=3, norm="layer")
+STRETCHED = Rotary(
+    base=50.0,
+    local_base=99.0,
+    scaling=Yarn(factor=3.0, trained=5, magnitude=1.2, fast=2.0, slow=0.5),
+    local_scaling=Linear(factor=2.0),
+)
 MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
     "waves, gated, causal": (
         replace(EMBEDDING, positions=Sinusoidal(), scale=3.0),
@@ -112,7 +121,7 @@ MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
     ),
     "turned, in windows": (
         replace(EMBEDDING, positions=Learned(count=12, offset=2)),
-        StackConfig(**SIDE, activation="tanh", relation=Rotary(local_base=99.0), window=2, attention_bias=False),
+        StackConfig(**SIDE, activation="tanh", relation=STRETCHED, window=2, attention_bias=False, global_layers=(1,)),
         SentenceEmbedding(pooling=("max",)),
     ),
     "buckets": (
@@ -136,6 +145,13 @@ def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch:
     notes = session(exported.path).get_modelmeta().custom_metadata_map
     assert notes["head"] == head.kind and json.loads(notes["config"])["model_type"] == "heedful"
     assert ("labels" in notes) == isinstance(head, Classes)
+
+
+def test_angles_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
+    encoder = StackConfig(**SIDE, relation=Rotary(scaling=DynamicNtk(factor=2.0, trained=8)))
+    loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=EMBEDDING, encoder=encoder)))
+    with pytest.raises(heedful.HeedfulError, match=r"depend on a text's length \(dynamic NTK\) cannot be exported"):
+        export(loaded, tmp_path / "out.onnx")
 
 
 def ends(*command: str) -> int:
