@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -69,8 +71,28 @@ class RankShare:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or a CPU."""
-    messages = ("can't allocate memory", "bad_alloc")
+    messages = ("can't allocate memory", "bad_alloc", "could not create a primitive")  # of torch, C++ and oneDNN
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in messages)
+
+
+@cache
+def first_operation() -> torch.Tensor:
+    """Return the result of an operation whose number comes before that of any other; see `release_failed_backward`."""
+    products: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: products.append(torch.zeros((), requires_grad=True) * 1.0))
+    thread.start()
+    thread.join()
+    return products[0]
+
+
+def release_failed_backward() -> None:
+    """Free the graph of a backward pass that ended in an error.
+
+    The autograd engine keeps what is left of it in the calling thread's queue, which is ordered by the numbers of
+    operations, latest first. Operations are numbered by thread, so the first one of a new thread comes last: a backward
+    pass through it empties the queue.
+    """
+    first_operation().backward(retain_graph=True)
 
 
 @contextmanager

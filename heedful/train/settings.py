@@ -133,6 +133,7 @@ class TrainSettings:
     optimizer: AdamW = AdamW(lr=5e-5)
     schedule: Linear | Cosine | Constant | DecayFromStart | Noam = Linear(warmup_ratio=0.1)
     device: Literal["cpu", "cuda"] | None = None  # None: the model's device; on the command line the CPU
+    num_workers: int = 0  # processes that prepare batches ahead while a GPU computes; 0: the training process
     # precision of matrix products; weights and sums stay float32
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False  # compile blocks with torch.compile, for GPUs; the first steps take minutes
@@ -162,6 +163,7 @@ class TrainSettings:
             ("max_tokens_per_microbatch", 1),
             ("seed", 0),
             ("max_nonfinite_steps", 0),
+            ("num_workers", 0),
         ):
             if not least <= getattr(self, name) < 2**63:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")

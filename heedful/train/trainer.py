@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
-from heedful.data.sampler import BatchPlan, BatchSampler, derive_seed
+from heedful.data.sampler import BatchSampler, derive_seed
 from heedful.device import resolve_device, resolve_dtype
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.model.stack import Transformer
-from heedful.objectives import Objective, PerEpochSamples, Sample
+from heedful.objectives import Batch, Objective, Sample
 from heedful.objectives.base import term_scales
 from heedful.random_streams import Stream
+from heedful.train.batches import StepBatches, StepDataset, StepLoader
 from heedful.train.compiled import CompiledBlocks
 from heedful.train.ddp import Replicated, trainable_parameters
 from heedful.train.ema import WeightAverage
 from heedful.train.lazy_embedding import LazyRows, make_embeddings_lazy
-from heedful.train.microbatch import MicroBatch, RankShare, is_out_of_memory, seeded
+from heedful.train.microbatch import MicroBatch, first_operation, is_out_of_memory, release_failed_backward, seeded
 from heedful.train.optim import Optimizer, lr_factor
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.settings import TrainSettings
@@ -91,7 +92,10 @@ class Trainer:
         self.seconds, self.tokens_seen = 0.0, 0  # over all updates and ranks, resumed runs included
         self.stop_requested = False  # set it at any moment: all ranks stop after the same step
         self._max_tokens = settings.max_tokens_per_microbatch
+        self._loader: StepLoader | None = None  # of the coming steps of the current stage
         self._skipped = 0  # consecutive steps
+        if settings.shrink_batch_on_oom:
+            first_operation()  # it takes a thread, for which there may be no memory later
         self._data_parallel = _data_parallel(loaded, extra_module, settings, ranks)
         self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
         self._parameters = self._data_parallel.parameters
@@ -179,7 +183,7 @@ class Trainer:
         """
         start = time.perf_counter()
         self._enter_stage()
-        own = self._accumulate_gradients(self.order.turn(self.step - self._stage_step, self.objective.num_static_masks))
+        own = self._accumulate_gradients(self._step_batches())
         gradients = self._data_parallel.reduce_gradients()
         gathered = self.ranks.all_gather_scalars(*own, self._max_tokens, self.stop_requested)
         losses, counts, tokens, budgets, stops = zip(*gathered, strict=True)
@@ -276,7 +280,24 @@ class Trainer:
         finally:
             self._set_mode(train=False)
 
-    def _accumulate_gradients(self, turn: BatchPlan) -> tuple[float, float, int]:
+    def _step_batches(self) -> StepBatches:
+        """The micro-batches of this rank in the current step."""
+        dataset = StepDataset(
+            samples=self.samples,
+            objective=self.objective,
+            order=self.order,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
+            max_tokens=self._max_tokens,
+        )
+        step = self.step - self._stage_step
+        if not self.settings.num_workers:
+            return dataset[step]
+        if self._loader is None or not self._loader.continues(dataset, step):
+            self._loader = StepLoader(dataset, step, self.settings.num_workers)
+        return next(self._loader)
+
+    def _accumulate_gradients(self, own: StepBatches) -> tuple[float, float, int]:
         """Run the micro-batches of this rank; gradients accumulate in `grad`.
 
         If memory runs out, all of them run again in smaller micro-batches. If a stop is requested, the rest is left
@@ -285,30 +306,24 @@ class Trainer:
         Returns:
             The summed loss, its count, and the number of tokens.
         """
-        samples = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
-        taken = [samples[number] for number in turn.numbers.tolist()]
-        share = RankShare(taken, turn.keys, self.objective.group_size, self.ranks.rank, self.ranks.size)
-        scales = self._term_scales(share)
+        scales = self._term_scales(own)
         while True:
             self._data_parallel.zero_grad()
             loss_sum, count, tokens, failed = 0.0, 0.0, 0, None
-            micro_batches = self._micro_batches(share)
-            for number, micro in enumerate(micro_batches):
+            micro_batches = self._in_step(own)
+            for number, (micro, batch) in enumerate(micro_batches):
                 if self.stop_requested and not self._data_parallel.needs_equal_steps:
                     break
                 seed = derive_seed(self.settings.seed, Stream.DROPOUT, self.step, number, self.ranks.rank)
                 try:
-                    with self._train_mode(), seeded(seed, self.device):
-                        batch = replace(self.objective.batch(micro.samples, micro.keys), scales=scales)
-                        batch = batch.to(self.device)
-                        with self._compiled:
-                            loss = self._data_parallel.backward(
-                                self.objective,
-                                batch,
-                                precision=self.precision,
-                                weight=float(not micro.is_filler),
-                                last=number == len(micro_batches) - 1,
-                            )
+                    with self._train_mode(), seeded(seed, self.device), self._compiled:
+                        loss = self._data_parallel.backward(
+                            self.objective,
+                            replace(batch, scales=scales).to(self.device),
+                            precision=self.precision,
+                            weight=float(not micro.is_filler),
+                            last=number == len(micro_batches) - 1,
+                        )
                     if not micro.is_filler:
                         loss_sum, count = loss_sum + loss.sum.item(), count + loss.count
                         tokens += sum(len(sample) - sample.filler for sample in micro.samples)
@@ -320,22 +335,23 @@ class Trainer:
             if failed is None:
                 return loss_sum, count, tokens
             self._shrink_micro_batches(failed)
+            own = StepBatches.of(self.objective, own.share, self._max_tokens)
 
-    def _micro_batches(self, share: RankShare) -> list[MicroBatch]:
+    def _in_step(self, own: StepBatches) -> list[tuple[MicroBatch, Batch]]:
         """The micro-batches of this rank, as many on all ranks if they have to run in step."""
-        batches = share.split(self._max_tokens)
         if not self._data_parallel.needs_equal_steps:
-            return batches
-        most = int(max(count for (count,) in self.ranks.all_gather_scalars(len(batches))))
-        return batches + share.fillers(most - len(batches))
+            return own.micro_batches
+        most = int(max(count for (count,) in self.ranks.all_gather_scalars(len(own.micro_batches))))
+        fillers = own.share.fillers(most - len(own.micro_batches))
+        return own.micro_batches + [(micro, self.objective.batch(micro.samples, micro.keys)) for micro in fillers]
 
-    def _term_scales(self, share: RankShare) -> tuple[float, ...]:
+    def _term_scales(self, own: StepBatches) -> tuple[float, ...]:
         """Factors that turn the sums of several loss terms into means over the whole step, on all ranks."""
         terms = len(self.objective.term_weights)
         if terms == 1:
             return ()
-        counts = self.objective.batch(share.samples, share.keys).counts if share.samples else (0.0,) * terms
-        return term_scales([sum(column) for column in zip(*self.ranks.all_gather_scalars(*counts), strict=True)])
+        counts = self.ranks.all_gather_scalars(*own.counts(terms))
+        return term_scales([sum(column) for column in zip(*counts, strict=True)])
 
     def _shrink_micro_batches(self, failed: MicroBatch) -> None:
         """Halve micro-batches after one did not fit into memory, or raise a RunError that says what helps."""
@@ -350,6 +366,7 @@ class Trainer:
                 "train.shrink_batch_on_oom = true or train.gradient_checkpointing = true"
             )
         gc.collect()  # the frames of an error may hold each other, and with them activations
+        release_failed_backward()
         self._max_tokens = max(1, tokens // 2)
         warnings.warn(f"{what}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
 

@@ -344,7 +344,7 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
     spy = Spy(made, stop)
     assert len(list(made)) == 5
     assert (
-        len(spy.seen)
+        len(spy.losses)
         == sum(
             len(split_microbatches([len(made.samples[n]) for n in made.order.turn(k).numbers], 30)) for k in range(5)
         )
@@ -444,7 +444,7 @@ def test_recomputed_blocks_give_the_same_gradients(dropout: float) -> None:
 
 
 def gradients(made: Trainer) -> Tensor:
-    made._accumulate_gradients(made.order.turn(0))
+    made._accumulate_gradients(made._step_batches())
     return torch.cat(
         [tensor.grad.flatten() for tensor in made.loaded.named_tensors().values() if tensor.grad is not None]
     )
@@ -553,3 +553,34 @@ def test_settings_that_do() -> None:
     loaded, task, _ = tiny_runs.classify()
     with pytest.raises(HeedfulError, match="no samples"):
         Trainer(loaded, task, [], TrainSettings(epochs=3.0))
+
+
+# -- batches that are prepared ahead ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens_per_microbatch": 20}])
+def test_workers_prepare_the_batches_of_the_training_process(more: dict[str, Any]) -> None:
+    alone, with_workers = trainer(**more), trainer(num_workers=2, **more)
+    assert records(list(alone)) == records(list(with_workers))
+    assert same(everything(alone)[0], everything(with_workers)[0])
+
+
+def test_workers_start_anew_where_a_resumed_run_continues() -> None:
+    whole, made = trainer(), trainer(num_workers=1)
+    list(whole)
+    for _ in range(3):
+        made.train_step()
+    tensors, values = everything(made)
+    for _ in range(2):
+        made.train_step()
+    made.load_state(tensors, values)
+    list(made)
+    assert same(everything(whole)[0], everything(made)[0])
+
+
+def test_an_error_in_a_worker_reaches_the_training_process() -> None:
+    made = trainer(num_workers=1)
+    spy = Spy(made)
+    spy.numbers = {}
+    with pytest.raises(KeyError, match="DataLoader worker process 0"):
+        made.train_step()

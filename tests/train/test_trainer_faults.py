@@ -108,7 +108,15 @@ def test_out_of_memory_is_recognised_in_torch_messages() -> None:
         torch.empty(2 * 10**12, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("error", [lambda: RuntimeError(SAID), MemoryError, lambda: RuntimeError("std::bad_alloc")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: RuntimeError(SAID),
+        MemoryError,
+        lambda: RuntimeError("std::bad_alloc"),
+        lambda: RuntimeError("could not create a primitive"),
+    ],
+)
 def test_out_of_memory_errors_of_all_kinds_are_recognised(error: Callable[[], Exception]) -> None:
     made, whole = trainer(max_tokens_per_microbatch=60), trainer(max_tokens_per_microbatch=60)
     made.train_step()
@@ -217,7 +225,7 @@ chosen = TrainSettings(
 )
 trainer = Trainer(loaded, task, samples, chosen)
 small = Trainer(loaded, task, samples[:2], chosen)
-small._accumulate_gradients(small.order.turn(0))
+small._accumulate_gradients(small._step_batches())
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20,) * 2)
 try:

@@ -127,13 +127,15 @@ class VectorCache:
             part.write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
 
 
-def nearest_texts(vectors: NDArray[np.float32], rows: int = 1024) -> NDArray[np.int64]:
+def nearest_texts(
+    vectors: NDArray[np.float32], rows: int = 1024, device: torch.device | str = "cpu"
+) -> NDArray[np.int64]:
     """Return the number of the most similar other vector, for unit vectors [texts, width]; `rows` at a time."""
-    every = torch.from_numpy(vectors)
+    every = torch.from_numpy(vectors).to(device)
     nearest = []
     for start in range(0, len(every), rows):
         scores = every[start : start + rows] @ every.T
-        own = torch.arange(len(scores))
+        own = torch.arange(len(scores), device=device)
         scores[own, start + own] = -2.0
         nearest.append(scores.argmax(-1))
-    return torch.cat(nearest).numpy() if nearest else np.zeros(0, dtype=np.int64)
+    return torch.cat(nearest).cpu().numpy() if nearest else np.zeros(0, dtype=np.int64)

@@ -62,6 +62,7 @@ class TeacherRun:
     @cached_property
     def teacher(self) -> EncoderTeacher:
         """The teacher, in the precision of the training."""
+        _ = self._digest  # of the weights as they were loaded
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
         return EncoderTeacher(self.loaded.to(resolve_device(self.train.device or CPU), dtype), self.tokenizer)
 
@@ -121,7 +122,7 @@ class TeacherRun:
         if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()
             with atomic_path(path) as part, part.open("wb") as file:
-                np.save(file, nearest_texts(vectors))
+                np.save(file, nearest_texts(vectors, device=resolve_device(self.train.device or CPU)))
         self.ranks.barrier()
         return Neighbours(texts=texts, nearest=np.load(path, allow_pickle=False))
 

@@ -66,10 +66,10 @@ UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_thres
 def metric_bounds(name: str) -> tuple[float, float]:
     """Return the least and greatest value that a metric can have.
 
-    >>> metric_bounds("accuracy"), metric_bounds("matthews")
-    ((0.0, 1.0), (-1.0, 1.0))
+    >>> metric_bounds("accuracy"), metric_bounds("matthews"), metric_bounds("mlm_loss")
+    ((0.0, 1.0), (-1.0, 1.0), (-inf, inf))
     """
-    if name in UNBOUNDED:
+    if name in UNBOUNDED or name.endswith("_loss"):
         return -inf, inf
     return (-1.0 if name in CORRELATIONS else 0.0), 1.0
 

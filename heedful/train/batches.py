@@ -1,0 +1,100 @@
+"""The batches of a step: a pure function of the step, computed when it is due or ahead of it in worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from heedful.data.sampler import BatchSampler
+from heedful.objectives import Batch, Objective, PerEpochSamples, Sample
+from heedful.train.microbatch import MicroBatch, RankShare
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StepBatches:
+    """The micro-batches that one rank computes in one step."""
+
+    share: RankShare
+    micro_batches: list[tuple[MicroBatch, Batch]]
+
+    @classmethod
+    def of(cls, objective: Objective, share: RankShare, max_tokens: int) -> StepBatches:
+        """Split the share of a rank into micro-batches of at most `max_tokens` tokens."""
+        micro_batches = [(micro, objective.batch(micro.samples, micro.keys)) for micro in share.split(max_tokens)]
+        return cls(share=share, micro_batches=micro_batches)
+
+    def counts(self, terms: int) -> list[float]:
+        """The number of targets of each of `terms` terms of the loss."""
+        columns = zip(*(batch.counts for _, batch in self.micro_batches), strict=True)
+        return [sum(column) for column in columns] or [0.0] * terms
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepDataset(Dataset[StepBatches]):
+    """The batches of each step of a stage, by the step's number from 0."""
+
+    samples: Sequence[Sample]
+    objective: Objective
+    order: BatchSampler
+    rank: int
+    ranks: int
+    max_tokens: int
+
+    def __getitem__(self, step: int) -> StepBatches:
+        """Return the batches of a step."""
+        turn = self.order.turn(step, self.objective.num_static_masks)
+        samples = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
+        taken = [samples[number] for number in turn.numbers.tolist()]
+        share = RankShare(taken, turn.keys, self.objective.group_size, self.rank, self.ranks)
+        return StepBatches.of(self.objective, share, self.max_tokens)
+
+
+class StepLoader(Iterator[StepBatches]):
+    """The batches of one step after another, prepared ahead in worker processes."""
+
+    def __init__(self, dataset: StepDataset, first: int, num_workers: int) -> None:
+        """`first` is the number of the first step that is read."""
+        self._dataset, self._next = dataset, first
+        loader = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=count(first),
+            collate_fn=_unchanged,
+            num_workers=num_workers,
+            multiprocessing_context="fork",  # workers share the samples, and nothing has to be pickled for them
+            worker_init_fn=_start_worker,
+        )
+        with warnings.catch_warnings():  # workers use no thread and no GPU of this process
+            warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+            self._batches: Iterator[StepBatches] = iter(loader)
+
+    def continues(self, dataset: StepDataset, step: int) -> bool:
+        """Whether the next batches are those of this step of the dataset."""
+        own = self._dataset
+        return (
+            step == self._next
+            and dataset.samples is own.samples
+            and dataset.objective is own.objective
+            and (dataset.order, dataset.max_tokens) == (own.order, own.max_tokens)
+        )
+
+    def __next__(self) -> StepBatches:
+        """Return the batches of the next step."""
+        self._next += 1
+        return next(self._batches)
+
+
+def _unchanged(batches: Any) -> Any:
+    return batches
+
+
+def _start_worker(number: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C: it finishes its step first
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
