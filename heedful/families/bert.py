@@ -226,6 +226,7 @@ FAMILY = Family(
         "bert-large-cased": size(28_996, 24, 1024),
         "minilm-l6-h384-uncased": size(30_522, 6, 384, heads=12),
         "minilm-l12-h384-uncased": size(30_522, 12, 384, heads=12),
+        "multilingual-minilm-l12-h384": size(250_037, 12, 384, heads=12),
         "tinybert-4l-312d": size(30_522, 4, 312, heads=12, inner=1200),
     },
 )

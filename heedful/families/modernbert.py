@@ -218,6 +218,7 @@ def size(layers: int, width: int, inner: int) -> dict[str, object]:
     }
 
 
+_MULTILINGUAL: dict[str, object] = {"vocab_size": 256_000, "pad_token_id": 0, "local_rope_theta": 160_000.0}
 _LAYER, _BLOCK = "model.layers.{}.", "encoder.blocks.{}."
 _NAMED = (("head.dense", "head.first.dense"), ("head.norm", "head.first.norm"), ("classifier", "head.out"))
 _ZERO: head_maps.Arguments = {"key": "classifier_dropout", "default": 0.0}
@@ -266,5 +267,14 @@ FAMILY = Family(
         "cls_token_id": "bos_or_cls",
         "sep_token_id": "eos_or_sep",
     },
-    sizes={"modernbert-base": size(22, 768, 1152), "modernbert-large": size(28, 1024, 2624)},
+    sizes={
+        "modernbert-base": size(22, 768, 1152),
+        "modernbert-large": size(28, 1024, 2624),
+        "ettin-encoder-17m": size(7, 256, 384),
+        "ettin-encoder-32m": size(10, 384, 576),
+        "ettin-encoder-68m": size(19, 512, 768),
+        "ettin-encoder-1b": size(28, 1792, 3840),
+        "mmbert-small": size(22, 384, 1152) | _MULTILINGUAL,
+        "mmbert-base": size(22, 768, 1152) | _MULTILINGUAL,
+    },
 )

@@ -69,7 +69,11 @@ ROBERTA = family(
 )
 XLM_ROBERTA = family(
     "XLMRoberta",
-    {"xlm-roberta-base": size(250_002, 12, 768), "xlm-roberta-large": size(250_002, 24, 1024)},
+    {
+        "xlm-roberta-base": size(250_002, 12, 768),
+        "xlm-roberta-large": size(250_002, 24, 1024),
+        "bge-m3": size(250_002, 24, 1024) | {"max_position_embeddings": 8194},
+    },
     tokenizer_defaults.XLM_ROBERTA,
 )
 CAMEMBERT = family("Camembert", {"camembert-base": size(32_005, 12, 768)}, tokenizer_defaults.CAMEMBERT)
