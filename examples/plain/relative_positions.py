@@ -57,7 +57,7 @@ def main() -> dict[str, torch.Tensor]:
     bias = library.bias(q[:, None], k[:, None], prepared, scale, lambda rows: (rows, rows, rows))
     mixed = attend(q[:, None], k[:, None], v[:, None], Layout.of([0, LENGTH]), scale=scale, bias=bias)
     assert torch.allclose(mixed[:, 0], scores["Shaw"].softmax(-1) @ v, atol=1e-5)
-    rotary = RotaryPosition(10_000.0)
+    rotary = RotaryPosition(10_000.0, WIDTH)
     turned, _ = rotary.rotate(q[:, None], k[:, None], rotary.prepare(batch, q, keep=False))
     assert torch.allclose(turned[:, 0], rotated(q), atol=1e-5)
     return scores

@@ -236,7 +236,7 @@ def _relations(config: StackConfig) -> list[RelativePosition]:
     match config.relation:
         case Rotary(base=base, local_base=local, scaling=scaling, local_scaling=local_scaling):
             everywhere = _rotary(base, scaling, config.head_width)
-            return [everywhere, everywhere if local is None else _rotary(local, local_scaling, config.head_width)]
+            return [everywhere, *([] if local is None else [_rotary(local, local_scaling, config.head_width)])]
         case Buckets(count=count, reach=reach):
             return [BucketedPosition(count=count, reach=reach, heads=config.heads, causal=config.causal)]
         case Disentangled(buckets=count, reach=reach, norm=norm):
@@ -301,7 +301,7 @@ class Stack(nn.Module):
             window = self.config.window_of(layer)
             match self.config.relation:
                 case Rotary():
-                    relation = 0 if window is None else 1
+                    relation = 0 if window is None else len(relations) - 1
                 case Shaw() | TransformerXl():
                     relation = block
                 case _:

@@ -152,7 +152,8 @@ class RotaryPosition(RelativePosition):
 
     def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
         """Return the angles per position of a sequence of up to L rows."""
-        frequencies = rotary_frequencies(self.base, self.width, device) / self.factor
+        frequencies = rotary_frequencies(self.base, self.width, device)
+        frequencies = frequencies if self.factor == 1.0 else frequencies / self.factor
         return frequencies if self.yarn is None else self.yarn.stretch(frequencies, self.base)
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
@@ -160,7 +161,9 @@ class RotaryPosition(RelativePosition):
         if self.dynamic is not None and max(batch.lengths, default=0) > self.dynamic[1]:
             frequencies = frequencies * self._growth(batch, like.device)
         angles = batch.positions[:, None].double() * frequencies
-        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitude != 1.0:
+            cos, sin = cos * self.magnitude, sin * self.magnitude
         return cos.to(like.dtype)[:, None], sin.to(like.dtype)[:, None]
 
     def _growth(self, batch: Packed, device: torch.device) -> Tensor:

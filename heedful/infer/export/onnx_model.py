@@ -171,7 +171,7 @@ def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> Posi
     waves: tuple[str, ...] = ()
     match part.config.relation:
         case c.Rotary():
-            rotary = part.relations[0 if window is None else 1]
+            rotary = part.relations[0 if window is None else len(part.relations) - 1]
             assert isinstance(rotary, RotaryPosition)
             if rotary.dynamic is not None:
                 raise HeedfulError("rotary positions that depend on a text's length (dynamic NTK) cannot be exported")
