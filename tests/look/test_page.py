@@ -592,28 +592,33 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
     assert chrome.complaints() == []
 
 
-@pytest.mark.slow
-def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> None:
+def inspections_of_every_kind(folder: Path) -> dict[str, list[Inspection]]:
+    """Tiny models of each head, classic kind and shape, with a text each; candidates where a head compares them."""
     texts: dict[str, Any] = {
         **{"masked": "the [MASK] sat", "pretraining": "the [MASK] sat", "tag": "ada lives in paris"},
         **{"multiple": PAIR[0], "regression": PAIR[0], "bare": PAIR[0]},
         **{"span": ("who wrote it", "ada wrote the program"), "next": PAIR},
     }
-    shown = {name: Inspection(heedful.load(make(tmp_path / name, name)), text) for name, text in texts.items()}
+    shown = {name: Inspection(heedful.load(make(folder / name, name)), text) for name, text in texts.items()}
     shown |= {
         name: Inspection(classic(name), "the film was not good . the end .") for name in ("structured", "hierarchical")
     }
-    save_tiny(tmp_path / "t5", "t5", "T5ForConditionalGeneration", vocab_size=96)
-    save_tiny(tmp_path / "gpt2", "gpt2", "GPT2LMHeadModel", vocab_size=96, bos_token_id=1, eos_token_id=1)
+    save_tiny(folder / "t5", "t5", "T5ForConditionalGeneration", vocab_size=96)
+    save_tiny(folder / "gpt2", "gpt2", "GPT2LMHeadModel", vocab_size=96, bos_token_id=1, eos_token_id=1)
     for family in ("t5", "gpt2"):
-        loaded = heedful.load(tmp_path / family)
+        loaded = heedful.load(folder / family)
         loaded.tokenizer = ending(word_tokenizer(WORDS))
         shown[family] = Inspection(loaded, TEXT)
     seen = {name: [inside] for name, inside in shown.items()}
     seen["choice"] = inspect_choices(
-        heedful.load(make(tmp_path / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"]
+        heedful.load(make(folder / "choice", "choice")), PAIR[0], ["the cat", "a dog", "love"]
     )
-    for name, insides in seen.items():
+    return seen
+
+
+@pytest.mark.slow
+def test_every_kind_of_model_has_its_views(chrome: Browser, tmp_path: Path) -> None:
+    for name, insides in inspections_of_every_kind(tmp_path).items():
         with serve_in_background(PageAPI(insides)) as server:
             chrome.open(server.url)
             views = chrome.js("return [...document.querySelectorAll('.tab')].map((e) => e.dataset.view)")

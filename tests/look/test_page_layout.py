@@ -16,7 +16,7 @@ from heedful.look.inspection import Inspection
 from heedful.look.local_server import serve_in_background
 from heedful.look.page import render_html
 from heedful.look.page_api import PageAPI
-from tests.look.test_page import CONTRAST
+from tests.look.test_page import CONTRAST, inspections_of_every_kind
 from tests.support.browser import Browser, browser
 from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window
 
@@ -89,6 +89,19 @@ def test_layout(chrome: Browser, model: heedful.ModelBundle, width: int, text: s
     with serve_in_background(api_of(model, TEXTS[text])) as server:
         assert check_layout(chrome, server.url, f"{width}-{text}") == {}
     chrome.dark(False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path, width: int) -> None:
+    set_window(chrome, width)
+    problems = {}
+    for kind, inspections in inspections_of_every_kind(tmp_path).items():
+        with serve_in_background(PageAPI(inspections)) as server:
+            if found := check_layout(chrome, server.url, f"{width}-{kind}"):
+                problems[kind] = found
+    assert problems == {}
 
 
 @pytest.mark.slow

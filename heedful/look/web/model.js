@@ -16,7 +16,7 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 export async function modelView(context) {
   const { part, state } = context;
   const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
-  grid.style.gridTemplateColumns = `auto repeat(${part.heads}, var(--thumb))`;
+  grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : "var(--thumb)"})`;
   grid.append(make("span", { class: "corner" }, ""));
   for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
   const large = make("div", { class: "large" });

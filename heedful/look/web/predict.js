@@ -192,7 +192,7 @@ function entities(context, answer) {
   for (const each of answer.entities) {
     line.append(
       make("span", { class: "entity" }, make("bdi", {}, plain(each.text ?? "", 80)), make("b", {}, plain(each.label ?? ""))),
-      make("span", { class: "number" }, ` ${percent(each.probability ?? 0)} `),
+      " ", make("span", { class: "number" }, percent(each.probability ?? 0)), " ",
     );
   }
   if (!answer.entities.length) line.append("no entity was found");
