@@ -211,6 +211,7 @@ def predict(
     precision: PrecisionOrAuto | None = None,
     device: str | None = None,
     top_k: int = 5,
+    min_confidence: float | None = None,
 ) -> list[AnyPrediction]:
     """Predict with a run or a model folder. To load the model only once, pass an Engine.
 
@@ -223,14 +224,20 @@ def predict(
         precision: "float32", "bfloat16", "int8" or "auto"; None: float32.
         device: "cpu" or "cuda"; None: "cpu".
         top_k: Number of candidates to list for each mask.
+        min_confidence: Least probability of a label; with less, the model abstains, and the label is "".
 
     Raises:
         HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
     """
     if not isinstance(model, Engine):
-        model = Engine(model, revision=revision, head=head, precision=precision, device=device)
-    elif any(value is not None for value in (revision, head, precision, device)):
-        raise HeedfulError("revision, head, precision or device was given with an Engine: give it to Engine() instead")
+        least = min_confidence or 0.0
+        model = Engine(
+            model, revision=revision, head=head, precision=precision, device=device, min_confidence=least
+        )  # fmt: skip
+    elif any(value is not None for value in (revision, head, precision, device, min_confidence)):
+        raise HeedfulError(
+            "revision, head, precision, device or min_confidence was given with an Engine: give it to Engine() instead"
+        )
     return model.predict(inputs, answer_type, top_k=top_k)
 
 

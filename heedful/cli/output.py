@@ -43,6 +43,8 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
             print(_shorten(item) if isinstance(item, str) else " | ".join(map(_shorten, item)))
     if rows := list(_answer_rows(item, answer, top_k)):
         print_table(rows, indent=2)
+    if answer.get("label") == "":
+        print("  (no label: the most probable one is below --min-confidence)")
     if remark := answer.get("note"):
         print(f"  ({remark})")
     if answer.get("windows", 1) > 1:

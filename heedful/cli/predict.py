@@ -67,6 +67,9 @@ def predict(
         str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that hardly changes predictions.")
     ] = "float32",
     device: Device = "cpu",
+    min_confidence: Annotated[
+        float | None, typer.Option(help="Abstain where the probability of the label is below this (0 to 1).")
+    ] = None,
     top_k: Annotated[int, typer.Option(help="Number of tokens to list for each mask, or of beams to list.")] = 5,
     num_beams: Annotated[int | None, typer.Option(help="Beam search with N beams; greedy unless given.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
@@ -89,7 +92,13 @@ def predict(
     from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 
-    engine = Engine(checkpoint_path(run, checkpoint), head=head_kind, precision=checked_precision, device=device)
+    engine = Engine(
+        checkpoint_path(run, checkpoint),
+        head=head_kind,
+        precision=checked_precision,
+        device=device,
+        min_confidence=min_confidence or 0.0,
+    )
     if reason := unused_note():
         note(reason)
     inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}

@@ -18,7 +18,7 @@ from heedful.families import FAMILIES
 from heedful.infer.cuda_graphs import CudaGraphs
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan, example_bias
-from heedful.model.config import Head, SentenceEmbedding
+from heedful.model.config import Classes, Head, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import PretrainingHead, pooled_row
 from heedful.model.stack import Transformer, select_rows
@@ -89,6 +89,17 @@ def check_token_budget(token_budget: int) -> None:
         raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
 
 
+def check_min_confidence(min_confidence: float, head: Head | None) -> None:
+    """Raise a HeedfulError for a share outside 0 to 1, and where the head does not choose one label."""
+    if not 0 <= min_confidence <= 1:
+        raise HeedfulError(f"min_confidence is {min_confidence}; expected a probability from 0 to 1")
+    if min_confidence and not (isinstance(head, Classes) and head.problem_type == "single_label_classification"):
+        kind = head.problem_type if isinstance(head, Classes) else head and head.kind
+        raise HeedfulError(
+            f"min_confidence is for models that choose one label, and this one has a head for {kind}: leave it out"
+        )
+
+
 class BundleEngine:
     """A loaded model that answers by a plan; an answer is the same whatever else is in its batch.
 
@@ -112,6 +123,7 @@ class BundleEngine:
         token_budget: int = TOKEN_BUDGET,
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
+        min_confidence: float = 0.0,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
         check_token_budget(token_budget)
@@ -123,6 +135,8 @@ class BundleEngine:
         self.token_budget = token_budget
         self.writing = writing or GenerationConfig()
         self._head, self._answerers = _able(self.loaded)
+        check_min_confidence(min_confidence, self._head)
+        self.min_confidence = min_confidence
         if self.loaded.tokenizer is None:
             raise HeedfulError(
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
@@ -320,7 +334,12 @@ class BundleEngine:
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
         return AnswerContext(
-            tokenizer=self.tokenizer, head=self._head, top_k=top_k, thresholds=thresholds, windows=seen
+            tokenizer=self.tokenizer,
+            head=self._head,
+            top_k=top_k,
+            thresholds=thresholds,
+            min_confidence=self.min_confidence,
+            windows=seen,
         )
 
     def explain(self) -> str:

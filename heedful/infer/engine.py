@@ -32,6 +32,7 @@ class Engine(BundleEngine):
         token_budget: int = TOKEN_BUDGET,
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
+        min_confidence: float = 0.0,
     ) -> None:
         """Load a model, choose its precision and its execution plan on this machine, and apply them.
 
@@ -48,6 +49,9 @@ class Engine(BundleEngine):
             max_length: Truncate inputs to this many tokens instead of reading windows; answers then have
                 "truncated_tokens", the number of tokens that were dropped.
 
+            min_confidence: Least probability of a label; where the most probable one has less, the model abstains: the
+                label of the answer is "".
+
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the
                 precision is refused on this machine.
@@ -63,7 +67,14 @@ class Engine(BundleEngine):
             raise HeedfulError("this model is loaded already: give revision, head, dtype, device to load() instead")
         else:
             bundle, plan, log = model, None, ()
-        super().__init__(bundle, plan=plan, token_budget=token_budget, writing=writing, max_length=max_length)
+        super().__init__(
+            bundle,
+            plan=plan,
+            token_budget=token_budget,
+            writing=writing,
+            max_length=max_length,
+            min_confidence=min_confidence,
+        )
         self.precision_log = log
 
 

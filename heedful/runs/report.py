@@ -27,6 +27,7 @@ PLOTS = {  # in this order, with what each shows; further ones follow by name
     "curves": "Loss, score on dev and learning rate over the steps",
     "confusion": "Which labels are taken for which",
     "calibration": "How often the model is right at each confidence",
+    "coverage": "How often the model is right where it is most confident",
     "scores": "Precision, recall and F1 of each label",
     "numbers": "Predictions over labels",
     "alignments": "Where the decoder looked",

@@ -50,6 +50,7 @@ class PredictBody(TruncatedBody, kw_only=True, frozen=True):
     inputs: str | TextPair | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)] | TextPair]
     truncate: bool | None = None  # nothing is: long texts are read in windows
     raw_scores: bool = False
+    min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # labels are "predicted" from this probability on
 
 
 class RerankBody(TruncatedBody, kw_only=True, frozen=True):

@@ -10,7 +10,7 @@ Vector = list[float]
 
 
 class LabelScore(Struct, kw_only=True):
-    """A label with its probability, or a regression's value. `predicted` is set by multi-label models only."""
+    """A label with its probability, or a regression's value. `predicted`: of multi-label models, or min_confidence."""
 
     label: str
     score: float

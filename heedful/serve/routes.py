@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from heedful.errors import HeedfulError, quoted
-from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.bundle_engine import BundleEngine, check_min_confidence
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.model.config import Classes, SentenceEmbedding
@@ -208,14 +208,19 @@ async def predict(
             for text in as_list(list(sequence) if isinstance(sequence, tuple) else sequence)
         )
     )
+    least = body.min_confidence
+    if least is not None:
+        check_min_confidence(least, None if loaded is None else loaded.config.head)
     answers = await call.ask(model_queue, sequences)
-    labels = [labels_of(answer) for answer in answers]
+    labels = [labels_of(answer, least) for answer in answers]
     return labels[0] if alone else labels
 
 
-def labels_of(answer: Answer) -> list[dict[str, object]]:
+def labels_of(answer: Answer, min_confidence: float | None = None) -> list[dict[str, object]]:
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
     chosen = answer.get("labels")
+    if min_confidence is not None:
+        chosen = [answer["label"]] if answer["probability"] >= min_confidence else []
     best_first = sorted(scores.items(), key=lambda pair: -pair[1])
     return [
         {"label": label, "score": score} | ({} if chosen is None else {"predicted": label in chosen})

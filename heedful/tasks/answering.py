@@ -50,6 +50,7 @@ class AnswerContext:
     head: Head
     top_k: int  # candidates that are listed
     thresholds: Mapping[str, float] = field(default_factory=dict)  # tuned or set, by name
+    min_confidence: float = 0.0  # least probability of a label that is given; below it the label is ""
     windows: Sequence[Encoding] = ()  # all windows of the input, also those without scored tokens
 
 

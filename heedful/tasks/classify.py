@@ -32,6 +32,7 @@ from heedful.tasks.answering import (
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
+    Coverage,
     MultiLabelScores,
     Result,
     TokenLoss,
@@ -68,7 +69,7 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
     """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
 
     Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels, and for the
-    number of a cross-encoder whose scores are sigmoids.
+    number of a cross-encoder whose scores are sigmoids. The label is "" where its probability is below min_confidence.
     """
     head = context.head
     assert isinstance(head, Classes)
@@ -82,8 +83,9 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
         chosen = [name for name in names if probabilities[name] >= context.thresholds.get(name, THRESHOLD)]
         return {"labels": chosen, "probabilities": probabilities} | count
     probabilities = _named(names, scores.softmax(-1).mean(0))
-    label = max(probabilities, key=probabilities.__getitem__)
-    return {"label": label, "probability": probabilities[label], "probabilities": probabilities} | count
+    best = max(probabilities, key=probabilities.__getitem__)
+    label = best if probabilities[best] >= context.min_confidence else ""
+    return {"label": label, "probability": probabilities[best], "probabilities": probabilities} | count
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
@@ -217,6 +219,7 @@ class Classify(TextTask[LabelledExample]):
             "matrix": ConfusionMatrix(labels=self.labels, positive=self.labels[1] if count == 2 else None),
             "loss": TokenLoss(),
             "calibration": Calibration(),
+            "coverage": Coverage(),
         }
         return EvalMetrics(metrics=metrics, bootstraps=bootstraps)
 
@@ -239,6 +242,7 @@ class Classify(TextTask[LabelledExample]):
                 "matrix": metrics.metrics["matrix"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
                 "calibration": metrics.metrics["calibration"].update(confidences, correct),
+                "coverage": metrics.metrics["coverage"].update(confidences, correct),
             },
             bootstraps={name: bootstrap.update(ids, rows[name]) for name, bootstrap in metrics.bootstraps.items()},
         )
@@ -250,7 +254,13 @@ class Classify(TextTask[LabelledExample]):
             results["notes"] = [f'precision, recall and f1 are those of "{matrix.positive}"', *results["notes"]]
         calibration = metrics.metrics["calibration"].compute()
         loss = metrics.metrics["loss"].compute()["loss"]
-        return results | {"loss": loss, "ece": calibration["ece"], "calibration": calibration["table"]}
+        coverage = metrics.metrics["coverage"].compute()["table"]
+        return results | {
+            "loss": loss,
+            "ece": calibration["ece"],
+            "calibration": calibration["table"],
+            "coverage": coverage,
+        }
 
     def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
         loss = log_loss(answer["probabilities"][example.label])

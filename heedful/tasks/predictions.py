@@ -36,8 +36,8 @@ AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
 class Classification(Prediction):
     """One label of several."""
 
-    label: str
-    probability: float  # of the label
+    label: str  # "": the model abstains, since the probability is below min_confidence
+    probability: float  # of the most probable label
     probabilities: dict[str, float]  # of each label
 
 

@@ -22,6 +22,7 @@ from heedful.infer.bundle_engine import TOKEN_BUDGET
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
+from heedful.tasks.predictions import Classification
 from heedful.tokenizer import PreTokenized
 from tests.support.model_folders import HEADS, LIMIT, NAMES, VOCABULARY, long_text, make, their_logits, theirs
 
@@ -115,6 +116,23 @@ def test_next_sentences_as_transformers_does(folders: dict[str, Path], name: str
         out = their_logits(folders[name], *pair)
         logits = out.get("seq_relationship_logits", out.get("logits"))
         assert answer["is_next_probability"] == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
+
+
+def test_a_label_below_the_least_confidence_is_not_given(folders: dict[str, Path]) -> None:
+    texts = ["the cat sat", "who ran ?", ""]
+    sure = Engine(folders["single"]).predict(texts, Classification)
+    least = sorted(answer.probability for answer in sure)[1]
+    unsure = Engine(folders["single"], min_confidence=least).predict(texts, Classification)
+    assert [answer.label for answer in unsure] == [
+        answer.label if answer.probability >= least else "" for answer in sure
+    ]
+    assert [answer.label for answer in unsure].count("") == 1
+    assert [answer.probabilities for answer in unsure] == [answer.probabilities for answer in sure]
+    for name, kind in (("multiple", "multi_label"), ("regression", "regression"), ("masked", "masked_lm")):
+        with pytest.raises(HeedfulError, match=f"for models that choose one label, .* {kind}"):
+            Engine(folders[name], min_confidence=0.5)
+    with pytest.raises(HeedfulError, match="expected a probability from 0 to 1"):
+        Engine(folders["single"], min_confidence=50)
 
 
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])

@@ -95,6 +95,12 @@ def test_answers_are_the_engines(served: RunningServer, engines: dict[str, Engin
     assert {label["label"]: label["score"] for label in labels} == alone["probabilities"]
     assert labels[0] == {"label": alone["label"], "score": alone["probability"]}
     (alone,) = engines["multiple"](["the cat sat"])
+    body = {"inputs": "the cat sat", "model": "single", "min_confidence": labels[0]["score"]}
+    assert [label["predicted"] for label in ask(port, "/predict", body).json] == [True, False, False]
+    unsure = ask(port, "/predict", body | {"min_confidence": 1.0}).json
+    assert not any(label["predicted"] for label in unsure) and unsure[0]["score"] == labels[0]["score"]
+    refused = ask(port, "/predict", body | {"model": "multiple"})
+    assert refused.status == 422 and "models that choose one label" in refused.text
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
     assert [
         label["label"] for label in sorted(labels, key=lambda entry: entry["label"]) if label["predicted"]

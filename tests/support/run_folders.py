@@ -11,6 +11,7 @@ import numpy as np
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
+    Coverage,
     EntityScores,
     MultiLabelScores,
     RankedRegressionScores,
@@ -34,6 +35,7 @@ def classified(labels: list[str], count: int = 400, seed: int = 0, right: float 
     metric = ConfusionMatrix(labels=tuple(labels)).update(predicted, gold).compute()
     metric |= {"loss": TokenLoss().update(loss, np.ones(count, dtype=int)).compute()["loss"]}
     metric |= {"ece": calibration["ece"], "calibration": calibration["table"]}
+    metric |= {"coverage": Coverage().update(confidence, predicted == gold).compute()["table"]}
     lines = [
         {
             "id": int(n),

@@ -18,6 +18,7 @@ from heedful.tasks.metrics import (
     Bootstrap,
     Calibration,
     ConfusionMatrix,
+    Coverage,
     EntityScores,
     MultiLabelScores,
     RankedRegressionScores,
@@ -63,6 +64,7 @@ METRICS: dict[str, tuple[Any, Callable[[Any, list[int]], Any]]] = {
     "ranked": (RankedRegressionScores(), lambda seen, part: seen.update(NUMBERS[part, 0], NUMBERS[part, 1])),
     "loss": (TokenLoss(), lambda seen, part: seen.update(NUMBERS[part, 0], CLASSES[part, 0])),
     "calibration": (Calibration(bins=5), lambda seen, part: seen.update(SHARES[part, 0], CLASSES[part, 0] > 0)),
+    "coverage": (Coverage(), lambda seen, part: seen.update(SHARES[part, 0], CLASSES[part, 0] > 0)),
     "entities": (
         EntityScores(scheme="conlleval"),
         lambda seen, part: seen.update([TAGS[i][0] for i in part], [TAGS[i][1] for i in part]),

@@ -192,7 +192,7 @@ def _precision(engine: BundleEngine) -> str:
 
 
 def fingerprint(engine: BundleEngine) -> str:
-    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, how it writes."""
+    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, generation."""
     loaded = engine.loaded
     digest = hashlib.sha256()
     usual = None if engine.plan is None else activation_dtype(engine.plan.precision)  # some ways hold norms in float32
@@ -211,6 +211,7 @@ def fingerprint(engine: BundleEngine) -> str:
         engine.limit,
         engine.max_length,
         writing,
+        engine.min_confidence,
     )
     digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
     return f"sha256:{digest.hexdigest()}"

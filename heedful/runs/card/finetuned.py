@@ -36,7 +36,7 @@ from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
 MISTAKES = 5
-PICTURES = ("confusion", "calibration")  # plots that the card shows
+PICTURES = ("confusion", "calibration", "coverage")  # plots that the card shows
 LONGEST = 240  # characters of a quoted text
 MANY = 30  # rows above which a table is folded
 SHOWN = 4  # metrics that are not folded: that of the run, then those of this list that it has
@@ -83,6 +83,7 @@ def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     yield from _classes(results)
     yield from _mistakes(folder, results)
     yield from _calibration(folder, results)
+    yield from _coverage(folder, results)
     yield ["## Limits"]
     yield [f"- {sentence}" for sentence in _limits(results)]
     yield from _data(results)
@@ -335,6 +336,31 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     ]
     table = markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
     pictures = list(_picture(folder, "calibration", "How often the model is right at each confidence"))
+    yield from pictures
+    yield details(table, "As a table", bool(pictures))
+
+
+def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+    headline = headline_split(results)
+    if not headline or not headline[1].get("coverage"):
+        return
+    split, numbers = headline
+    rows = [
+        [
+            f"{row['min_confidence']:.4g}",
+            f"{100 * row['coverage']:.1f} %",
+            f"{row['count']:,}",
+            format_number(row["accuracy"]),
+        ]
+        for row in numbers["coverage"]
+    ]
+    yield ["## Accuracy over coverage"]
+    yield [
+        f"Accuracy on {escape_markdown(split)} of the answers with at least a confidence, and their share of all. With "
+        "`--min-confidence`, `heedful predict` gives no label below it."
+    ]
+    table = markdown_table(["least confidence", "coverage", "examples", "right"], rows)
+    pictures = list(_picture(folder, "coverage", "How often the model is right where it is most confident"))
     yield from pictures
     yield details(table, "As a table", bool(pictures))
 

@@ -78,6 +78,8 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
         yield "confusion", plot_confusion(numbers, split)
     if numbers.get("calibration"):
         yield "calibration", plot_calibration(numbers, split)
+    if numbers.get("coverage"):
+        yield "coverage", plot_coverage(numbers, split)
     for kind, what in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
         if numbers.get(kind):
             yield "scores", plot_scores(numbers[kind], split, what)
@@ -178,6 +180,29 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
     for axes in (above, below):
         style_axes(axes, grid="both" if axes is above else "y")
     set_title(figure, f"Calibration on {split}: ECE {numbers['ece']:.3f}, {int(count.sum()):,} examples")
+    return figure
+
+
+def plot_coverage(numbers: Result, split: str) -> Figure:
+    """Plot the accuracy of the most confident answers over their share of all answers."""
+    table = numbers["coverage"]
+    count, coverage, right, confidence = (
+        np.array([as_float(row[name]) for row in table]) for name in ("count", "coverage", "accuracy", "min_confidence")
+    )
+    low, high = wilson(right, count)
+    figure = new_figure(5.6, 4.2)
+    axes = figure.subplots()
+    axes.fill_between(coverage, low, high, color=SKY, alpha=0.5, lw=0, label="95 % interval")
+    axes.plot(coverage, right, color=BLUE, marker="o", ms=4, label="accuracy of these answers")
+    for index in range(0, len(table), max(1, len(table) // 5)):
+        place = coverage[index], right[index]
+        axes.annotate(f"{confidence[index]:.3g}", place, (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xlim(0, 1.02)
+    axes.set_ylabel("share of right answers")
+    axes.set_xlabel("coverage: share of texts with at least the confidence beside the point")
+    figure.legend(loc="outside lower right", ncols=2, fontsize=8, frameon=False)
+    style_axes(axes, grid="both")
+    set_title(figure, f"Accuracy over coverage on {split}, {int(count[0]):,} examples")
     return figure
 
 

@@ -18,6 +18,7 @@ from heedful.tasks.metrics.bootstrap import (
 )
 from heedful.tasks.metrics.calibration import Calibration, best_temperature
 from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, MultiLabelScores, macro_f1, matthews
+from heedful.tasks.metrics.coverage import Coverage
 from heedful.tasks.metrics.entities import EntityScores, entity_counts, entity_spans
 from heedful.tasks.metrics.glue import GLUE, GlueTask
 from heedful.tasks.metrics.regression import RankedRegressionScores, RegressionScores
@@ -33,6 +34,7 @@ __all__ = [
     "Bootstrap",
     "Calibration",
     "ConfusionMatrix",
+    "Coverage",
     "EntityScores",
     "GlueTask",
     "HasIntervals",

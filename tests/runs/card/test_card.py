@@ -132,7 +132,7 @@ def test_plots_go_into_the_card(tmp_path: Path) -> None:
     folder = run(tmp_path, found, dev=lines)
     draw_run_plots(folder)
     text = write_finetuned_card(folder).read_text()
-    for name in ("confusion", "calibration"):
+    for name in ("confusion", "calibration", "coverage"):
         assert f"](plots/{name}.png)" in text
         assert (folder / "model/plots" / f"{name}.png").read_bytes() == (folder / "plots" / f"{name}.png").read_bytes()
     assert "<summary>As a table</summary>" in text

@@ -22,6 +22,7 @@ from heedful.runs.plots.figures import (
     most_confused,
     plot_calibration,
     plot_confusion,
+    plot_coverage,
     plot_scatter,
     plot_scores,
     wilson,
@@ -83,7 +84,7 @@ def words(figure: Figure) -> str:
 def test_each_task_has_what_applies(tmp_path: Path) -> None:
     (numbers, lines), (pairs, scored) = made.classified(THREE), made.scored()
     tasks: dict[str, tuple[str, dict[str, Any], list[Any], set[str]]] = {
-        "classify": ("accuracy", numbers, lines, {"confusion", "calibration", "scores"}),
+        "classify": ("accuracy", numbers, lines, {"confusion", "calibration", "coverage", "scores"}),
         "multiple": ("micro_f1", made.labelled(THREE), [], {"scores"}),
         "tag": ("f1", made.tagged(), [], {"scores"}),
         "regress": ("spearman", pairs, scored, {"numbers"}),
@@ -105,7 +106,7 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
         folder = made.write(tmp_path / name, found, dev=scored)
         paths = draw_run_plots(folder)
         seen.append([path.read_bytes() for png in paths for path in (png, png.with_suffix(".svg"))])
-    assert seen[0] == seen[1] and len(seen[0]) == 10
+    assert seen[0] == seen[1] and len(seen[0]) == 12
     assert seen[1] == seen[2], "drawn anew over what was there"
 
 
@@ -124,7 +125,7 @@ def test_few_rows_of_scores(tmp_path: Path, labels: list[str]) -> None:
 def test_odd_labels(tmp_path: Path) -> None:
     numbers, _ = made.classified(ODD)
     folder = made.write(tmp_path, made.results("classify", "accuracy", {"dev": numbers}))
-    assert set(drawn(folder)) == {"curves", "confusion", "calibration", "scores"}
+    assert set(drawn(folder)) == {"curves", "confusion", "calibration", "coverage", "scores"}
     written = words(plot_confusion(numbers, "dev"))
     assert "$x_1$ and $\\frac{" in written and "under_score" in written and "�" not in written
     ticks = [text.get_text() for text in plot_confusion(numbers, "dev").axes[0].get_xticklabels()]
@@ -214,6 +215,15 @@ def test_calibration_is_drawn_where_it_was_measured() -> None:
     assert points.get_ydata().tolist() == [row["accuracy"] for row in table]
     assert [bar.get_height() for bar in below.patches] == [row["count"] for row in table]
     assert f"ECE {numbers['ece']:.3f}" in words(figure)
+
+
+def test_accuracy_over_coverage_is_drawn_where_it_was_measured() -> None:
+    numbers, _ = made.classified(THREE)
+    (axes,) = plot_coverage(numbers, "dev").axes
+    table = numbers["coverage"]
+    assert axes.lines[0].get_xdata().tolist() == [row["coverage"] for row in table]
+    assert axes.lines[0].get_ydata().tolist() == [row["accuracy"] for row in table]
+    assert "Accuracy over coverage on dev, 400 examples" in words(plot_coverage(numbers, "dev"))
 
 
 def test_wilson_is_scipys() -> None:
