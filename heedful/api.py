@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
+from heedful.infer.bundle_engine import check_min_confidence
 from heedful.infer.engine import Engine
 from heedful.infer.precision import PrecisionOrAuto
+from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
 from heedful.runs.distil import run as distil_run
 from heedful.runs.distil.settings import DistilSettings
 from heedful.runs.finetune import run as finetune_run
@@ -212,6 +214,9 @@ def predict(
     device: str | None = None,
     top_k: int = 5,
     min_confidence: float | None = None,
+    candidate_labels: Sequence[str] | Mapping[str, str] | None = None,
+    template: str | None = None,
+    multi_label: bool = False,
 ) -> list[AnyPrediction]:
     """Predict with a run or a model folder. To load the model only once, pass an Engine.
 
@@ -225,19 +230,29 @@ def predict(
         device: "cpu" or "cuda"; None: "cpu".
         top_k: Number of candidates to list for each mask.
         min_confidence: Least probability of a label; with less, the model abstains, and the label is "".
+        candidate_labels: Labels to choose from that the model was not trained on, or descriptions by label; for models
+            with a label "entailment", cross-encoders and sentence embedding models.
+        template: Text around each label or description, with {}; None: by the kind of the model.
+        multi_label: Any number of the candidate labels may be right.
 
     Raises:
         HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
     """
     if not isinstance(model, Engine):
         least = min_confidence or 0.0
-        model = Engine(
-            model, revision=revision, head=head, precision=precision, device=device, min_confidence=least
-        )  # fmt: skip
+        model = Engine(model, revision=revision, head=head, precision=precision, device=device)
+        if least and candidate_labels is None:
+            check_min_confidence(least, model.loaded.config.head)
+        model.min_confidence = least
     elif any(value is not None for value in (revision, head, precision, device, min_confidence)):
         raise HeedfulError(
             "revision, head, precision, device or min_confidence was given with an Engine: give it to Engine() instead"
         )
+    if candidate_labels is not None:
+        candidates = CandidateLabels.of(candidate_labels, template, multi_label)
+        return zero_shot_engine(model, candidates).predict(inputs, answer_type)
+    if template is not None or multi_label:
+        raise HeedfulError("template or multi_label was given without candidate_labels: give the labels too")
     return model.predict(inputs, answer_type, top_k=top_k)
 
 

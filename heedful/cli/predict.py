@@ -70,6 +70,17 @@ def predict(
     min_confidence: Annotated[
         float | None, typer.Option(help="Abstain where the probability of the label is below this (0 to 1).")
     ] = None,
+    candidate_labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABELS",
+            help='Labels the model was not trained on: "billing, bug", or a .json or .csv file of descriptions.',
+        ),
+    ] = None,
+    template: Annotated[str | None, typer.Option(help='Text around a candidate label, e.g. "It is about {}."')] = None,
+    multi_label: Annotated[
+        bool, typer.Option("--multi-label", help="Any number of the candidate labels may be right.")
+    ] = False,
     top_k: Annotated[int, typer.Option(help="Number of tokens to list for each mask, or of beams to list.")] = 5,
     num_beams: Annotated[int | None, typer.Option(help="Beam search with N beams; greedy unless given.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
@@ -92,13 +103,22 @@ def predict(
     from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 
+    least = min_confidence or 0.0
     engine = Engine(
         checkpoint_path(run, checkpoint),
         head=head_kind,
         precision=checked_precision,
         device=device,
-        min_confidence=min_confidence or 0.0,
+        min_confidence=0.0 if candidate_labels else least,
     )
+    if candidate_labels is not None:
+        from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
+
+        labels = CandidateLabels.of(_candidate_labels(candidate_labels), template, multi_label)
+        engine = zero_shot_engine(engine, labels)
+    elif template is not None or multi_label:
+        raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
+    engine.min_confidence = least
     if reason := unused_note():
         note(reason)
     inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
@@ -168,6 +188,15 @@ def generation_settings(
     if seed is not None and temperature is None:
         raise HeedfulError("--seed is for sampling, which needs --temperature: give both or none")
     return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)
+
+
+def _candidate_labels(value: str) -> list[str] | dict[str, str]:
+    """Return labels separated by commas, or the descriptions by label of a .json or .csv file."""
+    if not value.casefold().endswith((".json", ".csv")):
+        return [label.strip() for label in value.split(",")]
+    from heedful.data.labelled.label_descriptions import read_label_descriptions
+
+    return read_label_descriptions(Path(value))
 
 
 def _answer_chunk(engine: Engine, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:

@@ -137,6 +137,7 @@ class BundleEngine:
         self._head, self._answerers = _able(self.loaded)
         check_min_confidence(min_confidence, self._head)
         self.min_confidence = min_confidence
+        self.candidates: object = None  # labels that the model was not trained on, see zero_shot.py
         if self.loaded.tokenizer is None:
             raise HeedfulError(
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"

@@ -208,7 +208,7 @@ _NO_TASK: dict[str, str] = {  # commands for tasks that are not fine-tuned
     "language-modeling": "heedful pretrain --objective mlm, or clm",
     "text-generation": "heedful pretrain --objective clm",
     "causal-lm": "heedful pretrain --objective clm",
-    "zero-shot-classification": "heedful finetune classify with a few labelled texts",
+    "zero-shot-classification": 'heedful predict MODEL TEXT --candidate-labels "a, b"',
     "next-sentence-prediction": "heedful pretrain --objective mlm+nsp",
 }
 

@@ -53,6 +53,21 @@ class PredictBody(TruncatedBody, kw_only=True, frozen=True):
     min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # labels are "predicted" from this probability on
 
 
+class ZeroShotParameters(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The labels to choose from, and the text around each of them."""
+
+    candidate_labels: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(min_length=1)]
+    hypothesis_template: Annotated[str, Meta(max_length=1000)] | None = None  # with {}; null: by the kind of the model
+    multi_label: bool = False
+
+
+class ZeroShotBody(ModelBody, kw_only=True, frozen=True):
+    """Texts, and labels that the model was not trained on."""
+
+    inputs: str | Annotated[list[str], Meta(min_length=1)]
+    parameters: ZeroShotParameters
+
+
 class RerankBody(TruncatedBody, kw_only=True, frozen=True):
     """Texts to order by what they have to do with the query."""
 

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from msgspec import Struct
 
 from heedful.errors import HeedfulError, quoted
 from heedful.infer.bundle_engine import BundleEngine, check_min_confidence
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
+from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
 from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
 from heedful.serve import requests, responses
-from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns
+from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
 from heedful.serve.text_pairs import parse_sequences
 from heedful.serve.token_estimate import group_in_turns
 from heedful.tasks.answering import Answer
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
+ZERO_SHOT = ("zero_shot", "embedding")
 
 T = TypeVar("T")
 Handler = Callable[[RequestContext, Any], Awaitable[object]]
@@ -216,6 +219,32 @@ async def predict(
     return labels[0] if alone else labels
 
 
+async def classify_zero_shot(
+    call: RequestContext, body: requests.ZeroShotBody
+) -> list[dict[str, object]] | list[list[dict[str, object]]]:
+    """The candidate labels of each text with their scores, best first."""
+    _, model_queue = call.select_model(body.model, ZERO_SHOT)
+    asked = body.parameters
+    candidates = CandidateLabels.of(asked.candidate_labels, asked.hypothesis_template, asked.multi_label)
+    texts, label_vectors = as_list(body.inputs), None
+    if getattr(model_queue.engine, "kind", "") == "embedding":
+        hypotheses = candidates.hypotheses(PLAIN_TEMPLATE)
+        label_vectors = torch.from_numpy(await vectors(call, model_queue, hypotheses))
+        call.texts(*texts)
+        sizes = list(map(len, texts))
+    else:
+        hypotheses = candidates.hypotheses(ENTAILMENT_TEMPLATE)
+        call.texts(*(text + hypothesis for text in texts for hypothesis in hypotheses))
+        sizes = [sum(len(text) + len(hypothesis) for hypothesis in hypotheses) for text in texts]
+
+    def encode(engine: BundleEngine) -> Turns:
+        return tokenize_in_turns(zero_shot_engine(engine, candidates, label_vectors), texts)
+
+    answers = await call.ask(model_queue, texts, encode=encode, sizes=sizes)
+    labels = [labels_of(answer) for answer in answers]
+    return labels[0] if isinstance(body.inputs, str) else labels
+
+
 def labels_of(answer: Answer, min_confidence: float | None = None) -> list[dict[str, object]]:
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
     chosen = answer.get("labels")
@@ -385,6 +414,14 @@ ENDPOINTS = (
         answer=list[responses.LabelScore | list[responses.LabelScore]],
         kinds=CLASSES,
         example={"inputs": "a text"},
+    ),
+    Endpoint(
+        path="/zero-shot-classification",
+        handler=classify_zero_shot,
+        body=requests.ZeroShotBody,
+        answer=list[responses.LabelScore] | list[list[responses.LabelScore]],
+        kinds=ZERO_SHOT,
+        example={"inputs": "It rains.", "parameters": {"candidate_labels": ["weather", "sport"]}},
     ),
     Endpoint(
         path="/token-classification",

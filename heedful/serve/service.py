@@ -16,6 +16,7 @@ from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.scheduling.errors import UnavailableError
 from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
+from heedful.infer.zero_shot import can_classify_zero_shot
 from heedful.model.config import Classes
 from heedful.serve.body import BodyBudget
 from heedful.serve.metrics import Metrics
@@ -152,12 +153,13 @@ def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
 
 
 def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
-    """Return the kind of the head, and "rank" if it gives a pair of texts one score."""
+    """Return the kind of the head; "rank" if it gives a pair of texts one score; "zero_shot" if it knows entailment."""
     kind, engine = head_kind(model_queue), model_queue.engine
     if kind == "sequence_classification" and engine is not None:
         head = engine.loaded.config.head
         assert isinstance(head, Classes)
-        return (kind, "rank") if SCORED.get(head.problem_type) == len(head.labels) else (kind,)
+        ranks = ("rank",) if SCORED.get(head.problem_type) == len(head.labels) else ()
+        return (kind, *ranks, *(("zero_shot",) if can_classify_zero_shot(head) else ()))
     return (kind,)
 
 

@@ -503,6 +503,25 @@ def test_check_writes_likely_label_errors(run: Any, tmp_path: Path) -> None:
     assert "for --label-errors" in run("check", str(data), "-o", str(out)).err
 
 
+def test_predict_chooses_among_candidate_labels(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("label,description\npet,a cat or a dog\nplace,a town in France\n")
+    (tmp_path / "labels.json").write_text('{"pet": "a cat or a dog", "place": "a town in France"}')
+    answers = [
+        run("predict", "heedful-mini-en", "The cat sleeps.", "--json", "--candidate-labels", labels).json[0]
+        for labels in (str(tmp_path / "labels.csv"), str(tmp_path / "labels.json"), "pet, place")
+    ]
+    assert answers[0] == answers[1] and answers[0]["label"] == answers[2]["label"] == "pet"
+    (tmp_path / "texts.csv").write_text("text\nThe cat sleeps.\nParis is old.\n")
+    out, labels = tmp_path / "out.csv", str(tmp_path / "labels.csv")
+    files = ("--file", str(tmp_path / "texts.csv"), "-o", str(out))
+    done = run("predict", "heedful-mini-en", *files, "--candidate-labels", labels)
+    assert done.code == 0 and [line.split(",")[4] for line in out.read_text().splitlines()] == ["label", "pet", "place"]
+    done = run("predict", "heedful-mini-en", "a", "--template", "it is {}")
+    assert done.code == 2 and "are for --candidate-labels" in done.err
+    (tmp_path / "labels.csv").write_text("name\npet\n")
+    assert "expected label and description" in run("predict", "heedful-mini-en", "a", "--candidate-labels", labels).err
+
+
 # -- finetune, evaluate, recipe -----------------------------------------------------------------------------------
 
 

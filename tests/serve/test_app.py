@@ -43,6 +43,15 @@ ASKED: list[tuple[str, Any]] = [  # each with a model that answers it, by the na
     ("/predict", {"inputs": "the cat sat", "model": "single"}),
     ("/predict", {"inputs": [["the cat"], ["a", "b"]], "model": "multiple"}),
     ("/predict", {"inputs": [], "model": "regression"}),
+    ("/zero-shot-classification", {"inputs": "a cat", "parameters": {"candidate_labels": ["the cat", "she"]}}),
+    (
+        "/zero-shot-classification",
+        {
+            "inputs": ["a cat", long_text(100)],
+            "parameters": {"candidate_labels": ["cat"], "multi_label": True, "hypothesis_template": "{} ."},
+            "model": "regression",
+        },
+    ),
     ("/token-classification", {"inputs": "Ada lives in Paris ."}),
     ("/token-classification", {"inputs": ["Ada", ["Ada", "\u200b", "ran"], long_text(200)]}),
     ("/question-answering", {"inputs": QUESTION}),

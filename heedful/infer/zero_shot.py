@@ -1,0 +1,181 @@
+"""Zero-shot classification: labels that a model was not trained on, by entailment or by sentence vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.model.config import Classes, Head, SentenceEmbedding
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
+from heedful.tasks.classify import THRESHOLD
+from heedful.tasks.multiple_choice import prompt_windows
+from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction
+from heedful.tokenizer import TokenizerInput
+
+ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE = "This example is {}.", "{}"  # of models of pairs, and of sentence embeddings
+VECTOR_SCALE = 20.0  # factor of cosines before the softmax, as in training with in-batch negatives
+
+EngineType = TypeVar("EngineType", bound=BundleEngine)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CandidateLabels:
+    """Labels to choose from, and what the model reads for each of them."""
+
+    descriptions: Mapping[str, str]  # by label
+    template: str | None = None  # text around a description, with {}; None: by the kind of the model
+    multi_label: bool = False  # each label is given or not by itself
+
+    @classmethod
+    def of(
+        cls, labels: Sequence[str] | Mapping[str, str], template: str | None = None, multi_label: bool = False
+    ) -> CandidateLabels:
+        """Make candidate labels, whose descriptions are their names unless given.
+
+        Raises:
+            HeedfulError: If there are fewer than two labels (one, if multi_label), two are equal or one is empty, or
+                the template has no {}.
+        """
+        descriptions = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
+        if len(descriptions) < len(labels) or not all(map(str.strip, [*descriptions, *descriptions.values()])):
+            raise HeedfulError(f"candidate_labels is {list(labels)}; expected different labels that are not empty")
+        if len(descriptions) < 2 - multi_label:
+            raise HeedfulError(f"candidate_labels has {len(descriptions)} labels; expected 2 or more")
+        if template is not None and template.count("{}") != 1:
+            raise HeedfulError(
+                f"template is {template!r}; expected a text with {{}} once, like {ENTAILMENT_TEMPLATE!r}"
+            )
+        return cls(descriptions=descriptions, template=template, multi_label=multi_label)
+
+    def hypotheses(self, default: str) -> list[str]:
+        """Return the text that the model reads for each label."""
+        template = default if self.template is None else self.template
+        return [template.replace("{}", description) for description in self.descriptions.values()]
+
+
+def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: Tensor | None = None) -> EngineType:
+    """Return an engine over the same model that answers texts with one of the candidate labels, or several.
+
+    A model with a label "entailment", or a cross-encoder with one score, reads each text as a pair with each label
+    (Yin et al. 2019). Probabilities are the softmax of the entailment scores over the labels; with multi_label, of
+    entailment against contradiction for each label. A sentence embedding model compares vectors: the softmax of
+    `VECTOR_SCALE` times the cosines; with multi_label the cosines themselves.
+
+    Args:
+        engine: An engine whose head is one of these.
+        candidates: The labels.
+        vectors: Vectors of the hypotheses, [labels, width], of a sentence embedding model; None: they are computed.
+
+    Raises:
+        HeedfulError: If the head is another one.
+    """
+    if engine.kind == "embedding":
+        if vectors is None:
+            vectors = torch.from_numpy(engine.encode(candidates.hypotheses(PLAIN_TEMPLATE)))
+        return _with_head(engine, _vector_head(candidates, vectors), candidates)
+    head = engine.loaded.config.head
+    score = _pair_score(head, candidates.multi_label)
+    if score is None:
+        has = f"the labels {', '.join(head.labels[:5])}" if isinstance(head, Classes) else f"a {engine.kind} head"
+        raise HeedfulError(
+            f"candidate labels were given, but this model has {has}; expected a label entailment (and contradiction, "
+            "for multi_label), a cross-encoder with one score, or a sentence embedding model"
+        )
+    return _with_head(engine, _pair_head(candidates, score), candidates)
+
+
+def can_classify_zero_shot(head: Head | None) -> bool:
+    """Whether a model with this head can choose among labels that it was not trained on."""
+    return isinstance(head, SentenceEmbedding) or _pair_score(head, multi_label=False) is not None
+
+
+def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:
+    changed = copy(engine)
+    changed._answerers, changed.candidates = (head,), candidates
+    return changed
+
+
+def _pair_score(head: Head | None, multi_label: bool) -> Callable[[Tensor], Tensor] | None:
+    """Return the function from the scores of pairs, [windows, scores], to one of each, [windows]; None: it has none."""
+    if isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1:
+        return lambda scores: scores[:, 0]
+    if isinstance(head, Classes) and head.problem_type == "single_label_classification":
+        names = [label.casefold() for label in head.labels]
+        if entailed := [index for index, name in enumerate(names) if name.startswith("entail")]:
+            others = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
+            if not multi_label:
+                return lambda scores: scores[:, entailed[0]]
+            if others:
+                return lambda scores: scores[:, entailed[0]] - scores[:, others[0]]
+    return None
+
+
+def _pair_head(candidates: CandidateLabels, score: Callable[[Tensor], Tensor]) -> AnswerHead:
+    hypotheses = candidates.hypotheses(ENTAILMENT_TEMPLATE)
+
+    def inputs(engine_input: object) -> list[TokenizerInput] | None:
+        return [(engine_input, hypothesis) for hypothesis in hypotheses] if isinstance(engine_input, str) else None
+
+    def answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
+        scores = score(torch.stack([window.scores for window in windows])).view(len(hypotheses), -1)
+        probabilities = (scores.sigmoid() if candidates.multi_label else scores.softmax(0)).mean(1)
+        return _answer(candidates, probabilities, context) | {"windows": scores.shape[1]}
+
+    return AnswerHead(
+        expects='texts, like ["a text"]',
+        tokenizer_inputs=inputs,
+        windows=prompt_windows,
+        answer=answer,
+        prediction=_typed,
+        columns=lambda loaded, generation: _columns(candidates) | {"windows": int},
+        pairs=False,
+    )
+
+
+def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
+    directions = torch.nn.functional.normalize(vectors.double(), dim=-1)
+
+    def answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
+        (window,) = windows
+        cosines = directions @ torch.nn.functional.normalize(window.scores.double(), dim=-1)
+        probabilities = cosines.clamp(0, 1) if candidates.multi_label else (VECTOR_SCALE * cosines).softmax(0)
+        return _answer(candidates, probabilities, context) | {"truncated_tokens": window.encoded.dropped}
+
+    return AnswerHead(
+        expects='texts, like ["a text"]',
+        tokenizer_inputs=read_text,
+        answer=answer,
+        long_inputs="truncate",
+        prediction=_typed,
+        columns=lambda loaded, generation: _columns(candidates) | {"truncated_tokens": int},
+        pairs=False,
+    )
+
+
+def _answer(candidates: CandidateLabels, probabilities: Tensor, context: AnswerContext) -> Answer:
+    by_label = dict(zip(candidates.descriptions, probabilities.tolist(), strict=True))
+    if candidates.multi_label:
+        return {"labels": [label for label, p in by_label.items() if p >= THRESHOLD], "probabilities": by_label}
+    best = max(by_label, key=by_label.__getitem__)
+    label = best if by_label[best] >= context.min_confidence else ""
+    return {"label": label, "probability": by_label[best], "probabilities": by_label}
+
+
+def _typed(answer: Answer) -> Prediction:
+    if "labels" in answer:
+        return MultiLabelClassification.from_answer({**answer, "labels": tuple(answer["labels"])})
+    return Classification.from_answer(answer)
+
+
+def _columns(candidates: CandidateLabels) -> dict[str, object]:
+    probabilities: dict[str, object] = {"probabilities": dict.fromkeys(candidates.descriptions, float)}
+    if candidates.multi_label:
+        return {"labels": [str]} | probabilities
+    return {"label": str, "probability": float} | probabilities

@@ -1,0 +1,105 @@
+"""Labels that a model was not trained on: against transformers' scores of pairs, and against sentence vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.infer.engine import Engine
+from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
+from tests.support.model_folders import long_text, make, their_logits
+
+TEXTS = ["the cat sat on the mat .", "she lives in paris", ""]
+LABELS = ["cat", "capital", "program"]
+NLI = {"0": "contradiction", "1": "neutral", "2": "entailment"}
+
+
+@pytest.fixture(scope="module")
+def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose labels are those of natural-language inference."""
+    folder = make(tmp_path_factory.mktemp("nli"), "single")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": NLI, "label2id": {name: int(number) for number, name in NLI.items()}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def logits(folder: Path, text: str, template: str) -> torch.Tensor:
+    """transformers' scores of a text with each label, [labels, scores]."""
+    return torch.stack([their_logits(folder, text, template.format(label)).logits[0] for label in LABELS])
+
+
+@pytest.mark.parametrize("template", [None, "it is {} ."])
+def test_entailment_is_that_of_transformers(nli: Path, template: str | None) -> None:
+    answers = heedful.predict(nli, TEXTS, heedful.Classification, candidate_labels=LABELS, template=template)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        entailed = logits(nli, text, template or "This example is {}.")[:, 2].softmax(0)
+        assert list(answer.probabilities.values()) == pytest.approx(entailed.tolist(), abs=1e-6)
+        assert answer.label == LABELS[int(entailed.argmax())] and list(answer.probabilities) == LABELS
+    several = heedful.predict(
+        nli, TEXTS, heedful.MultiLabelClassification, candidate_labels=LABELS, template=template, multi_label=True
+    )
+    for text, found in zip(TEXTS, several, strict=True):
+        entailed = logits(nli, text, template or "This example is {}.")[:, [0, 2]].softmax(1)[:, 1]
+        assert list(found.probabilities.values()) == pytest.approx(entailed.tolist(), abs=1e-6)
+        assert list(found.labels) == [label for label, p in zip(LABELS, entailed, strict=True) if p >= 0.5]
+
+
+def test_a_cross_encoder_scores_each_label(tmp_path: Path) -> None:
+    folder = make(tmp_path, "regression")
+    (answer,) = heedful.predict(folder, TEXTS[:1], heedful.Classification, candidate_labels=LABELS, template="{}")
+    expected = logits(folder, TEXTS[0], "{}")[:, 0].softmax(0)
+    assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_vectors_of_descriptions_are_compared() -> None:
+    engine = Engine("heedful-mini-en")
+    descriptions = {"pet": "a cat or a dog", "place": "a town in France"}
+    answers = heedful.predict(engine, TEXTS, heedful.Classification, candidate_labels=descriptions)
+    assert [answer.label for answer in answers[:2]] == ["pet", "place"]
+    vectors = engine.encode([*descriptions.values(), TEXTS[0]]).astype(np.float64)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit[:2] @ unit[2]
+    expected = np.exp(20 * cosines) / np.exp(20 * cosines).sum()
+    np.testing.assert_allclose(list(answers[0].probabilities.values()), expected, atol=1e-5)
+    (found,) = heedful.predict(
+        engine, TEXTS[:1], heedful.MultiLabelClassification, candidate_labels=descriptions, multi_label=True
+    )
+    np.testing.assert_allclose(list(found.probabilities.values()), cosines.clip(0, 1), atol=1e-5)
+    assert isinstance(engine.predict(TEXTS[:1])[0], heedful.Embedding), "the engine itself is as it was"
+
+
+def test_long_texts_and_batches_give_the_same_answers(nli: Path) -> None:
+    engine = zero_shot_engine(Engine(nli), CandidateLabels.of(LABELS))
+    texts = [*TEXTS, long_text(120)]
+    together, alone = engine(texts), [answer for text in texts for answer in engine([text])]
+    assert together[-1]["windows"] > 1 and together[0]["windows"] == 1
+    for one, other in zip(together, alone, strict=True):
+        assert list(one["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=1e-6)
+
+
+def test_an_unsure_model_abstains(nli: Path) -> None:
+    answers = heedful.predict(nli, TEXTS, heedful.Classification, candidate_labels=LABELS, min_confidence=1.0)
+    assert [answer.label for answer in answers] == ["", "", ""]
+
+
+def test_unusable_labels_and_models_are_refused(nli: Path, tmp_path: Path) -> None:
+    for labels, message in (
+        (["cat"], "has 1 labels"),
+        (["cat", "cat"], "different labels"),
+        (["cat", " "], "not empty"),
+    ):
+        with pytest.raises(HeedfulError, match=message):
+            CandidateLabels.of(labels)
+    with pytest.raises(HeedfulError, match=r"with \{\} once"):
+        CandidateLabels.of(LABELS, "it is so")
+    with pytest.raises(HeedfulError, match=r"has the labels bad, fair, good; expected a label entailment"):
+        heedful.predict(make(tmp_path, "single"), TEXTS, candidate_labels=LABELS)
+    with pytest.raises(HeedfulError, match="without candidate_labels"):
+        heedful.predict(nli, TEXTS, template="it is {}")
