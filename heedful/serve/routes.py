@@ -419,7 +419,7 @@ ENDPOINTS = (
         path="/zero-shot-classification",
         handler=classify_zero_shot,
         body=requests.ZeroShotBody,
-        answer=list[responses.LabelScore] | list[list[responses.LabelScore]],
+        answer=list[responses.LabelScore | list[responses.LabelScore]],
         kinds=ZERO_SHOT,
         example={"inputs": "It rains.", "parameters": {"candidate_labels": ["weather", "sport"]}},
     ),
