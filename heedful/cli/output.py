@@ -36,11 +36,11 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
     """
     match item:
         case {"question": question, "context": _}:
-            print(_shorten(question))
+            print_text(_shorten(question))
         case {"prompt": prompt, "choices": _}:
-            print(_shorten(prompt))
+            print_text(_shorten(prompt))
         case _:
-            print(_shorten(item) if isinstance(item, str) else " | ".join(map(_shorten, item)))
+            print_text(_shorten(item) if isinstance(item, str) else " | ".join(map(_shorten, item)))
     if rows := list(_answer_rows(item, answer, top_k)):
         print_table(rows, indent=2)
     if answer.get("label") == "":

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint.published_sizes import count_parameters
 from heedful.cli import main
-from heedful.cli.output import print_json, print_table, print_text
+from heedful.cli.output import print_json, print_table, print_text, show_answer
 from heedful.cli.predict import LINES_PER_CHUNK, generation_settings
 from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
@@ -549,6 +549,15 @@ def test_commands_to_copy_work_for_texts_that_begin_with_a_dash(
     done = run("look", "--html", tmp_path / "page.html", *arguments[2:])
     assert done.code == 0, done.err
     assert text in (tmp_path / "page.html").read_text()
+
+
+def test_a_long_text_is_wrapped_at_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "the zip on the tent I borrowed is broken and I do not know what to do about it"
+    show_answer(text, {"probabilities": {"good": 1.0}, "label": "good"}, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40 and " ".join(lines[:2]) == text
 
 
 def test_an_empty_text_is_not_worth_a_look(run: Any, folders: dict[str, Path]) -> None:
