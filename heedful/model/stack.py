@@ -100,6 +100,7 @@ class Attention(nn.Module):
         q, k, v = self._project(x)
         bias = layer.relation.bias(q, k, layer.prepared, self.scale, self._project)
         q, k = layer.relation.rotate(q, k, layer.prepared)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a rotation gives float32, which the fast kernels refuse
         if context.cache is not None:
             k, v = context.cache.update(layer.layer, k, v, context.layout)
         args = AttentionArgs(
