@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from heedful.runs.label_errors import find_label_errors as find_label_errors
     from heedful.runs.pretrain.settings import PretrainSettings as PretrainSettings
     from heedful.runs.results import RunResult as RunResult
+    from heedful.runs.text_selection import SelectedTexts as SelectedTexts
+    from heedful.runs.text_selection import select_texts as select_texts
     from heedful.tasks.predictions import Classification as Classification
     from heedful.tasks.predictions import Embedding as Embedding
     from heedful.tasks.predictions import Entity as Entity
@@ -54,6 +56,8 @@ _MODULES = {
     "predict": "heedful.api",
     "find_label_errors": "heedful.runs.label_errors",
     "LabelErrors": "heedful.runs.label_errors",
+    "select_texts": "heedful.runs.text_selection",
+    "SelectedTexts": "heedful.runs.text_selection",
     "RunResult": "heedful.runs.results",
     "Evaluated": "heedful.runs.evaluate",
     "FinetuneSettings": "heedful.runs.finetune.settings",

@@ -486,3 +486,25 @@ def test_words_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest
     assert run["accuracy"] == whole["accuracy"] == 100.0
     text = record.with_suffix(".md").read_text()
     assert "| AG News: rows | accuracy |" in text and "| as in a run | 100.00 |" in text
+
+
+def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, data = benchmarks("label_errors"), benchmarks("finetune_data")
+    nouns = {"animal": ["cat", "dog", "cow", "horse"], "tool": ["saw", "drill", "axe", "file"]}
+    rows = [
+        LabelledExample(text=f"the {noun} is {place} number {n}", label=label)
+        for label, several in nouns.items()
+        for noun in several
+        for n, place in enumerate(["in the barn", "near the river", "by the road", "at home", "over there"])
+    ]
+    task = data.Task(kind="classify", labels=("animal", "tool"), train=rows, held=rows, about="invented rows")
+    monkeypatch.setattr(script, "load", lambda name: task)
+    labels, flipped = script.flipped_labels(["a", "b"] * 50, 0.06, 1)
+    assert {n for n, label in enumerate(labels) if label != "ab"[n % 2]} == flipped and len(flipped) == 6
+    assert script.precision([3, 1, 2, 0], {3, 2}) == 0.5
+    script.main(["--seeds", "1", "2", "--output", str(tmp_path)])
+    (record,) = tmp_path.glob("label-errors-*.json")
+    found = json.loads(record.read_text())["tables"]["AG News"]
+    assert found["rows"]["mean"] == 40 and found["flipped"]["mean"] == 2
+    assert found["precision"]["high"] == 1.0 and found["precision by loss"]["high"] == 1.0
+    assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()

@@ -28,6 +28,7 @@ from heedful.cli import (
     push,
     quickstart,
     recipe,
+    select,
     serve,
     study,
     tokenizer,
@@ -105,6 +106,7 @@ app.command(cls=settings.DistilCommand)(distil.distil)
 app.command(cls=settings.DataCommand)(evaluate.evaluate)
 app.command()(convert.convert)
 app.command(cls=settings.DataCommand)(predict.predict)
+app.command(cls=settings.DataCommand)(select.select)
 app.command()(look.look)
 app.command()(bench.bench)
 app.command()(kernels.kernels)

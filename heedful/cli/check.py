@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful.cli.options import AsJson, Device
-from heedful.cli.output import escape, note, print_json, print_table, print_text
+from heedful.cli.output import escape, note, print_json, print_table, print_text, text_cell
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from heedful.runs.label_errors import LabelErrors
 
 LABEL_ERRORS_SHOWN = 10
-TEXT_SHOWN = 100  # characters
 
 
 def check(
@@ -106,7 +105,7 @@ def _show(likely: LabelErrors, path: Path, data: list[Path]) -> None:
         return
     rows = [
         [escape(error.label), escape(error.suggested_label), f"{error.probability:.3f}",
-         escape(f"{Path(error.file).name}:{error.line}"), escape(_text(error.text, error.text_pair))]
+         escape(f"{Path(error.file).name}:{error.line}"), text_cell(error.text, error.text_pair)]
         for error in likely.errors[:LABEL_ERRORS_SHOWN]
     ]  # fmt: skip
     print_table(rows, head=["label", "suggested", "probability", "place", "text"], right=[2], indent=2)
@@ -115,9 +114,3 @@ def _show(likely: LabelErrors, path: Path, data: list[Path]) -> None:
         f'\nCorrect the column "label" of {path}; an empty cell leaves the example out. Next:\n'
         f"  heedful finetune classify {files} --data.corrections {quote(str(path))}"
     )
-
-
-def _text(text: str, text_pair: str | None) -> str:
-    """Return the beginning of a text, or of both texts."""
-    whole = text if text_pair is None else f"{text} | {text_pair}"
-    return whole if len(whole) <= TEXT_SHOWN else whole[: TEXT_SHOWN - 1] + "…"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 MAX_INPUT_CHARS = 500  # characters of an input that are printed
+MAX_CELL_CHARS = 100  # of a text in a table
 MAX_WIDTH = 100  # columns of prose on a terminal
 LONGEST_WORD = 24  # columns that a table keeps for a word before it cuts it
 COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # lines that are copied and not wrapped
@@ -58,6 +59,12 @@ def _shorten(text: str) -> str:
     if len(text) <= MAX_INPUT_CHARS:
         return escape(text)
     return f"{escape(text[:MAX_INPUT_CHARS])} ... ({len(text):,} characters)"
+
+
+def text_cell(text: str, text_pair: str | None) -> str:
+    """Return the beginning of a text, or of both texts, for a table."""
+    whole = text if text_pair is None else f"{text} | {text_pair}"
+    return escape(whole if len(whole) <= MAX_CELL_CHARS else whole[: MAX_CELL_CHARS - 1] + "…")
 
 
 def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list[str]]:

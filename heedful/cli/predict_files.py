@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -37,22 +37,18 @@ def predict_files(
 ) -> None:
     """Predict on files and write the predictions; files are read with the data settings of the run."""
     from heedful.data import DataOptions
-    from heedful.data.inputs.input_files import settings_for_inputs
     from heedful.data.labelled.data_file import stem_and_suffix
     from heedful.infer.batch import BatchSettings
     from heedful.infer.batch import predict_files as run_prediction
     from heedful.infer.batch.single_file import parts_folder
-    from heedful.runs.data_settings import run_settings_and_files
+    from heedful.runs.data_settings import input_settings_for
     from heedful.runs.overrides import override
-    from heedful.runs.run_folder import label_layout
 
     batch_settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
     folder = out or Path(f"{stem_and_suffix(files[0].absolute())[0]}-answers")
     is_main = os.environ.get("RANK", "0") == "0"
     overrides = override(DataOptions(), assignments).data
-    trained, names = run_settings_and_files(run)
-    trained = replace(trained, format=trained.format or label_layout(run))
-    run_settings = settings_for_inputs(trained, engine.kind, files, overrides, exclude=folder, names=names)
+    run_settings = input_settings_for(run, engine.kind, files, overrides, exclude=folder)
     if is_main and not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data

@@ -20,7 +20,8 @@ from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan, example_bias
 from heedful.model.config import Classes, Head, SentenceEmbedding
 from heedful.model.decode import Decoding
-from heedful.model.heads import PretrainingHead, pooled_row
+from heedful.model.heads import ClassesHead, PretrainingHead, pooled_row
+from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer, select_rows
 from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
@@ -221,6 +222,31 @@ class BundleEngine:
         head = self._head
         assert isinstance(head, SentenceEmbedding)
         return np.array(vectors, np.float32).reshape(len(listed), head.width(self.loaded.config.model))
+
+    def pooled_vectors(self, inputs: Iterable[object]) -> NDArray[np.float32]:
+        """Return the vectors from which a classification head computes its scores, [inputs, width].
+
+        The vector of an input that is read in several windows is their mean.
+
+        Raises:
+            HeedfulError: If the head is another one.
+        """
+        head = self.loaded.head
+        if not isinstance(head, ClassesHead | PooledClassesHead):
+            raise HeedfulError(f"pooled vectors need a model that classifies, but this one has a {self.kind} head")
+        asked = self.tokenize(self._listed(inputs))
+        pieces = [piece for encoded in asked for piece in encoded.pieces]
+        vectors: dict[int, Tensor] = {}
+        self.loaded.eval()
+        with torch.inference_mode():
+            for numbers in self._batches(pieces):
+                batch = self._packed([pieces[number] for number in numbers])
+                wanted, read = pooled_row(head, batch)
+                pooled = _on_host(head.vectors(self._rows(batch, wanted), read).flatten(1))
+                vectors.update(zip(numbers, pooled, strict=True))
+        in_order = (vectors[number] for number in range(len(pieces)))
+        means = [torch.stack([next(in_order) for _ in encoded.pieces]).mean(0).numpy() for encoded in asked]
+        return np.array(means, np.float32).reshape(len(means), -1)
 
     def encode_query(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
         """Return the embeddings of search queries: `encode` with the prompt that the model has for them, if any."""

@@ -149,8 +149,13 @@ class ClassesHead(nn.Module):
         last = FullPrecisionLinear if config.problem_type == "regression" else nn.Linear
         self.out = last(model.config.width, len(config.labels), bias=config.bias)
 
+    def vectors(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        """Return the vector of each sequence that the last layer reads."""
+        vectors: Tensor = self.first(rows, batch)
+        return vectors
+
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences labels"]:
-        scores: Tensor = self.out(dropout(self.first(rows, batch), self.dropout, self.training))
+        scores: Tensor = self.out(dropout(self.vectors(rows, batch), self.dropout, self.training))
         return scores
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from heedful.data import DataSettings
 from heedful.data.inputs.inherited_settings import columns_by_name, inherit_settings, list_data_files
+from heedful.data.inputs.input_files import settings_for_inputs
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
+from heedful.runs.run_folder import label_layout
 
 
 def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
@@ -21,6 +25,15 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
         return columns_by_name(settings, about.get("columns", {})), tuple(about["files"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return settings, ()
+
+
+def input_settings_for(
+    run: str | Path, kind: str, files: Sequence[Path], chosen: DataSettings, *, exclude: Path | None = None
+) -> DataSettings:
+    """The run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
+    trained, names = run_settings_and_files(run)
+    trained = replace(trained, format=trained.format or label_layout(run))
+    return settings_for_inputs(trained, kind, files, chosen, exclude=exclude, names=names)
 
 
 def data_settings_for(

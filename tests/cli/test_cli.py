@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 VERBS = (
     *("quickstart", "init", "recipe", "models", "check", "completion"),
     *("tokenizer", "pretrain", "finetune", "distil", "evaluate"),
-    *("predict", "look", "convert", "export", "push", "serve", "bench", "kernels", "study"),
+    *("predict", "select", "look", "convert", "export", "push", "serve", "bench", "kernels", "study"),
 )
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
 TEXT = [

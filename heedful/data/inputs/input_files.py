@@ -308,7 +308,9 @@ def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> 
     return is_named_as_text(next(list_text_files(folder), Path("none.unknown")))
 
 
-def open_inputs(files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path) -> list[InputFile]:
+def open_inputs(
+    files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path | None
+) -> list[InputFile]:
     """Open files, and the readable files in folders, as inputs; files inside `exclude` are skipped.
 
     Raises:

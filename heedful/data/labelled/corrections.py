@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heedful.data.bad_rows import Raise, RowErrors, shown
-from heedful.data.examples import Example, LabelledExample
+from heedful.data.bad_rows import Raise, RowErrors, Skip, shown
+from heedful.data.examples import Example, LabelledExample, sort_labels
 from heedful.data.formats.csv_escape import escape_cell
 from heedful.data.labelled.data_file import DataFile, DataSettings, open_table
-from heedful.errors import DataError
+from heedful.errors import DataError, did_you_mean
 
 LABEL, GIVEN = "label", "given_label"  # the column that a person edits, and the label in the data
 NEEDED = ("text", LABEL, GIVEN)
+SHOWN_LABELS = 20  # in an error message
 Key = tuple[str, str, str]  # text, second text and label in the data, as cells
 
 
@@ -60,7 +61,7 @@ def read_corrections(path: str | Path) -> Corrections:
         row = cells if isinstance(cells, dict) else dict(zip(names, cells, strict=True))
         text, text_pair, given_label, label = (str(row.get(name) or "") for name in ("text", "text_pair", GIVEN, LABEL))
         key = _unescaped(text), _unescaped(text_pair), _unescaped(given_label)
-        label = _unescaped(label)
+        label = _unescaped(label).strip()
         if labels.setdefault(_key(*key), label) != label:
             raise DataError(
                 f"{path}:{line}: {shown(key[0])} with the label {shown(key[2])} is corrected to {shown(label)}, and to "
@@ -74,29 +75,57 @@ def _unescaped(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and escape_cell(cell[1:]) == cell else cell
 
 
-def with_corrections(part: DataFile, corrections: Corrections | None) -> DataFile:
-    """Apply corrections to the examples of a file; each changed one is counted as a repair.
+def corrected(parts: Mapping[str, tuple[DataFile, ...]], corrections: Corrections) -> dict[str, tuple[DataFile, ...]]:
+    """Apply corrections to the examples of the files of each split; each changed example is counted as a repair.
 
     Raises:
-        DataError: If the examples have no single label.
+        DataError: If the examples have no single label, or a corrected label is one that no example has.
     """
-    if corrections is None:
-        return part
-    if part.kind is not LabelledExample:
-        raise DataError(
-            f"--data.corrections={corrections.name} is for examples with one label, but each example of "
-            f"{part.display_name} is {part.kind.about}: leave it out"
-        )
+    files = [part for of in parts.values() for part in of]
+    for part in files:
+        if part.kind is not LabelledExample:
+            raise DataError(
+                f"--data.corrections={corrections.name} is for examples with one label, but each example of "
+                f"{part.display_name} is {part.kind.about}: leave it out"
+            )
+    _require_known_labels(files, corrections)
+    return {split: tuple(_corrected(part, corrections) for part in of) for split, of in parts.items()}
 
+
+def _require_known_labels(files: Iterable[DataFile], corrections: Corrections) -> None:
+    """Raise a DataError for a corrected label that no example has; files are read until all labels were seen."""
+    unseen, known = {*corrections.labels.values()} - {""}, set[str]()
+    for part in files:
+        unseen -= {*part.labels}
+        known |= {*part.labels}
+        examples = part.read(RowErrors(Skip())) if unseen else ()
+        for example in examples:
+            assert isinstance(example, LabelledExample)
+            known.add(example.label)
+            unseen.discard(example.label)
+            if not unseen:
+                break
+    if not unseen:
+        return
+    key, label = next((key, label) for key, label in corrections.labels.items() if label in unseen)
+    labels = sort_labels(known)
+    listed = ", ".join(map(shown, labels[:SHOWN_LABELS])) + (", …" if len(labels) > SHOWN_LABELS else "")
+    raise DataError(
+        f"{corrections.name} corrects {shown(key[0])} to the label {shown(label)}, which no example has"
+        f"{did_you_mean(label, labels)}: use one of {listed}, or add an example with the new label to the data"
+    )
+
+
+def _corrected(part: DataFile, corrections: Corrections) -> DataFile:
     def read(row_errors: RowErrors) -> Iterator[Example]:
         for number, example in enumerate(part.read(row_errors)):
             assert isinstance(example, LabelledExample)
-            corrected = corrections.apply(example)
-            if corrected != example:
-                what = f"labels corrected by {corrections.name}" if corrected else f"left out by {corrections.name}"
+            changed = corrections.apply(example)
+            if changed != example:
+                what = f"labels corrected by {corrections.name}" if changed else f"left out by {corrections.name}"
                 row_errors.count_repair(what, example.file, example.line, number)
-            if corrected:
-                yield corrected
+            if changed:
+                yield changed
 
     return replace(part, read=read)
 
@@ -116,6 +145,6 @@ def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping
                 values = (row[name] for name in names)
                 writer.writerow([escape_cell(value) if isinstance(value, str) else value for value in values])
     except FileExistsError:
-        raise DataError(f"{path}: exists already and may hold your corrections: give another --output") from None
+        raise DataError(f"{path}: exists already and may hold your work: give another --output") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}: give another --output") from None

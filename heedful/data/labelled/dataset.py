@@ -14,7 +14,7 @@ from heedful.data.examples import Example, LabelledExample, MultiLabelExample, T
 from heedful.data.formats import conll
 from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
-from heedful.data.labelled.corrections import Corrections, read_corrections, with_corrections
+from heedful.data.labelled.corrections import Corrections, corrected, read_corrections
 from heedful.data.labelled.data_file import (
     SUFFIXES,
     DataFile,
@@ -233,8 +233,7 @@ def read(
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
             parts, notes = glue.open_task(folder, task, kind, settings, row_errors)
-            parts = {split: tuple(with_corrections(part, corrections) for part in of) for split, of in parts.items()}
-            return _source(parts, notes, settings, row_errors)
+            return _source(parts, notes, settings, row_errors, corrections)
         if settings.format == "glue":
             raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
@@ -261,7 +260,6 @@ def read(
         for place in places:
             try:
                 part = cut_labels(_open(split, place, kind, settings, row_errors), settings.label_until)
-                part = with_corrections(part, corrections)
             except MissingColumnError as missing:
                 if not (split.startswith("test") and len(places_by_split) > 1 and missing.role in TARGETS):
                     raise
@@ -288,7 +286,7 @@ def read(
     assert kind is not None
     file_notes = [(split, text) for split, parts in files_by_split.items() for part in parts for text in part.notes]
     notes += dict.fromkeys(text for _, text in file_notes)
-    return _source(files_by_split, notes, settings, row_errors)
+    return _source(files_by_split, notes, settings, row_errors, corrections)
 
 
 def _of_classes(
@@ -300,11 +298,11 @@ def _of_classes(
     corrections: Corrections | None,
 ) -> Dataset[Example]:
     files_by_split = {
-        split: tuple(with_corrections(cut_labels(part, settings.label_until), corrections) for part in parts)
+        split: tuple(cut_labels(part, settings.label_until) for part in parts)
         for split, parts in class_folders.open_classes(classes, settings, kind).items()
     }
     stated = dict.fromkeys(text for parts in files_by_split.values() for part in parts for text in part.notes)
-    source = _source(files_by_split, [*notes, *stated], settings, row_errors)
+    source = _source(files_by_split, [*notes, *stated], settings, row_errors, corrections)
     source.layout = classes.layout
     return source
 
@@ -356,9 +354,15 @@ def _refuse_unused(source: Dataset[Example]) -> None:
 
 
 def _source(
-    parts: Mapping[str, tuple[DataFile, ...]], notes: Sequence[str], settings: DataSettings, row_errors: RowErrors
+    parts: Mapping[str, tuple[DataFile, ...]],
+    notes: Sequence[str],
+    settings: DataSettings,
+    row_errors: RowErrors,
+    corrections: Corrections | None,
 ) -> Dataset[Example]:
     kind = next(iter(parts.values()))[0].kind
+    if corrections is not None:
+        parts = corrected(parts, corrections)
     return Dataset(kind, parts, [f"each example is {kind.about}", *notes], settings, row_errors)
 
 

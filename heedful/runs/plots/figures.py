@@ -41,6 +41,7 @@ Shares = NDArray[np.float64]
 Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of the line on which right predictions lie
 MOST_CONFUSED = 30  # labels of a confusion matrix
 MOST_SCORED = 50  # rows of scores
+THRESHOLD_SPACING = 0.12  # of coverage, between two thresholds that are written above the plot
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
@@ -194,12 +195,18 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
     axes = figure.subplots()
     axes.fill_between(coverage, low, high, color=SKY, alpha=0.5, lw=0, label="95 % interval")
     axes.plot(coverage, right, color=BLUE, marker="o", ms=4, label="accuracy of these answers")
-    for index in range(0, len(table), max(1, len(table) // 5)):
-        place = coverage[index], right[index]
-        axes.annotate(f"{confidence[index]:.3g}", place, (0, 6), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xlim(0, 1.02)
     axes.set_ylabel("share of right answers")
-    axes.set_xlabel("coverage: share of texts with at least the confidence beside the point")
+    axes.set_xlabel("coverage: share of texts that are answered")
+    marked: list[int] = []  # points whose threshold has room above the axes
+    for index in range(len(table)):
+        if not marked or coverage[marked[-1]] - coverage[index] >= THRESHOLD_SPACING:
+            marked.append(index)
+    above = axes.secondary_xaxis("top")
+    above.set_xticks(coverage[marked], [f"{confidence[index]:.4g}" for index in marked])
+    above.set_xlabel("least confidence of an answer (min_confidence)")
+    above.spines["top"].set_visible(False)
+    above.tick_params(labelsize=8, color=GREY, labelcolor=INK)
     figure.legend(loc="outside lower right", ncols=2, fontsize=8, frameon=False)
     style_axes(axes, grid="both")
     set_title(figure, f"Accuracy over coverage on {split}, {int(count[0]):,} examples")

@@ -27,7 +27,9 @@ def new_figure(width: float, height: float) -> Figure:
     """Make an empty figure; `width` and `height` are in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    from heedful.runs.plots.layout import RoundedLayout
+
+    return Figure(figsize=(width, height), dpi=DPI, layout=RoundedLayout(), facecolor="white")
 
 
 def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> None:

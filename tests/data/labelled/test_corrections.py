@@ -68,6 +68,23 @@ def test_folders_of_classes_and_several_files_are_corrected(tmp_path: Path) -> N
     assert sorted(example.label for example in source.examples("train")) == ["bad", "good", "good", "good"]
 
 
+def test_a_label_that_no_example_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(DATA)
+    file = write(tmp_path / "typo.csv", ("a", "right", "wrong"), ("the sea is dry", "wrnog", "right"))
+    with pytest.raises(DataError) as raised:
+        read(tmp_path / "a.csv", LabelledExample, settings(file))
+    assert str(raised.value) == (
+        'typo.csv corrects "the sea is dry" to the label "wrnog", which no example has (did you mean "wrong"?): use '
+        'one of "right", "wrong", or add an example with the new label to the data'
+    )
+    (tmp_path / "b.csv").write_text("text,label\nneither nor,wrnog\n")
+    both = read({"train": tmp_path / "a.csv", "test": tmp_path / "b.csv"}, LabelledExample, settings(file))
+    assert [example.label for example in both.examples("train")][1] == "wrnog", "an example of another split has it"
+    spaces = write(tmp_path / "spaces.csv", ("the sea is dry", " wrong ", "right"))
+    source = read(tmp_path / "a.csv", LabelledExample, settings(spaces))
+    assert [example.label for example in source.examples("train")][1] == "wrong"
+
+
 def test_unusable_corrections_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(DATA)
     (tmp_path / "other.csv").write_text("text,label\na,right\n")

@@ -223,6 +223,8 @@ def test_accuracy_over_coverage_is_drawn_where_it_was_measured() -> None:
     table = numbers["coverage"]
     assert axes.lines[0].get_xdata().tolist() == [row["coverage"] for row in table]
     assert axes.lines[0].get_ydata().tolist() == [row["accuracy"] for row in table]
+    written = words(plot_coverage(numbers, "dev")).splitlines()
+    assert f"{table[0]['min_confidence']:.4g}" in written and f"{table[-1]['min_confidence']:.4g}" not in written
     assert "Accuracy over coverage on dev, 400 examples" in words(plot_coverage(numbers, "dev"))
 
 
