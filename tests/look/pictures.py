@@ -27,8 +27,7 @@ from tests.support.browser import browser
 
 ROOT = Path(__file__).parents[2]
 PAIR = ("The cat sat on the mat because it was tired.", "A tired cat rested on the mat.")
-MASKS = [f"The capital of {land} is [MASK], a city on the {river}." for land, river in
-         (("France", "Seine"), ("Germany", "Seine"))]  # fmt: skip
+MASKS = ("He opened the [MASK] and went inside.", "She opened the [MASK] and read the first page.")
 
 SENTENCE = "ilta mon ot tumo boro ta tumon lano un dala ."  # of the toy language
 PROMPT = "The cat is in the garden, and the dog is in the river. Where is the dog?"
