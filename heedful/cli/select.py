@@ -30,9 +30,9 @@ def select(
 ) -> None:
     """Select the unlabelled texts to label next.
 
-    Texts between two labels improve a classifier most. The texts with the smallest margin between the two most
-    probable labels are clustered by the vectors of the model, and one of each cluster is selected. Fill in the column
-    "label" of the file, and give it to finetune beside the labelled data.
+    The texts with the smallest margin between the two most probable labels are clustered by the vectors of the model,
+    and one of each cluster is selected. Fill in the column "label" of the file, and give it to finetune beside the
+    labelled data.
     """
     if out.exists():
         raise HeedfulError(f"{out} exists already and may hold your labels: give another file with --output")

@@ -19,8 +19,8 @@ from heedful.errors import DataError, HeedfulError
 from heedful.infer.engine import Engine
 from heedful.model.config import Classes
 from heedful.runs.data_settings import input_settings_for
+from heedful.runs.label_errors import NEAR_DUPLICATE
 
-NEAR_DUPLICATE = 0.8  # Jaccard similarity of the sets of five words of near duplicates
 UNSURE_PER_TEXT = 10  # least sure texts among which each text is selected (Zhdanov 2019)
 Text = str | tuple[str, str]
 
@@ -70,7 +70,7 @@ def select_texts(
     device: str | None = None,
     settings: DataSettings | None = None,
 ) -> SelectedTexts:
-    """Select the texts whose labels are likely to improve a classifier most (active learning).
+    """Select texts that a classifier is unsure about and that differ from each other (active learning).
 
     Of near duplicates one is kept. Of the `UNSURE_PER_TEXT * count` texts with the smallest margin between the two
     most probable labels, one is taken from each of `count` clusters of the model's pooled vectors: the nearest to the
