@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from heedful.families.config_reader import ConfigReader
-from heedful.model.config import DynamicNtk, Linear, Rotary, Scaling, Yarn
+from heedful.model.config import DynamicNtk, LinearScaling, Rotary, Scaling, Yarn
 
 _WHY = "other ways to stretch rotary positions are not built"
 _KINDS = {"default": "default", "linear": "linear", "ntk": "ntk", "dynamic": "dynamic", "yarn": "yarn"}
@@ -60,10 +60,10 @@ def read_scaling(
     scaling: Scaling | None = None
     match kind:
         case "linear":
-            scaling = Linear(factor=part.number("factor", least=1.0, most=1e6))
+            scaling = LinearScaling(factor=part.number("factor", least=1.0, most=1e6))
         case "ntk":
             factor = part.number("factor", least=1.0, most=1e6)
-            base, scaling = base * factor, Linear(factor=factor ** (2 / head_width))
+            base, scaling = base * factor, LinearScaling(factor=factor ** (2 / head_width))
             part.only("mixed_b", None, why=_WHY)
         case "dynamic":
             part.only("original_max_position_embeddings", None, why=_WHY)
@@ -117,7 +117,7 @@ def write_scaling(base: float, scaling: Scaling | None) -> dict[str, object]:
     """Write the object that `read_scaling` reads."""
     values: dict[str, object] = {"rope_theta": base, "rope_type": "default"}
     match scaling:
-        case Linear(factor=factor):
+        case LinearScaling(factor=factor):
             values |= {"rope_type": "linear", "factor": factor}
         case DynamicNtk(factor=factor):
             values |= {"rope_type": "dynamic", "factor": factor}

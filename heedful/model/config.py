@@ -56,7 +56,7 @@ class Sinusoidal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
+class LinearScaling:
     """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
 
     kind: Literal["linear"] = "linear"
@@ -85,7 +85,7 @@ class Yarn:
     truncate: bool = True  # the bounds of both in whole pairs of numbers
 
 
-Scaling = Linear | DynamicNtk | Yarn
+Scaling = LinearScaling | DynamicNtk | Yarn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from heedful.model.config import (
     Buckets,
     Disentangled,
     DynamicNtk,
-    Linear,
+    LinearScaling,
     ModelConfig,
     Rotary,
     Scaling,
@@ -222,7 +222,7 @@ def _norm(config: StackConfig) -> nn.Module:
 
 def _rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
     match scaling:
-        case Linear(factor=factor):
+        case LinearScaling(factor=factor):
             return RotaryPosition(base, width, factor=factor)
         case DynamicNtk(factor=factor, trained=trained):
             return RotaryPosition(base, width, dynamic=(factor, trained))

@@ -150,7 +150,7 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
     down = "bert.encoder.layer.0.output.dense.weight"
     state[down] = state[down].T.contiguous().T  # in another order
     torch.save(state, folder / PICKLE)
-    (folder / "sentencepiece.bpe.model").write_bytes(b"tokens")
+    (folder / "special_tokens_map.json").write_bytes(b"{}")
     (folder / "run.py").write_text("raise SystemExit")
     (folder / "training_args.bin").write_bytes(pickle.dumps(Canary(tmp_path / "canary")))
     (folder / "1_Pooling").mkdir()
@@ -159,7 +159,7 @@ def test_a_good_pickle_becomes_a_safe_folder(safe: Path, folder: Path, tmp_path:
     done = convert_pickles(folder, tmp_path / "out")
     assert done.tensors == len(state)
     found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {WEIGHTS, "config.json", "sentencepiece.bpe.model", "1_Pooling/config.json"}
+    assert found == {WEIGHTS, "config.json", "special_tokens_map.json", "1_Pooling/config.json"}
     assert torch.equal(outputs(tmp_path / "out"), outputs(safe))
     with pytest.raises(HeedfulError, match="has safetensors already"):
         convert_pickles(tmp_path / "out", tmp_path / "again")

@@ -15,7 +15,7 @@ import heedful
 from heedful.checkpoint import ModelBundle, read_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.model.config import Linear, Rotary
+from heedful.model.config import LinearScaling, Rotary
 from tests.support.tiny_models import (
     in_double,
     our_outputs,
@@ -245,7 +245,7 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
     values |= {"intermediate_size": 48, "type_vocab_size": 1, "architectures": ["NewModel"], "rope_theta": 20_000}
     model = read_config(values | {"rope_scaling": {key: "ntk", "factor": 8.0}}, "config.json").model
     assert model.encoder is not None and isinstance(relation := model.encoder.relation, Rotary)
-    assert isinstance(relation.scaling, Linear)
+    assert isinstance(relation.scaling, LinearScaling)
     for number in range(4):
         expected = 1 / ((20_000 * 8.0) ** (2 * number / 8) * 8.0 ** (2 / 8))
         assert relation.base ** (-2 * number / 8) / relation.scaling.factor == pytest.approx(expected, rel=1e-14)
