@@ -97,7 +97,13 @@ def data_of(task: str) -> Any:
     if task in PLACES:
         return Path(os.environ["HEEDFUL_DATA"], "tasks", PLACES[task])
     data = load(task)
-    return {"train": [asdict(example) for example in data.train], "test": [asdict(example) for example in data.held]}
+    splits = {"train": data.train, "test": data.held}
+    return {name: [_row(example) for example in examples] for name, examples in splits.items()}
+
+
+def _row(example: Any) -> dict[str, Any]:
+    """The fields of an example that have a value."""
+    return {name: value for name, value in asdict(example).items() if value is not None}
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
