@@ -257,9 +257,11 @@ from heedful.infer.batch import file_prediction
 from heedful.cli import main
 file_prediction.CHUNK_ROWS = 1
 made = file_prediction.answer_encoded_each
+chunks = []
 def slowly(*given, **more):
     print("chunk", flush=True)
-    time.sleep(0.2)
+    chunks.append(1)
+    time.sleep(0.2 if len(chunks) < 4 else 60)
     return made(*given, **more)
 file_prediction.answer_encoded_each = slowly
 main(sys.argv[1:])
