@@ -54,9 +54,11 @@ def test_public_names() -> None:
         "ModelBundle",
         "Packed",
         "RunResult",
+        "SelectedTexts",
         "Tokenizer",
     ]
     functions = ["distil", "evaluate", "find_label_errors", "finetune", "load", "look", "predict", "pretrain", "save"]
+    functions += ["select_texts"]
     expected = sorted([*predictions, "TokenClassification", *settings, *others]) + functions
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:

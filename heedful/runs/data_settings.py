@@ -11,7 +11,6 @@ from heedful.data import DataSettings
 from heedful.data.inputs.inherited_settings import columns_by_name, inherit_settings, list_data_files
 from heedful.data.inputs.input_files import settings_for_inputs
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
-from heedful.runs.run_folder import label_layout
 
 
 def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
@@ -31,6 +30,8 @@ def input_settings_for(
     run: str | Path, kind: str, files: Sequence[Path], chosen: DataSettings, *, exclude: Path | None = None
 ) -> DataSettings:
     """The run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
+    from heedful.runs.run_folder import label_layout  # it imports torch
+
     trained, names = run_settings_and_files(run)
     trained = replace(trained, format=trained.format or label_layout(run))
     return settings_for_inputs(trained, kind, files, chosen, exclude=exclude, names=names)

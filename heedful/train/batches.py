@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing import get_all_start_methods
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from heedful.data.sampler import BatchSampler
+from heedful.errors import HeedfulError
 from heedful.objectives import Batch, Objective, PerEpochSamples, Sample
 from heedful.train.microbatch import MicroBatch, RankShare
 
@@ -60,7 +62,18 @@ class StepLoader(Iterator[StepBatches]):
     """The batches of one step after another, prepared ahead in worker processes."""
 
     def __init__(self, dataset: StepDataset, first: int, num_workers: int) -> None:
-        """`first` is the number of the first step that is read."""
+        """Start the workers.
+
+        Args:
+            dataset: The steps.
+            first: Number of the first step that is read.
+            num_workers: Number of processes.
+
+        Raises:
+            HeedfulError: If this system cannot fork processes.
+        """
+        if "fork" not in get_all_start_methods():
+            raise HeedfulError(f"num_workers is {num_workers}, but this system cannot fork processes: set it to 0")
         self._dataset, self._next = dataset, first
         loader = DataLoader(
             dataset,

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from heedful.errors import HeedfulError
+from heedful.train import batches
 from heedful.train.batches import StepDataset, StepLoader
 from tests.support.tiny_runs import trainer
 
@@ -30,3 +34,9 @@ def test_a_loader_does_not_continue_another_dataset() -> None:
     assert loader.continues(replace(steps), 0)
     assert not loader.continues(replace(steps, max_tokens=20), 0)
     assert not loader.continues(replace(steps, samples=list(steps.samples)), 0)
+
+
+def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(HeedfulError, match="cannot fork processes: set it to 0"):
+        StepLoader(dataset(), 0, num_workers=1)

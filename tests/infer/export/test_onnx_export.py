@@ -25,7 +25,7 @@ from heedful.model.config import (
     EmbeddingConfig,
     Head,
     Learned,
-    Linear,
+    LinearScaling,
     ModelConfig,
     Pooling,
     Rotary,
@@ -106,7 +106,7 @@ STRETCHED = Rotary(
     base=50.0,
     local_base=99.0,
     scaling=Yarn(factor=3.0, trained=5, magnitude=1.2, fast=2.0, slow=0.5),
-    local_scaling=Linear(factor=2.0),
+    local_scaling=LinearScaling(factor=2.0),
 )
 MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
     "waves, gated, causal": (
