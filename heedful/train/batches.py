@@ -109,5 +109,6 @@ def _unchanged(batches: Any) -> Any:
 
 
 def _start_worker(number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process handles Ctrl-C: it finishes its step first
+    os.setsid()  # signals to the process group reach only the training process, which finishes its step first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

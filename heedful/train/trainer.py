@@ -172,6 +172,7 @@ class Trainer:
                     return
                 yield step
         finally:
+            self._loader = None  # ends its workers
             self._optimizer.flush()
 
     def train_step(self) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -40,3 +41,10 @@ def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(batches, "get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(HeedfulError, match="cannot fork processes: set it to 0"):
         StepLoader(dataset(), 0, num_workers=1)
+
+
+def test_signals_to_the_process_group_do_not_reach_workers() -> None:
+    loader = StepLoader(dataset(), 0, num_workers=1)
+    next(loader)
+    (worker,) = loader._batches._workers  # type: ignore[attr-defined]
+    assert os.getsid(worker.pid) == worker.pid != os.getsid(0)
