@@ -106,7 +106,7 @@ class YarnShape:
     truncate: bool
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Return frequencies of which slow ones are divided by the factor, and those in between in part."""
+        """Return frequencies: fast ones unchanged, slow ones divided by the factor, those between interpolated."""
         width = 2 * len(frequencies)
         first, last = (
             width * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(base))

@@ -59,7 +59,7 @@ class StepDataset(Dataset[StepBatches]):
 
 
 class StepLoader(Iterator[StepBatches]):
-    """The batches of one step after another, prepared ahead in worker processes."""
+    """Iterator over the batches of consecutive steps, which worker processes prepare in advance."""
 
     def __init__(self, dataset: StepDataset, first: int, num_workers: int) -> None:
         """Start the workers.

@@ -86,7 +86,7 @@ def first_operation() -> torch.Tensor:
 
 
 def release_failed_backward() -> None:
-    """Free the graph of a backward pass that ended in an error.
+    """Free the graph of a backward pass on the CPU that ended in an error.
 
     The autograd engine keeps what is left of it in the calling thread's queue, which is ordered by the numbers of
     operations, latest first. Operations are numbered by thread, so the first one of a new thread comes last: a backward

@@ -133,7 +133,7 @@ async function inContext(context, where, word) {
       "div", { class: "beside" },
       make("div", { class: "panel" }, layers.length > 1 ? make("label", { class: "field" }, make("span", {}, "Layer"), slide) : "", picture),
       layers.length > 1 ? lines("Mean cosine of different occurrences", [Float32Array.from(mean)], { across: "0: embedding; then after each layer" }) : "",
-    ) : note("The word stands once. With several occurrences, or several texts and --word, their vectors are compared layer by layer."),
+    ) : note("The word occurs once. If it occurs several times, or in several texts given with --word, the vectors of its occurrences are compared layer by layer."),
     make(
       "div", { class: "beside near" },
       savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)), "static neighbours"),

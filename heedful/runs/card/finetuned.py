@@ -335,9 +335,7 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
         "between how sure the model is and how often it is right."
     ]
     table = markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
-    pictures = list(_picture(folder, "calibration", "How often the model is right at each confidence"))
-    yield from pictures
-    yield details(table, "As a table", bool(pictures))
+    yield from _picture_and_table(folder, "calibration", "How often the model is right at each confidence", table)
 
 
 def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
@@ -356,11 +354,16 @@ def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     ]
     yield ["## Accuracy over coverage"]
     yield [
-        f"Accuracy on {escape_markdown(split)} of the answers with at least a confidence, and their share of all. With "
-        "`--min-confidence`, `heedful predict` gives no label below it."
+        f"Accuracy on {escape_markdown(split)} of the answers above a confidence threshold, and their share. With "
+        "`--min-confidence THRESHOLD`, `heedful predict` gives no label to texts below it."
     ]
     table = markdown_table(["least confidence", "coverage", "examples", "right"], rows)
-    pictures = list(_picture(folder, "coverage", "How often the model is right where it is most confident"))
+    yield from _picture_and_table(folder, "coverage", "How often the model is right where it is most confident", table)
+
+
+def _picture_and_table(folder: Path, name: str, caption: str, table: list[str]) -> Iterator[list[str]]:
+    """A plot of the run, if it was drawn, and its numbers as a table, folded where there is the plot."""
+    pictures = list(_picture(folder, name, caption))
     yield from pictures
     yield details(table, "As a table", bool(pictures))
 

@@ -16,7 +16,7 @@ COVERAGES = tuple(percent / 100 for percent in range(100, 0, -5))  # of the tabl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """Accuracy of the answers with at least a confidence, over the share of such answers (El-Yaniv and Wiener 2010).
+    """Accuracy of the answers above a confidence threshold, over their share of all answers (El-Yaniv and Wiener 2010).
 
     Thresholds of the confidence p have equal distances of log(p / (1 - p)), so that those near 1 differ too.
     """
