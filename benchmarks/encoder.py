@@ -102,8 +102,11 @@ def data_of(task: str) -> Any:
 
 
 def _row(example: Any) -> dict[str, Any]:
-    """The fields of an example that have a value."""
-    return {name: value for name, value in asdict(example).items() if value is not None}
+    """The fields of an example that have a value; answers to a question as SQuAD's data sets have them."""
+    row = {name: value for name, value in asdict(example).items() if value is not None}
+    if "answers" in row:
+        row["answers"] = {"text": [text for text, _ in row["answers"]], "answer_start": [at for _, at in row["answers"]]}
+    return row
 
 
 def scored(task: str, start: str, model: str, seed: int, rate: float | None = None) -> dict[str, Any]:
