@@ -105,7 +105,8 @@ def _row(example: Any) -> dict[str, Any]:
     """The fields of an example that have a value; answers to a question as SQuAD's data sets have them."""
     row = {name: value for name, value in asdict(example).items() if value is not None}
     if "answers" in row:
-        row["answers"] = {"text": [text for text, _ in row["answers"]], "answer_start": [at for _, at in row["answers"]]}
+        texts, starts = zip(*row["answers"], strict=True)
+        row["answers"] = {"text": list(texts), "answer_start": list(starts)}
     return row
 
 
