@@ -14,6 +14,7 @@ MODULES = sorted((ROOT / "heedful").rglob("*.py"))
 FAMILY_NAMES = {
     *("bert", "roberta", "distilbert", "albert", "electra", "xlnet"),
     *("deberta", "mpnet", "nomic", "gte", "jina", "t5", "gpt2", "gpt", "modernbert", "camembert", "xlm"),
+    *("bart", "mbart", "marian"),
 }
 LIBRARY_NAMES = re.compile(  # what other libraries call their classes and files is not ours to rename
     r"\b((Bert|Roberta)(Normalizer|PreTokenizer|Processing)|sentence_bert_config\.json)\b"

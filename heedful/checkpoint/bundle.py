@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from heedful.checkpoint.config import BundleConfig
 from heedful.model.build import make_model
-from heedful.model.config import Learned, NextToken, SentenceEmbedding
+from heedful.model.config import NextToken, SentenceEmbedding
 from heedful.model.heads import HeadOutputs, make_head, pooled_row
 from heedful.model.initialise import initialise
 from heedful.model.trace import Trace
@@ -111,7 +111,7 @@ class ModelBundle(nn.Module):
         positions, head = self.config.model.embedding.positions, self.config.head
         limits = [
             self.tokenizer.max_length if self.tokenizer else None,
-            positions.count - positions.offset if isinstance(positions, Learned) else None,
+            None if positions is None else positions.limit,
             head.max_length if isinstance(head, SentenceEmbedding) else None,
         ]
         return min((limit for limit in limits if limit is not None), default=None)

@@ -12,15 +12,18 @@ from heedful.families.family import Family
 from heedful.families.head_maps import CROSS_ENCODER_KEYS
 from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
+GENERATION = "generation_config.json"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleConfig:
-    """The configuration of a model folder: its model_type, our model and head, and config.json as it was read."""
+    """The configuration of a model folder: its model_type, our model and head, and the files as they were read."""
 
     family: str
     model: ModelConfig
     head: Head | None = None
-    hf_config: Mapping[str, object] = field(default_factory=dict)
+    hf_config: Mapping[str, object] = field(default_factory=dict)  # config.json
+    generation: Mapping[str, object] | None = None  # generation_config.json; None: the folder has none
 
 
 def read_config(

@@ -15,7 +15,7 @@ from torch import Tensor
 from heedful.bundled import bundled_model
 from heedful.checkpoint import hub, sentence_transformers
 from heedful.checkpoint.bundle import ModelBundle, assign
-from heedful.checkpoint.config import BundleConfig, read_config
+from heedful.checkpoint.config import GENERATION, BundleConfig, read_config
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.lora import CONFIG as ADAPTER_CONFIG
 from heedful.checkpoint.lora import Adapter, read_adapter
@@ -68,8 +68,10 @@ def load(
     contents = _FolderContents.read(model_folder, head, tuple(ignore), dtype, adapter)
     config, slots, table = contents.config, contents.slots, contents.table
     bundle = _without_weights(config, model_folder)
-    check_names(table, to_hf_names(table, bundle.named_tensors()), slots, contents.values, model_folder)
-    assign(bundle, _load_tensors(contents, dtype), device)
+    expected = to_hf_names(table, bundle.named_tensors())
+    check_names(table, expected, slots, contents.values, model_folder)
+    lacking = {name: torch.zeros(expected[name].shape, dtype=dtype) for name in table.zero_if_missing - slots.keys()}
+    assign(bundle, _load_tensors(contents, dtype, lacking), device)
     notes = read_notes(model_folder)
     bundle.tokenizer = _load_tokenizer(folder, contents.family, config.model, notes)
     if bundle.tokenizer is None and model_folder != folder:
@@ -211,6 +213,8 @@ class _FolderContents:
         if adapter is not None:
             adapter.check(slots, contents.table)
         contents._split_off_other_heads()
+        if (folder / GENERATION).exists():
+            contents.config = replace(contents.config, generation=read_folder_json(folder / GENERATION))
         return contents
 
     @property
@@ -294,7 +298,8 @@ def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
     return len(slots) == 2 and not torch.equal(*read_tensors({slot.key: slot for slot in slots}, dtype).values())
 
 
-def _load_tensors(contents: _FolderContents, dtype: torch.dtype) -> dict[str, Tensor]:
+def _load_tensors(contents: _FolderContents, dtype: torch.dtype, lacking: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors of the model with its head by our names; `lacking` are those that the folder may lack."""
     table, slots, folder = contents.table, contents.slots, contents.folder
     merged = {} if contents.adapter is None else contents.adapter.merge(slots, dtype)
     unchanged = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
@@ -305,7 +310,7 @@ def _load_tensors(contents: _FolderContents, dtype: torch.dtype) -> dict[str, Te
                 f"{folder}: {second} and {first} should be one tensor, but they differ; "
                 'if they were trained separately, set "tie_word_embeddings": false in config.json'
             )
-    return to_our_names(table, tensors)
+    return to_our_names(table, tensors | lacking)
 
 
 def _load_tokenizer(folder: Path, family: Family, model: ModelConfig, notes: Notes) -> Tokenizer | None:

@@ -104,9 +104,9 @@ def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
 def _used_model(config: BundleConfig, kind: str) -> ModelConfig:
     """Return the part of the model that a head uses."""
     family = FAMILIES[config.family]
-    if kind == "embedding":  # the encoder, if there is one
-        decoder = None if config.model.encoder is not None else config.model.decoder
-        return replace(config.model, decoder=decoder, start=None)
+    if kind == "embedding":  # the encoder, if there is one that can be alone
+        alone = config.model.encoder is not None and not family.needs_decoder
+        return replace(config.model, decoder=None, start=None) if alone else config.model
     return family.heads[family.kinds()[kind]].used_config(config.model)
 
 

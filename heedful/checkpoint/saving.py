@@ -12,7 +12,7 @@ from torch import Tensor
 from heedful.checkpoint import sentence_transformers
 from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.bundle import ModelBundle
-from heedful.checkpoint.config import write_config
+from heedful.checkpoint.config import GENERATION, write_config
 from heedful.checkpoint.notes import NOTES, Notes
 from heedful.checkpoint.safetensors_files import WEIGHTS
 from heedful.errors import ModelError
@@ -56,6 +56,8 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
         ids = family.fresh_token_ids(bundle.tokenizer.special) if fresh and bundle.tokenizer is not None else {}
         values = ids | write_config(config) | {"dtype": str(dtype).removeprefix("torch.")}
         _write_json(temporary / "config.json", values)
+        if config.generation is not None:
+            _write_json(temporary / GENERATION, config.generation)
         if bundle.tokenizer is not None:
             bundle.tokenizer.save(temporary, types=config.model.uses_token_types)
         if isinstance(sentence_head, SentenceEmbedding):

@@ -51,7 +51,7 @@ def check_names(
                 f"{_keys_with(values, sizes)}"
             )
     for problem, names in (
-        ("missing", [name for name in expected if name not in slots and name not in table.copied]),
+        ("missing", [name for name in expected if name not in slots and not table.may_lack(name)]),
         ("not expected", [name for name in slots if _is_unexpected(name, expected, table)]),
     ):
         if names:

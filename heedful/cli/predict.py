@@ -82,9 +82,14 @@ def predict(
         bool, typer.Option("--multi-label", help="Any number of the candidate labels may be right.")
     ] = False,
     top_k: Annotated[int, typer.Option(help="Number of tokens to list for each mask, or of beams to list.")] = 5,
-    num_beams: Annotated[int | None, typer.Option(help="Beam search with N beams; greedy unless given.")] = None,
+    num_beams: Annotated[
+        int | None,
+        typer.Option(help="Beam search with N beams; unless given, as the model's folder says, else greedy."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum new tokens; 128 unless given.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum new tokens; unless given, as the model's folder says, else 128.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed for sampling.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")] = False,
 ) -> None:
@@ -132,7 +137,7 @@ def predict(
     if file and (input_options := sorted(options & inputs.keys())):
         raise HeedfulError(f"--{input_options[0]} cannot be used with --file: put it in a column of the file")
     _check_options(engine, options, needed=not file)
-    engine.writing = generation_settings(top_k, num_beams, temperature, max_new_tokens, seed)
+    engine.writing = generation_settings(engine.writing, top_k, num_beams, temperature, max_new_tokens, seed)
     if file:
         from heedful.cli.predict_files import predict_files
 
@@ -170,24 +175,30 @@ def predict(
 
 
 def generation_settings(
-    top_k: int, num_beams: int | None, temperature: float | None, max_new_tokens: int | None, seed: int | None
+    defaults: GenerationConfig,
+    top_k: int,
+    num_beams: int | None,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    seed: int | None,
 ) -> GenerationConfig:
-    """Return the generation settings: greedy search, beam search or sampling."""
-    from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
-    from heedful.tasks.generation import GenerationConfig
+    """Return the generation settings: those of the model's folder, unless options choose others."""
+    from heedful.model.decode import Sampling
 
     if num_beams is not None and temperature is not None:
         raise HeedfulError(
             "--num-beams and --temperature were given: beam search does not sample; leave one of them out"
         )
-    how: DecodingMethod = Greedy()
-    if num_beams is not None:
-        how = BeamSearch(num_beams=num_beams, num_return_sequences=max(1, min(top_k, num_beams)))
-    elif temperature is not None:
-        how = Sampling(temperature=temperature)
-    if seed is not None and temperature is None:
+    config = defaults.with_choices(
+        num_beams=num_beams,
+        num_return_sequences=top_k,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
+    if seed is not None and not isinstance(config.how, Sampling):
         raise HeedfulError("--seed is for sampling, which needs --temperature: give both or none")
-    return GenerationConfig(how=how, max_new_tokens=128 if max_new_tokens is None else max_new_tokens, seed=seed or 0)
+    return config
 
 
 def _candidate_labels(value: str) -> list[str] | dict[str, str]:

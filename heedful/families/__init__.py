@@ -5,6 +5,7 @@ from __future__ import annotations
 from heedful.errors import ModelError
 from heedful.families import (
     albert,
+    bart,
     bert,
     classic,
     deberta,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     "electra": electra.FAMILY,
     "xlnet": xlnet.FAMILY,
     "t5": t5.FAMILY,
+    "bart": bart.BART,
     "gpt2": gpt2.FAMILY,
     "modernbert": modernbert.FAMILY,
     "deberta-v2": deberta.FAMILY,

@@ -47,11 +47,13 @@ class Family:
     write: Callable[[ModelConfig], dict[str, object]]
     body: Callable[[ModelConfig], NameTable]
     heads: Mapping[str, HeadMap]  # by HF architecture; the first is the bare model
+    needs_decoder: bool = False  # no architecture has the encoder alone
     ignored_keys: frozenset[str] = frozenset()  # of config.json, that do not change the outputs
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published name -> config.json
     tokenizer_defaults: Mapping[str, object] | None = (
         None  # what SentencePiece models lack, or vocab.txt (with model: wordpiece)
     )
+    generation_defaults: Mapping[str, object] = field(default_factory=dict)  # where a folder has no generation settings
     special_token_ids: Mapping[str, str] = field(default_factory=dict)  # keys of a fresh config.json -> their role
     # names of two tensors that a config.json may tie although they differ
     untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()

@@ -40,6 +40,7 @@ SWAP_HALVES = TensorOp(  # GTE's gated MLP, whose gate comes second
 REVERSE = TensorOp(
     lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)]
 )  # rows reversed: BERT's relative distances
+ROW_VECTOR = TensorOp(lambda hf: hf[0][0], lambda tensor, count: [tensor[None]])  # a vector that is saved as [1, width]
 FLATTEN = TensorOp(  # a vector that is saved as [1, 1, width]: XLNet's query
     lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]]
 )
@@ -80,10 +81,15 @@ class NameTable:
     tied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not saved -> HF name of the same tensor
     copied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not read -> HF name it is a copy of
     ignored: frozenset[str] = frozenset()  # HF names of tensors that are not used, which older versions saved
+    zero_if_missing: frozenset[str] = frozenset()  # HF names of tensors that a folder may lack
 
     def skips(self, name: str) -> bool:
         """Return whether an HF tensor of that name is not read."""
         return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
+
+    def may_lack(self, name: str) -> bool:
+        """Return whether a folder may lack an HF tensor of that name."""
+        return name in self.copied or name in self.zero_if_missing
 
     def merged_with(self, added: NameTable) -> NameTable:
         """Return the rows of both tables."""
@@ -92,6 +98,7 @@ class NameTable:
             tied={**self.tied, **added.tied},
             copied={**self.copied, **added.copied},
             ignored=self.ignored | added.ignored,
+            zero_if_missing=self.zero_if_missing | added.zero_if_missing,
         )
 
 

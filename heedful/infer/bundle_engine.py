@@ -36,7 +36,7 @@ from heedful.tasks.answering import (
     group_by_window,
     input_windows,
 )
-from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated
+from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated, folder_generation
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -134,8 +134,9 @@ class BundleEngine:
         if plan is not None:
             apply_plan(bundle, plan)
         self.token_budget = token_budget
-        self.writing = writing or GenerationConfig()
         self._head, self._answerers = _able(self.loaded)
+        generates = any(answerer.generate for answerer in self._answerers)
+        self.writing = writing or (folder_generation(bundle).defaults if generates else GenerationConfig())
         check_min_confidence(min_confidence, self._head)
         self.min_confidence = min_confidence
         self.candidates: object = None  # labels that the model was not trained on, see zero_shot.py

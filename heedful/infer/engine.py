@@ -45,7 +45,8 @@ class Engine(BundleEngine):
             dtype: Compute everything in this dtype by PyTorch's operators, instead of a precision.
             device: "cpu" unless given, or "cuda".
             token_budget: Most tokens of a batch; a single window may have more.
-            writing: How a seq2seq or language model generates; greedily, up to 128 tokens, unless given.
+            writing: How a seq2seq or language model generates; unless given, as generation_config.json of its folder
+                says, else greedily, up to 128 tokens.
             max_length: Truncate inputs to this many tokens instead of reading windows; answers then have
                 "truncated_tokens", the number of tokens that were dropped.
 

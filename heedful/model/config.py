@@ -34,6 +34,11 @@ class Learned:
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # of concatenated positions; added ones have the embedding's width
 
+    @property
+    def limit(self) -> int:
+        """Number of tokens that have positions."""
+        return self.count - self.offset
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sinusoidal:
@@ -50,6 +55,7 @@ class Sinusoidal:
     offset: int = 0
     join: Literal["add", "concatenate"] = "add"
     width: int | None = None  # of concatenated positions
+    limit: int | None = None  # tokens of a sequence, as the model was trained; None: any number
 
 
 # -- positions that enter attention -----------------------------------------------------------------------------
@@ -297,6 +303,7 @@ class ModelConfig:
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
     decoder_embedding: EmbeddingConfig | None = None
+    shared_tokens: bool = False  # decoder_embedding has the token vectors of embedding
     start: int | None = None  # token that decoder inputs begin with
     initialisation: Initialisation = TruncatedNormal()
 
@@ -456,6 +463,7 @@ class NextToken:
     kind: Literal["language_model"] = "language_model"
     tied: bool = True
     bias: bool = False
+    bias_is_trained: bool = True  # False: it stays as it was loaded
     scale: float = 1.0  # multiplies the rows before the linear layer
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Literal
 
 import torch
@@ -13,13 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import DataError, ModelError, SettingError
-from heedful.model.config import Learned
 from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
+from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
 from heedful.packed import Packed
 
 MAX_LENGTH_PENALTY = 10.0  # it is an exponent
 MIN_TEMPERATURE = 1e-6  # scores divided by much less overflow
+UNCONSTRAINED = TokenConstraints()
 Score = Callable[[Tensor, Packed], Tensor]  # a vocabulary head: rows and their batch -> [rows, vocabulary]
 
 
@@ -168,17 +170,36 @@ def decode(
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
+    constraints: TokenConstraints = UNCONSTRAINED,
 ) -> Decoding:
     """Prepare generation after each prompt: the encoder reads `source`, and no step is taken yet.
 
     Args:
         stop: Tokens that end a text.
         seed: For sampling.
+        constraints: Tokens that are forced or banned.
     """
     if isinstance(method, BeamSearch):
-        return _BeamDecoding(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
+        return _BeamDecoding(
+            model,
+            score,
+            prompts,
+            method,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            source=source,
+            constraints=constraints,
+        )
     return _TokenDecoding(
-        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
+        model,
+        score,
+        prompts,
+        method,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
+        seed=seed,
+        constraints=constraints,
     )
 
 
@@ -192,9 +213,20 @@ def generate(
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
+    constraints: TokenConstraints = UNCONSTRAINED,
 ) -> list[list[GeneratedTokens]]:
     """Generate text after each prompt; returns one text for each, or the best ones of a beam search."""
-    decoding = decode(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed)
+    decoding = decode(
+        model,
+        score,
+        prompts,
+        method,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
+        seed=seed,
+        constraints=constraints,
+    )
     return decoding.run()
 
 
@@ -211,11 +243,20 @@ def stream(
     stop: Sequence[int],
     source: Packed | None = None,
     seed: int = 0,
+    constraints: TokenConstraints = UNCONSTRAINED,
     distribution: bool = False,
 ) -> Iterator[DecodingStep]:
     """Yield steps until a token of `stop`, `max_new_tokens` steps or the model's last position."""
     decoding = _TokenDecoding(
-        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, seed=seed
+        model,
+        score,
+        prompts,
+        method,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
+        seed=seed,
+        constraints=constraints,
     )
     while not decoding.done:
         with torch.inference_mode():
@@ -237,19 +278,24 @@ class _TokenDecoding(Decoding):
         stop: Sequence[int],
         source: Packed | None,
         seed: int,
+        constraints: TokenConstraints,
     ) -> None:
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
-        self._tokens_left = _token_limits(model, prompts, max_new_tokens)
+        self._constrain = _Constrain(constraints, prompts, stop)
+        self._tokens_left = _token_limits(model, prompts, max_new_tokens, constraints)
         self._cache = _begin(model, prompts, source)
         self._generators = _generators(seed, prompts, source) if isinstance(method, Sampling) else []
         self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
         self._batch = prompts
+        self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
         self._texts = [GeneratedTokens() for _ in range(len(prompts))]
 
     def next_step(self, distribution: bool = False) -> DecodingStep:
         """Choose one token for each open sequence, and close those that end with it."""
         log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        rows = ((number, self._generated[number], self._tokens_left[number] == 1) for number in self._open)
+        log_p = self._constrain(log_p, rows)
         if isinstance(self._method, Greedy):
             chosen = log_p.argmax(-1)
         else:
@@ -263,8 +309,9 @@ class _TokenDecoding(Decoding):
             log_probabilities=tuple(chosen_log_p.tolist()),
             distribution=log_p if distribution else None,
         )
-        for number in self._open:
+        for number, token in zip(self._open, tokens, strict=True):
             self._tokens_left[number] -= 1
+            self._generated[number].append(token)
         open_rows = [row for row, token in enumerate(tokens) if self._stays_open(self._open[row], token)]
         self._open = [self._open[row] for row in open_rows]
         self.done = not open_rows
@@ -332,9 +379,12 @@ def beam_search(
     max_new_tokens: int,
     stop: Sequence[int],
     source: Packed | None = None,
+    constraints: TokenConstraints = UNCONSTRAINED,
 ) -> list[list[GeneratedTokens]]:
     """Return the best complete continuations of each prompt by beam search."""
-    decoding = _BeamDecoding(model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source)
+    decoding = _BeamDecoding(
+        model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, constraints=constraints
+    )
     return decoding.run()
 
 
@@ -351,10 +401,12 @@ class _BeamDecoding(Decoding):
         max_new_tokens: int,
         stop: Sequence[int],
         source: Packed | None,
+        constraints: TokenConstraints,
     ) -> None:
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
-        limits = _token_limits(model, prompts, max_new_tokens)
+        self._constrain = _Constrain(constraints, prompts, stop)
+        limits = _token_limits(model, prompts, max_new_tokens, constraints)
         self._beams = {
             number: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for number, limit in limits.items()
         }
@@ -364,6 +416,12 @@ class _BeamDecoding(Decoding):
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
         length, searches = self.steps + 1, list(self._beams.values())
         log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        rows = (
+            (number, text.tokens, length == beams.max_new_tokens)
+            for number, beams in self._beams.items()
+            for text in beams.open
+        )
+        log_p = self._constrain(log_p, rows)
         begun = [text.log_probability for beams in searches for text in beams.open]
         offsets = torch.tensor(begun, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
         summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
@@ -423,7 +481,7 @@ def _extend(
         count = len(begun[parent].tokens) + 1
         score = value / method.divisor(count)
         text = GeneratedTokens(tokens=list(tokens), log_probability=value, score=score, complete=stops)
-        if (stops or last) and rank < method.num_beams:
+        if (stops or last) and rank < method.num_beams and value != -inf:
             beams.complete.append(text)
         elif not stops and len(opened) < method.num_beams:
             opened.append(text)
@@ -445,6 +503,28 @@ def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
     return beams.open[0].log_probability / method.divisor(tokens) > beams.complete[-1].score
 
 
+class _Constrain:
+    """Applies constraints to the next tokens of sequences that begin with their prompts."""
+
+    def __init__(self, constraints: TokenConstraints, prompts: Packed, stop: Sequence[int]) -> None:
+        self._constraints, self._stop = constraints, stop
+        self._prompts = [tokens.tolist() for tokens in prompts.unpack(prompts.tokens.cpu())]
+
+    def __call__(self, log_p: Tensor, rows: Iterable[tuple[int, list[int], bool]]) -> Tensor:
+        """Return log-probabilities with those of banned and forced tokens set.
+
+        Args:
+            rows: Of each row the number of its prompt, the tokens after it, and whether the next one is the last.
+        """
+        if self._constraints == UNCONSTRAINED:
+            return log_p
+        sequences = [
+            SequenceSoFar(prompt=self._prompts[number], generated=tokens, next_is_last=last)
+            for number, tokens, last in rows
+        ]
+        return self._constraints.apply(log_p, sequences, self._stop)
+
+
 # -- one step ---------------------------------------------------------------------------------------------------
 
 
@@ -462,12 +542,15 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> KVCach
         return model.init_cache(len(prompts) if source is None else source)
 
 
-def _token_limits(model: Transformer, prompts: Packed, max_new_tokens: int) -> dict[int, int]:
+def _token_limits(
+    model: Transformer, prompts: Packed, max_new_tokens: int, constraints: TokenConstraints
+) -> dict[int, int]:
     """Return how many tokens can be generated after each prompt: the last one needs no position."""
-    learned = model.output_embedding.config.positions
-    limit = learned.count - learned.offset + 1 if isinstance(learned, Learned) else None
+    positions = model.output_embedding.config.positions
+    limits = [] if positions is None or positions.limit is None else [positions.limit + 1]
+    limits += [] if constraints.max_length is None else [constraints.max_length]
     return {
-        number: max_new_tokens if limit is None else min(max_new_tokens, max(1, limit - length))
+        number: min([max_new_tokens, *(max(1, limit - length) for limit in limits)])
         for number, length in enumerate(prompts.lengths)
     }
 

@@ -67,8 +67,8 @@ class EmbeddingLayer(nn.Module):
 
     def _check(self, batch: Packed) -> None:
         """Raise DataError for a sequence without positions, or for ids that the tables do not have."""
-        learned = self.config.positions
-        limit = learned.count - learned.offset if isinstance(learned, Learned) else batch.max_length
+        positions = self.config.positions
+        limit = batch.max_length if positions is None or positions.limit is None else positions.limit
         if batch.max_length > limit and batch.positions.max() >= limit:  # positions of a padding sequence are 0
             past_lengths = batch.past_lengths or [0] * len(batch)
             lengths = [length + past for length, past in zip(batch.lengths, past_lengths, strict=True)]

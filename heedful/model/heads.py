@@ -79,6 +79,8 @@ class NextTokenHead(nn.Module):
             )
         self.scale = 1.0 if isinstance(config, c.PermutedTokens) else config.scale
         self.decoder = _decoder(tokens, config.tied, config.bias)
+        if isinstance(config, c.NextToken) and config.bias:
+            self.decoder.bias.requires_grad_(config.bias_is_trained)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
         scores: Tensor = self.decoder(rows if self.scale == 1.0 else rows * self.scale)

@@ -342,6 +342,8 @@ class Transformer(nn.Module):
         self.decoder = Stack(config.decoder, "decoder") if config.decoder else None
         if config.decoder_embedding and config.decoder:
             self.decoder_embedding = EmbeddingLayer(config.decoder_embedding, config.decoder.width)
+            if config.shared_tokens:
+                self.decoder_embedding.tokens = self.embedding.tokens
 
     @property
     def output_embedding(self) -> EmbeddingLayer:
@@ -470,6 +472,10 @@ def _first_stack(config: ModelConfig) -> StackConfig:
             )
     elif config.decoder_embedding:
         problem = "decoder_embedding is for models with an encoder and a decoder"
+    if config.shared_tokens:
+        first_tokens, other = config.embedding, config.decoder_embedding
+        if other is None or (first_tokens.vocabulary, first_tokens.width) != (other.vocabulary, other.width):
+            problem = "shared_tokens = true needs a decoder_embedding with the vocabulary and the width of embedding"
     if (encoder and encoder.cross) or (decoder and decoder.cross and not encoder):
         problem = "cross = true is for a decoder beside an encoder, but there is nothing to attend to"
     first = encoder or decoder

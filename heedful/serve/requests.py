@@ -167,7 +167,7 @@ class GenerateBody(ModelBody, frozen=True):
     """Texts for each of which a text is written: greedily, by beams, or drawn at a temperature."""
 
     inputs: str | list[str]
-    max_new_tokens: Positive | None = None  # null is 128, or as many as the server writes
+    max_new_tokens: Positive | None = None  # null: as the folder of the model says, else 128
     num_beams: Annotated[int, Meta(ge=1, le=16)] | None = None
     temperature: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,6 @@ from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
 from heedful.model.config import Classes, SentenceEmbedding
-from heedful.model.decode import BeamSearch, DecodingMethod, Greedy, Sampling
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
 from heedful.serve.text_pairs import parse_sequences
@@ -31,7 +30,6 @@ from heedful.tokenizer import Encoding
 if TYPE_CHECKING:
     from heedful.serve.attention import AttentionWeights
 
-MOST = 128  # tokens that are written for a text, unless the request says how many
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 ZERO_SHOT = ("zero_shot", "embedding")
 
@@ -307,17 +305,20 @@ async def generate(call: RequestContext, body: requests.GenerateBody) -> Answer 
     _, model_queue = call.select_model(body.model, ("language_model",))
     call.texts(*as_list(body.inputs))
     limit = call.service.settings.limits.max_new_tokens
-    most = min(MOST, limit) if body.max_new_tokens is None else body.max_new_tokens
-    if most > limit:
+    most = body.max_new_tokens
+    if most is not None and most > limit:
         raise TooLongError(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
     if body.num_beams is not None and body.temperature is not None:
         raise HeedfulError("num_beams and temperature were both given: beam search does not sample; give one of them")
-    how: DecodingMethod = Greedy()
-    if body.num_beams is not None:
-        how = BeamSearch(num_beams=body.num_beams, num_return_sequences=body.num_beams)
-    elif body.temperature is not None:
-        how = Sampling(temperature=body.temperature)
-    writing = GenerationConfig(how=how, max_new_tokens=most, seed=body.seed)
+    defaults = GenerationConfig() if model_queue.engine is None else model_queue.engine.writing
+    writing = defaults.with_choices(
+        num_beams=body.num_beams,
+        num_return_sequences=body.num_beams,
+        temperature=body.temperature,
+        max_new_tokens=most,
+        seed=body.seed,
+    )
+    writing = replace(writing, max_new_tokens=min(writing.max_new_tokens, limit))
     return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), writing=writing))
 
 

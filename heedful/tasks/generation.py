@@ -7,24 +7,193 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from heedful.checkpoint import ModelBundle
-from heedful.errors import HeedfulError
+from heedful.checkpoint.config import GENERATION
+from heedful.errors import HeedfulError, ModelError, quoted
+from heedful.families import FAMILIES
+from heedful.families.config_reader import ConfigReader
 from heedful.model.config import ModelConfig, NextToken
-from heedful.model.decode import Decoding, DecodingMethod, Greedy, decode
+from heedful.model.decode import BeamSearch, Decoding, DecodingMethod, Greedy, Sampling, decode
+from heedful.model.token_constraints import TokenConstraints
 from heedful.packed import Packed
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
+
+TOP_K = 50  # of sampling in transformers, where a folder does not say
+NEUTRAL: dict[str, tuple[object, ...]] = {  # settings that are not supported -> values that change nothing
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), (1,)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("num_return_sequences", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("min_p", "top_h", "penalty_alpha", "exponential_decay_length_penalty", "sequence_bias"), ()),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([],)),
+    **dict.fromkeys(("constraints", "force_words_ids", "stop_strings", "max_time", "watermarking_config"), ()),
+    **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing"), (False,)),
+}
+OBEYED = frozenset(
+    """
+    num_beams do_sample temperature top_k top_p early_stopping length_penalty max_length max_new_tokens min_length
+    min_new_tokens no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id eos_token_id
+    bos_token_id decoder_start_token_id
+    """.split()  # noqa: SIM905
+)
+IGNORED_KEYS = frozenset(  # they change no token
+    """
+    _from_model_config pad_token_id use_cache cache_implementation cache_config return_legacy_cache prefill_chunk_size
+    output_logits low_memory compile_config disable_compile is_assistant num_assistant_tokens
+    num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind
+    target_lookbehind prompt_lookup_num_tokens max_matching_ngram_size
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationConfig:
-    """Settings of text generation."""
+    """Settings of text generation.
+
+    Args:
+        beam_search: Settings of a beam search, if a user asks for one by its number of beams.
+        max_length: Most tokens, the prompt included, beside max_new_tokens; None: any number.
+    """
 
     how: DecodingMethod = field(default_factory=Greedy)
+    beam_search: BeamSearch = field(default_factory=BeamSearch)
     max_new_tokens: int = 128
+    max_length: int | None = None
     seed: int = 0  # of sampling
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise HeedfulError(f"max_new_tokens is {self.max_new_tokens}; expected a whole number from 1")
+
+    def with_choices(
+        self,
+        *,
+        num_beams: int | None = None,
+        num_return_sequences: int | None = None,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+        seed: int | None = None,
+    ) -> GenerationConfig:
+        """Return the settings with those that a user chose; None: unchanged.
+
+        Args:
+            num_return_sequences: Of a beam search, at most its number of beams.
+        """
+        config = self
+        if temperature is not None:
+            sampling = self.how if isinstance(self.how, Sampling) else Sampling()
+            config = replace(config, how=replace(sampling, temperature=temperature))
+        elif num_beams is not None:
+            config = replace(config, how=replace(self.beam_search, num_beams=num_beams))
+        if isinstance(config.how, BeamSearch) and num_return_sequences is not None:
+            count = max(1, min(num_return_sequences, config.how.num_beams))
+            config = replace(config, how=replace(config.how, num_return_sequences=count))
+        if max_new_tokens is not None:
+            config = replace(config, max_new_tokens=max_new_tokens, max_length=None)
+        return config if seed is None else replace(config, seed=seed)
+
+
+# -- settings of a model folder -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FolderGeneration:
+    """How the folder of a model says that it generates text.
+
+    Args:
+        defaults: Settings where a user chooses none.
+        start: The token that a decoder beside an encoder starts with; None: the folder does not say.
+        stop: The tokens that end a text, beside the one that the tokenizer puts after texts.
+    """
+
+    defaults: GenerationConfig
+    constraints: TokenConstraints
+    start: int | None
+    stop: tuple[int, ...]
+
+
+def folder_generation(bundle: ModelBundle) -> FolderGeneration:
+    """Return the generation settings of a model's folder.
+
+    They are those of generation_config.json, or without that file those of config.json, as transformers 5 reads them.
+
+    Raises:
+        ModelError: If a setting is not supported, or has an unexpected value.
+    """
+    config = bundle.config
+    if config.generation is not None:
+        values, file = dict(config.generation), GENERATION
+    else:
+        defaults = FAMILIES[config.family].generation_defaults if config.hf_config else {}
+        named = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
+        values, file = {**defaults, **named}, "config.json"
+    reader = ConfigReader(
+        {key: value for key, value in values.items() if value is not None}, f"{bundle.source}: {file}"
+    )
+    for key, accepted in NEUTRAL.items():
+        reader.only(key, *accepted, why="Heedful does not have this setting")
+    settings = _defaults(reader)
+    constraints = _constraints(reader, bundle.config.model.embedding.vocabulary)
+    start = reader.integer("decoder_start_token_id", reader.integer("bos_token_id", None, least=0), least=0)
+    stop = _ids(reader, "eos_token_id")
+    reader.check_all_read(IGNORED_KEYS)
+    return FolderGeneration(defaults=settings, constraints=constraints, start=start, stop=stop)
+
+
+def _defaults(reader: ConfigReader) -> GenerationConfig:
+    """Read how tokens are chosen, and how many."""
+    num_beams, samples = reader.integer("num_beams", 1), reader.flag("do_sample", False)
+    temperature, top_p = reader.number("temperature", 1.0, most=1000.0), reader.number("top_p", 1.0)
+    top_k = reader.integer("top_k", TOP_K, least=0)
+    reader.only("early_stopping", True, False, "never", why="transformers knows no others")
+    stopping = reader.values.get("early_stopping", False)
+    beam_search = BeamSearch(
+        num_beams=num_beams,
+        length_penalty=reader.number("length_penalty", 1.0, least=-10.0, most=10.0),
+        early_stopping="never" if stopping == "never" else bool(stopping),
+    )
+    how: DecodingMethod = Greedy() if num_beams == 1 else beam_search
+    if samples and num_beams > 1:
+        raise ModelError(
+            f"{reader.source}: do_sample is true and num_beams is {num_beams}; beam search does not sample"
+        )
+    if samples:
+        how = Sampling(temperature=temperature, top_k=top_k or None, top_p=None if top_p == 1.0 else top_p)
+    config = GenerationConfig(how=how, beam_search=beam_search)
+    new, length = reader.integer("max_new_tokens", None), reader.integer("max_length", None)
+    if new is not None:
+        return replace(config, max_new_tokens=new)
+    return config if length is None else replace(config, max_new_tokens=length, max_length=length)
+
+
+def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
+    """Read which tokens are forced or banned."""
+    words = reader.values.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
+        raise ModelError(f"{reader.source}: bad_words_ids is {quoted(words)}; expected a list of lists of token ids")
+    min_length, min_new_tokens = (reader.integer(f"min_{name}", 0, least=0) for name in ("length", "new_tokens"))
+    constraints = TokenConstraints(
+        min_length=0 if "min_new_tokens" in reader.values else min_length,  # as in transformers
+        min_new_tokens=min_new_tokens,
+        no_repeat_ngram_size=reader.integer("no_repeat_ngram_size", 0, least=0),
+        bad_words_ids=tuple(tuple(word) for word in words),
+        forced_bos_token_id=reader.integer("forced_bos_token_id", None, least=0),
+        forced_eos_token_id=_ids(reader, "forced_eos_token_id"),
+    )
+    first = () if constraints.forced_bos_token_id is None else (constraints.forced_bos_token_id,)
+    for id in (*first, *constraints.forced_eos_token_id, *(id for word in constraints.bad_words_ids for id in word)):
+        if type(id) is not int or not 0 <= id < vocabulary:
+            raise ModelError(f"{reader.source}: {quoted(id)} is no token id of a model with {vocabulary} tokens")
+    return constraints
+
+
+def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
+    """Read one or several token ids; none without the key."""
+    if isinstance(listed := reader.values.get(key), list) and listed and all(type(id) is int for id in listed):
+        return tuple(listed)
+    id = reader.integer(key, None, least=0)
+    return () if id is None else (id,)
+
+
+# -- the beginning and the end of texts ------------------------------------------------------------------------------
 
 
 class SequenceEnds(NamedTuple):
@@ -109,19 +278,21 @@ def start_generation(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> Decoding:
     """Prepare generation for each text, which the encoder reads or a decoder-only model continues."""
-    ends = sequence_ends(loaded.config.model, tokenizer)
+    folder, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
     if (head := loaded.head) is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot generate text")
     prompts, source = texts, None
     if ends.start is not None:
-        prompts, source = Packed.of([[ends.start]] * len(texts)).to(texts.tokens.device), texts
+        start = ends.start if folder.start is None else folder.start
+        prompts, source = Packed.of([[start]] * len(texts)).to(texts.tokens.device), texts
     return decode(
         loaded.model,
         head,
         prompts,
         generation.how,
         max_new_tokens=generation.max_new_tokens,
-        stop=[ends.stop],
+        stop=list(dict.fromkeys((*folder.stop, ends.stop))),
         source=source,
         seed=generation.seed,
+        constraints=replace(folder.constraints, max_length=generation.max_length),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -15,11 +15,18 @@ from heedful.checkpoint import ModelBundle
 from heedful.data import Example, Seq2SeqExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
-from heedful.model.decode import BeamSearch, GeneratedTokens, Greedy
+from heedful.model.decode import BeamSearch, GeneratedTokens
 from heedful.objectives import Batch, Loss, Sample
 from heedful.objectives.base import pack_samples, weighted_loss
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text, require_tokenizer
-from heedful.tasks.generation import GenerationConfig, SequenceEnds, encode_truncated, sequence_ends, start_generation
+from heedful.tasks.generation import (
+    GenerationConfig,
+    SequenceEnds,
+    encode_truncated,
+    folder_generation,
+    sequence_ends,
+    start_generation,
+)
 from heedful.tasks.metrics import Bleu, Result, TextScore, text_scores
 from heedful.tasks.metrics.bleu import INSTALL_HINT, ORDER, STATISTICS, bleu_of
 from heedful.tasks.metrics.bootstrap import mean_of
@@ -86,6 +93,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
     max_target_length: int | None = None  # tokens of a target; None: any number
     max_new_tokens: int = 128  # per text in evaluations
     num_beams: int = 1  # in evaluations; 1: greedy
+    beam_search: BeamSearch = field(default_factory=BeamSearch)  # its other settings
     bleu: BleuTokenizer = "13a"  # of BLEU
     label_smoothing: float = 0.0
 
@@ -99,7 +107,8 @@ class Seq2Seq(Task[Seq2SeqExample]):
         assert isinstance(settings, Seq2SeqSettings)
         mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
-        fields = _fields(settings) | {"label_smoothing": settings.label_smoothing}
+        beam_search = folder_generation(loaded).defaults.beam_search
+        fields = _fields(settings) | {"label_smoothing": settings.label_smoothing, "beam_search": beam_search}
         task, bundle = cls.with_new_head(setup, mark=mark, text_suffix=suffix, **fields)
         bundle.text_suffix = suffix
         return replace(task, max_target_length=bundle.max_target_length), bundle
@@ -116,15 +125,14 @@ class Seq2Seq(Task[Seq2SeqExample]):
             "mark": mark,
             "text_suffix": loaded.text_suffix,
             "max_target_length": loaded.max_target_length,
+            "beam_search": folder_generation(loaded).defaults.beam_search,
         } | _fields(settings)
 
     @property
     def generation(self) -> GenerationConfig:
         """Settings of text generation in evaluations."""
-        return GenerationConfig(
-            how=BeamSearch(num_beams=self.num_beams) if self.num_beams > 1 else Greedy(),
-            max_new_tokens=self.max_new_tokens,
-        )
+        config = GenerationConfig(beam_search=self.beam_search, max_new_tokens=self.max_new_tokens)
+        return config.with_choices(num_beams=self.num_beams) if self.num_beams > 1 else config
 
     def tokenizer_inputs(self, example: Seq2SeqExample) -> list[TokenizerInput]:
         return [example.text + self.text_suffix, example.rewritten]

@@ -60,6 +60,8 @@ COUNTS = {
     "t5-large": {"none": 737_668_096, "encoder": 334_939_648},
     "t5-3b": {"none": 2_851_598_336},
     "t5-11b": {"none": 11_307_321_344},
+    "bart-base": {"none": 139_420_416, "language_model": 139_420_416 + 50_265},  # its bias is a buffer in transformers
+    "bart-large": {"none": 406_291_456, "sequence_classification": 407_343_106},
     "gpt2": {"none": 124_439_808, "language_model": 124_439_808},
     "gpt2-medium": {"none": 354_823_168},
     "gpt2-large": {"none": 774_030_080},

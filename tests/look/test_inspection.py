@@ -34,7 +34,7 @@ from heedful.tokenizer import SpecialIds
 from heedful.tokenizer.words import word_tokenizer
 from tests.support.classic_models import READERS, bare, classic
 from tests.support.model_folders import make
-from tests.support.tiny_models import TINY, save_tiny
+from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
 QUICK = ("t5", "xlnet")
 WORDS = [f"w{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(95)]
@@ -63,11 +63,11 @@ def inside_of(folder: Path, family: str) -> tuple[Any, Inspection]:
 
 def their_attention(reference: Any, family: str, ids: list[int]) -> dict[str, Any]:
     inputs = {"input_ids": torch.tensor([ids])}
-    if family == "t5":
-        inputs["decoder_input_ids"] = torch.tensor([[0, *ids[:-1]]])
+    if family in ENCODER_DECODER:
+        inputs["decoder_input_ids"] = torch.tensor([[reference.config.decoder_start_token_id, *ids[:-1]]])
     with torch.no_grad():
         out = reference(**inputs, output_attentions=True)
-    if family == "t5":
+    if family in ENCODER_DECODER:
         return {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
     return {"decoder" if family == "gpt2" else "encoder": out.attentions}
 

@@ -13,7 +13,7 @@ from heedful.model import trace as trace_module
 from heedful.model.decode import Greedy, generate
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from tests.support.tiny_models import TINY, Exact, packed, save_tiny, sequences, target, their_inputs
+from tests.support.tiny_models import ENCODER_DECODER, TINY, Exact, packed, save_tiny, sequences, target, their_inputs
 
 EVERYTHING = ("q", "k", "v", "scores", "weights", "states")
 BARE = {family: next(iter(heedful.families.FAMILIES[family].heads)) for family in TINY}
@@ -33,11 +33,13 @@ def test_weights_and_states_equal_transformers(tmp_path: Path, family: str) -> N
         bundle.model(batch, target(bundle, batch), trace=trace)
         for number in range(len(batch)):
             inputs = their_inputs(family, ids[number], types[number])
-            if family == "t5":
-                inputs["decoder_input_ids"] = torch.tensor([[0, *ids[number][:-1]]])
+            if family in ENCODER_DECODER:
+                inputs["decoder_input_ids"] = torch.tensor(
+                    [[reference.config.decoder_start_token_id, *ids[number][:-1]]]
+                )
             with Exact(torch.float64):
                 out = reference(**inputs, output_attentions=True, output_hidden_states=True)
-            if family == "t5":
+            if family in ENCODER_DECODER:
                 sides = {
                     "encoder": out.encoder_attentions,
                     "decoder": out.decoder_attentions,
@@ -76,7 +78,7 @@ def test_scores_are_products_and_weights_their_softmax(tmp_path: Path, family: s
         assert (attention.weights.sum(-1) - 1).abs().max() < 1e-12
     assert biased == (family in ("deberta-v2", "mpnet", "t5", "xlnet"))
     last = "decoder" if bundle.model.decoder is not None else "encoder"
-    ends = [trace.states[last, 3 if family == "t5" else 4, number] for number in range(len(batch))]  # type: ignore[index]
+    ends = [trace.states[last, 3 if family in ENCODER_DECODER else 4, number] for number in range(len(batch))]  # type: ignore[index]
     assert torch.equal(torch.cat(ends), rows)
 
 

@@ -146,7 +146,24 @@ TINY |= {
         },
     ),
 }
-WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "t5"}
+_BART: dict[str, Any] = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "encoder_layers": 4,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 40,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.15,
+    "classifier_dropout": 0.3,
+    "scale_embedding": True,
+}
+TINY["bart"] = (transformers.BartConfig, _BART)
+ENCODER_DECODER = {"t5": 1, "bart": 2}  # and the token that ends their texts
+WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
 
@@ -206,6 +223,8 @@ def eager(model: Any) -> Any:
 def randomise(model: torch.nn.Module) -> None:
     """Every weight normal with deviation 0.2, those of norms around 1; padding rows stay zero."""
     padding = {id(part.weight): part.padding_idx for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+    if hasattr(model, "final_logits_bias"):  # a buffer
+        model.final_logits_bias.normal_(0.0, 0.2)
     for name, parameter in model.named_parameters():
         parameter.normal_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0, 0.2)
         if padding.get(id(parameter)) is not None:
@@ -232,8 +251,8 @@ def sequences(family: str, lengths: tuple[int, ...] = LENGTHS) -> tuple[list[lis
     """Random ids past the special ones, and types: two segments where the family has them."""
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(5, 98, (length,), generator=generator).tolist() for length in lengths]
-    if family == "t5":
-        ids = [[*row_ids[:-1], 1] for row_ids in ids]  # each ends with </s>
+    if family in ENCODER_DECODER:
+        ids = [[*row_ids[:-1], ENCODER_DECODER[family]] for row_ids in ids]  # each ends with </s>
     two = TINY[family][1].get("type_vocab_size", 2) == 2 and family not in WITHOUT_TYPES
     return ids, [[int(two and place >= length // 2) for place in range(length)] for length in lengths]
 
@@ -253,19 +272,24 @@ def their_rows(model: Any, family: str, ids: list[int], types: list[int]) -> tor
     """transformers' last hidden states of one sequence; a decoder reads the sequence itself, shifted."""
     body = getattr(model, "transformer", model) if family == "t5" else model.base_model
     with Exact(model.dtype):
-        if family != "t5":
+        if family not in ENCODER_DECODER:
             rows: torch.Tensor = body(**their_inputs(family, ids, types)).last_hidden_state
             return rows[0]
         rows = body.encoder(input_ids=torch.tensor([ids])).last_hidden_state
         if hasattr(body, "decoder"):
-            rows = body.decoder(input_ids=torch.tensor([[0, *ids[:-1]]]), encoder_hidden_states=rows).last_hidden_state
+            shifted = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
+            rows = body.decoder(input_ids=shifted, encoder_hidden_states=rows).last_hidden_state
         return rows[0]
 
 
 def target(loaded: Any, batch: Packed) -> Packed | None:
     """Return the input of a decoder beside an encoder in these tests: the sequence itself, shifted."""
     model = loaded.model
-    return batch.shift_right(0) if model.encoder is not None and model.decoder is not None else None
+    return (
+        batch.shift_right(loaded.config.model.start)
+        if model.encoder is not None and model.decoder is not None
+        else None
+    )
 
 
 def our_rows(loaded: Any, batch: Packed) -> torch.Tensor:
@@ -283,12 +307,15 @@ def our_outputs(loaded: Any, batch: Packed) -> list[torch.Tensor]:
 def their_outputs(model: Any, family: str, ids: list[list[int]], types: list[list[int]]) -> list[torch.Tensor]:
     """Return the outputs of transformers' head for sequences one at a time, laid out as Heedful's."""
     choice = "MultipleChoice" in type(model).__name__
-    writes = type(model).__name__ in ("T5ForConditionalGeneration", "T5Model")
+    name = type(model).__name__
+    writes = family in ENCODER_DECODER and (
+        name == FAMILIES[family].bare or name.endswith(("ConditionalGeneration", "MTModel"))
+    )
     rows_of_texts: list[list[torch.Tensor]] = []
     for each_ids, each_types in zip(ids, types, strict=True):
         inputs = their_inputs(family, each_ids, each_types)
         if writes:
-            inputs["decoder_input_ids"] = torch.tensor([[0, *each_ids[:-1]]])
+            inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id, *each_ids[:-1]]])
         if choice:
             inputs = {name: tensor[None] for name, tensor in inputs.items()}
         with Exact(model.dtype):

@@ -33,7 +33,7 @@ from heedful.tasks.seq2seq import Seq2Seq
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import VOCABULARY
-from tests.support.tiny_models import TINY, save_tiny
+from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
 EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head -> task, examples, what it needs
     "sequence_classification": (
@@ -91,14 +91,15 @@ def loaded(family: str) -> heedful.ModelBundle:
 
 
 def test_who_carries_what() -> None:
-    assert {family for family, kind in CARRIED if kind == "language_model"} == {"gpt2", "t5"}
-    without_choice = {"gpt2", "t5", "gte", "nomic_bert", "jina_embeddings_v3"}
+    assert {family for family, kind in CARRIED if kind == "language_model"} == {"gpt2", *ENCODER_DECODER}
+    without_choice = {"gpt2", *ENCODER_DECODER, "gte", "nomic_bert", "jina_embeddings_v3"}
     assert {family for family, kind in NOT if kind == "multiple_choice"} == without_choice
     assert {family for family, kind in NOT if kind == "question_answering"} == {"gte", "nomic_bert"}
+    assert {family for family, kind in NOT if kind == "token_classification"} == {"bart"}
     assert all(
         (family, kind) in CARRIED
         for family in TINY
-        for kind in ("sequence_classification", "token_classification", "embedding")
+        for kind in ("sequence_classification", "embedding")
     )
 
 

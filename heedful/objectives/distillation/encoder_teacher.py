@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
-from heedful.model.config import Learned
 from heedful.model.heads import SentenceEmbeddingHead, pool
 from heedful.nn.layers import segment_means
 from heedful.objectives.base import Sample, concat_long, pack_samples
@@ -55,10 +54,11 @@ class EncoderTeacher:
         self.loaded, self.tokenizer = loaded.eval().requires_grad_(False), tokenizer
         self.vocabulary = loaded.tokenizer
         self.width = loaded.config.model.width
-        place = loaded.config.model.embedding.positions
+        positions = loaded.config.model.embedding.positions
+        limit = None if positions is None else positions.limit
         frame = SpecialTokenTemplate.of(loaded.tokenizer, pair=False)
         self._before, self._after = (ids for ids, _ in frame.runs)
-        self._room = (place.count - place.offset if isinstance(place, Learned) else 1 << 20) - frame.width
+        self._room = (1 << 20 if limit is None else limit) - frame.width
         self._known: dict[bytes, NDArray[np.int32]] = {}
         self.mean, self.deviation = torch.zeros(self.width), torch.ones(self.width)
         self.basis: Tensor | None = None  # [width, width]: principal components of sentence vectors, strongest first

@@ -1,0 +1,134 @@
+"""generation_config.json of a folder is obeyed as transformers obeys it, token for token, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.model.decode import BeamSearch, Greedy, Sampling
+from heedful.packed import Packed
+from heedful.tasks.generation import GenerationConfig, folder_generation, start_generation
+from heedful.tokenizer import Tokenizer
+from tests.support.tiny_models import ENCODER_DECODER, in_double, save_tiny
+
+ARCHITECTURES = {
+    "bart": "BartForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "gpt2": "GPT2LMHeadModel",
+}
+PROMPTS = [[8], [9, 10, 11, 12, 13, 14, 15]]
+SETTINGS: list[dict[str, Any]] = [
+    {"max_length": 14},
+    {"max_new_tokens": 9, "num_beams": 3, "no_repeat_ngram_size": 2, "length_penalty": 2.0, "early_stopping": True},
+    {"max_length": 14, "num_beams": 4, "min_length": 9, "forced_bos_token_id": 6, "forced_eos_token_id": 20},
+    {"max_length": 13, "num_beams": 2, "bad_words_ids": [[1], [7, 8], [20]], "no_repeat_ngram_size": 1},
+    {"max_length": 15, "min_new_tokens": 5, "no_repeat_ngram_size": 3, "length_penalty": -1.0, "num_beams": 3},
+    {"max_length": 12, "num_beams": 5, "early_stopping": "never", "forced_eos_token_id": [2, 3]},
+]
+
+
+def tokenizer_of(reference: Any) -> Tokenizer:
+    """Return a tokenizer of 99 words, of which one ends texts, the same as in the model's config."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{id}": id for id in range(99)}, unk_token="w3"))
+    return Tokenizer(backend, {"eos_token": f"w{reference.config.eos_token_id}"})
+
+
+def set_generation(loaded: heedful.ModelBundle, reference: Any, settings: dict[str, Any]) -> None:
+    """Give both models these settings, as if generation_config.json had them."""
+    loaded.config = replace(loaded.config, generation=settings)
+    reference.generation_config = transformers.GenerationConfig.from_dict(settings)
+
+
+def written_by_transformers(reference: Any, family: str, prompt: list[int], stop: tuple[int, ...]) -> list[int]:
+    with in_double():
+        inputs = torch.tensor([prompt])
+        (ids,) = reference.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=97).tolist()
+    new = ids[1 if family in ENCODER_DECODER else len(prompt) :]
+    ends = [place for place, id in enumerate(new) if id in (*stop, 97)]
+    return new[: ends[0]] if ends else new
+
+
+def written(loaded: heedful.ModelBundle, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
+    defaults = folder_generation(loaded).defaults
+    return [texts[0].tokens for texts in start_generation(loaded, tokenizer, Packed.of(prompts), defaults).run()]
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_settings_of_the_folder_are_obeyed_as_in_transformers(tmp_path: Path, family: str) -> None:
+    reference = save_tiny(tmp_path, family, ARCHITECTURES[family], torch.float64)
+    loaded, tokenizer = heedful.load(tmp_path, dtype=torch.float64), tokenizer_of(reference)
+    assert loaded.config.generation is not None
+    for settings in [{**loaded.config.generation, **settings} for settings in (SETTINGS if family == "bart" else SETTINGS[1:3])]:
+        set_generation(loaded, reference, settings)
+        free = written(loaded, tokenizer, PROMPTS)[0]
+        set_generation(  # with another end some texts end early
+            loaded, reference, settings | {"eos_token_id": [reference.config.eos_token_id, free[len(free) // 2]]}
+        )
+        stop = folder_generation(loaded).stop
+        expected = [written_by_transformers(reference, family, prompt, stop) for prompt in PROMPTS]
+        assert written(loaded, tokenizer, PROMPTS) == expected, settings
+        assert [written(loaded, tokenizer, [prompt])[0] for prompt in PROMPTS] == expected, settings
+
+
+def test_settings_in_config_json_count_without_generation_config(tmp_path: Path) -> None:
+    """As before transformers 4.26; what the config's class has as defaults counts too."""
+    reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
+    (tmp_path / "generation_config.json").unlink()
+    old = {"num_beams": 4, "length_penalty": 2.0, "max_length": 12, "no_repeat_ngram_size": 3, "early_stopping": True}
+    config = {key: value for key, value in reference.config.to_dict().items() if key != "forced_eos_token_id"}
+    (tmp_path / "config.json").write_text(json.dumps(config | old | {"architectures": [ARCHITECTURES["bart"]]}))
+    found = folder_generation(heedful.load(tmp_path))
+    assert found.defaults.how == BeamSearch(num_beams=4, length_penalty=2.0, early_stopping=True)
+    assert (found.defaults.max_length, found.constraints.no_repeat_ngram_size) == (12, 3)
+    assert (found.start, found.stop, found.constraints.forced_eos_token_id) == (2, (2,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"repetition_penalty": 1.2}, r"repetition_penalty is 1\.2; only 1 can be loaded: Heedful does not have"),
+        ({"suppress_tokens": [5]}, r"suppress_tokens is \[5\]; only \[\] can be loaded"),
+        ({"num_beam_groups": 2}, "num_beam_groups is 2; only 1"),
+        ({"do_sample": True, "num_beams": 2}, "do_sample is true and num_beams is 2; beam search does not sample"),
+        ({"bad_words_ids": [[99]]}, "99 is no token id of a model with 99 tokens"),
+        ({"bad_words_ids": [5]}, "bad_words_ids is .*; expected a list of lists"),
+        ({"no_such_setting": 3}, "Heedful does not know the key 'no_such_setting'"),
+        ({"max_length": "many"}, "max_length is 'many'; expected a whole number"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    loaded = heedful.load(tmp_path)  # its scores do not depend on them
+    with pytest.raises(HeedfulError, match=message):
+        folder_generation(loaded)
+
+
+def test_generation_config_is_saved_as_it_was_read(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "theirs", "bart", ARCHITECTURES["bart"])
+    heedful.save(heedful.load(tmp_path / "theirs"), tmp_path / "ours")
+    theirs, ours = (json.loads((tmp_path / side / "generation_config.json").read_text()) for side in ("theirs", "ours"))
+    assert theirs == ours
+
+
+def test_choices_of_a_user_replace_those_of_the_folder() -> None:
+    beams = BeamSearch(num_beams=4, length_penalty=2.0)
+    folder = GenerationConfig(how=beams, beam_search=beams, max_new_tokens=142, max_length=142)
+    assert folder.with_choices() == folder
+    chosen = folder.with_choices(num_beams=2, num_return_sequences=5, max_new_tokens=9)
+    assert chosen.how == BeamSearch(num_beams=2, num_return_sequences=2, length_penalty=2.0)
+    assert (chosen.max_new_tokens, chosen.max_length) == (9, None)
+    assert folder.with_choices(temperature=0.5, seed=3).how == Sampling(temperature=0.5)
+    drawn = GenerationConfig(how=Sampling(top_k=50)).with_choices(temperature=0.5)
+    assert drawn.how == Sampling(temperature=0.5, top_k=50)
+    assert GenerationConfig().with_choices(num_return_sequences=5).how == Greedy()
