@@ -21,7 +21,7 @@ class SequenceSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenConstraints:
-    """What may follow a sequence of tokens, as the logits processors of transformers, named like their settings.
+    """Constraints on the next token, as by the logits processors of transformers, named like their settings.
 
     The log-probability of a banned token becomes -inf, that of a forced one 0, and nothing is normalised again. A token
     that is forced may be banned by another constraint.
@@ -29,7 +29,7 @@ class TokenConstraints:
     Args:
         min_length: Tokens of a sequence, its prompt included, before a token may end it.
         min_new_tokens: Tokens after the prompt before a token may end the sequence.
-        no_repeat_ngram_size: Sequences of so many tokens occur once; 0: any number of times.
+        no_repeat_ngram_size: Length of token sequences that may occur only once; 0: all may be repeated.
         bad_words_ids: Sequences of tokens that are not generated.
         forced_bos_token_id: The token after a prompt of one token.
         forced_eos_token_id: The tokens of which one is the last one that can be generated.

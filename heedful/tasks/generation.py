@@ -197,10 +197,11 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
 
 
 class SequenceEnds(NamedTuple):
-    """The token that a decoder starts from (None: it continues the text), and the one that ends its output."""
+    """The token that a decoder starts from (None: it continues the text), and those that end and begin its output."""
 
     start: int | None
     stop: int
+    forced_bos: int | None = None  # None: the output begins with any token
 
 
 def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
@@ -220,6 +221,13 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
     if start is None:
         raise HeedfulError("the token that the decoder starts from is unknown: name it as decoder_start_token_id")
     return SequenceEnds(start, special.eos_or_sep)
+
+
+def trained_ends(loaded: ModelBundle, tokenizer: Tokenizer) -> SequenceEnds:
+    """Return the tokens between which a model learns to generate, as `sequence_ends`, with one that is forced."""
+    ends = sequence_ends(loaded.config.model, tokenizer)
+    forced = None if ends.start is None else folder_generation(loaded).constraints.forced_bos_token_id
+    return ends._replace(forced_bos=forced)
 
 
 def encode_truncated(

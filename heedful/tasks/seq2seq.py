@@ -24,8 +24,8 @@ from heedful.tasks.generation import (
     SequenceEnds,
     encode_truncated,
     folder_generation,
-    sequence_ends,
     start_generation,
+    trained_ends,
 )
 from heedful.tasks.metrics import Bleu, Result, TextScore, text_scores
 from heedful.tasks.metrics.bleu import INSTALL_HINT, ORDER, STATISTICS, bleu_of
@@ -105,7 +105,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings, loaded = setup.settings, setup.loaded
         assert isinstance(settings, Seq2SeqSettings)
-        mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
+        mark = trained_ends(loaded, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
         beam_search = folder_generation(loaded).defaults.beam_search
         fields = _fields(settings) | {"label_smoothing": settings.label_smoothing, "beam_search": beam_search}
@@ -120,7 +120,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
-        mark = sequence_ends(loaded.config.model, require_tokenizer(loaded))
+        mark = trained_ends(loaded, require_tokenizer(loaded))
         return {
             "mark": mark,
             "text_suffix": loaded.text_suffix,
@@ -157,10 +157,11 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return [[encoding] for encoding in encodings]
 
     def _target_tokens(self, rewritten: Encoding) -> list[int]:
-        """Return the tokens to generate: those of the text itself, and the end token."""
+        """Return the tokens to generate: a forced first one, those of the text itself, and the end token."""
         around = {self.mark.stop, self.tokenizer.special.bos_or_cls}
         inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
-        return [*(id for id in inner if id not in around), self.mark.stop]
+        forced = [] if self.mark.forced_bos is None else [self.mark.forced_bos]
+        return [*forced, *(id for id in inner if id not in around), self.mark.stop]
 
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
         if self.limit is None or self.truncation_length is not None:

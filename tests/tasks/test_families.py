@@ -96,11 +96,7 @@ def test_who_carries_what() -> None:
     assert {family for family, kind in NOT if kind == "multiple_choice"} == without_choice
     assert {family for family, kind in NOT if kind == "question_answering"} == {"gte", "nomic_bert"}
     assert {family for family, kind in NOT if kind == "token_classification"} == {"bart"}
-    assert all(
-        (family, kind) in CARRIED
-        for family in TINY
-        for kind in ("sequence_classification", "embedding")
-    )
+    assert all((family, kind) in CARRIED for family in TINY for kind in ("sequence_classification", "embedding"))
 
 
 @pytest.mark.parametrize(("family", "kind"), CARRIED)

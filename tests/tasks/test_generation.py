@@ -13,10 +13,12 @@ import torch
 import transformers
 
 import heedful
+from heedful.data import Seq2SeqExample
 from heedful.errors import HeedfulError
 from heedful.model.decode import BeamSearch, Greedy, Sampling
 from heedful.packed import Packed
-from heedful.tasks.generation import GenerationConfig, folder_generation, start_generation
+from heedful.tasks.generation import GenerationConfig, folder_generation, start_generation, trained_ends
+from heedful.tasks.seq2seq import Seq2Seq
 from heedful.tokenizer import Tokenizer
 from tests.support.tiny_models import ENCODER_DECODER, in_double, save_tiny
 
@@ -67,7 +69,9 @@ def test_settings_of_the_folder_are_obeyed_as_in_transformers(tmp_path: Path, fa
     reference = save_tiny(tmp_path, family, ARCHITECTURES[family], torch.float64)
     loaded, tokenizer = heedful.load(tmp_path, dtype=torch.float64), tokenizer_of(reference)
     assert loaded.config.generation is not None
-    for settings in [{**loaded.config.generation, **settings} for settings in (SETTINGS if family == "bart" else SETTINGS[1:3])]:
+    for settings in [
+        {**loaded.config.generation, **settings} for settings in (SETTINGS if family == "bart" else SETTINGS[1:3])
+    ]:
         set_generation(loaded, reference, settings)
         free = written(loaded, tokenizer, PROMPTS)[0]
         set_generation(  # with another end some texts end early
@@ -132,3 +136,14 @@ def test_choices_of_a_user_replace_those_of_the_folder() -> None:
     drawn = GenerationConfig(how=Sampling(top_k=50)).with_choices(temperature=0.5)
     assert drawn.how == Sampling(temperature=0.5, top_k=50)
     assert GenerationConfig().with_choices(num_return_sequences=5).how == Greedy()
+
+
+def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
+    loaded, tokenizer = heedful.load(tmp_path), tokenizer_of(reference)
+    set_generation(loaded, reference, {"forced_bos_token_id": 0})
+    task = Seq2Seq(tokenizer=tokenizer, limit=40, mark=trained_ends(loaded, tokenizer))
+    example = Seq2SeqExample(text="w7", rewritten="w8")
+    inputs = task.tokenizer_inputs(example)
+    (sample,) = task.make_samples(example, [[encoding] for encoding in tokenizer.encode_batch(inputs)])
+    assert (list(sample.target or ()), list(sample.tokens)) == ([0, 8, 2], [7, 2, 0, 8])
