@@ -15,10 +15,14 @@ JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes
 def show_results(results: JsonObject) -> None:
     """Print the content of a run's results.json."""
     from heedful.runs.card.baseline import baseline_lines, baseline_warning
+    from heedful.runs.card.methods import method_table
     from heedful.runs.results import format_metric
 
     for split, metrics in results["splits"].items():
         show_split(split, metrics["numbers"], metrics["intervals"])
+    head, rows = method_table(results)
+    if rows:
+        print_table(rows, head=head, right={1, 3})
     for line in baseline_lines(results):
         print_text(escape(line))
     if sentence := baseline_warning(results):

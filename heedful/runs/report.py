@@ -13,6 +13,7 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.command_line import command_line
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
+from heedful.runs.card.methods import HEADING, method_table
 from heedful.runs.card.verdict import VERDICT, verdict_table
 from heedful.runs.results import JsonObject, as_float, format_metric, headline_split, read_predictions, read_results
 from heedful.runs.run_folder import read_run_json
@@ -87,6 +88,7 @@ def _body(folder: Path, results: JsonObject) -> Iterator[str]:
     yield f'<p class="soft">{_text(_about(results))}</p>'
     yield from _scores(results)
     yield from _baseline(results)
+    yield from _methods(results)
     yield from _verdict(folder)
     yield from _plots(folder)
     yield from _mistakes(folder, results)
@@ -142,6 +144,13 @@ def _baseline(results: JsonObject) -> Iterator[str]:
         yield from (f"<p>{_text(line)}</p>" for line in lines)
         if warning := baseline_warning(results):
             yield f"<p><strong>{_text(warning)}.</strong></p>"
+
+
+def _methods(results: JsonObject) -> Iterator[str]:
+    head, rows = method_table(results)
+    if rows:
+        yield f"<h2>{HEADING}</h2>"
+        yield _table(head, [(row, row[0] == results["settings"]["method"]) for row in rows])
 
 
 def _verdict(folder: Path) -> Iterator[str]:

@@ -43,10 +43,14 @@ SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environme
 MAX_CHECKED = 100_000  # examples up to which the data of a run is checked for problems
 Precision = Literal["float32", "bfloat16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
+METHOD = "method.json"  # scores of methods on held-out examples, and the method that was chosen
 START_MODEL = "start"  # folder of the initial model, if it was made for the run
 TOKENIZER, CORPUS = "tokenizer", "corpus"  # folders that pre-training makes from text
 CORPUS_FOLDERS = {TOKENIZER, CORPUS}
-INITIAL_FILES = {SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, START_MODEL, BEFORE, JOURNAL} | CORPUS_FOLDERS  # no state
+INITIAL_FILES = {  # files and folders of a run without training state
+    *(SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, METHOD, START_MODEL, BEFORE, JOURNAL),
+    *CORPUS_FOLDERS,
+}
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from heedful.runs.card.markdown import (
     markdown_table,
     without_directory,
 )
+from heedful.runs.card.methods import HEADING, method_table
 from heedful.runs.card.usage import METRICS, usage
 from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import (
@@ -77,6 +78,7 @@ def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     yield _what(results)
     yield from _quality(results)
     yield from _baseline(results)
+    yield from _methods(results)
     yield from _seeds(results)
     yield from verdict_section(folder)
     yield from _picture(folder, "confusion", "Confusion matrix")
@@ -186,6 +188,14 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
     yield [" ".join(about + _chosen(results))]
     if others := [row for name, row in rows.items() if name not in key]:
         yield details(markdown_table(heads, others), "Further metrics", True)
+
+
+def _methods(results: JsonObject) -> Iterator[list[str]]:
+    """The methods that were compared on held-out examples."""
+    head, rows = method_table(results)
+    if rows:
+        yield [f"### {HEADING}"]
+        yield markdown_table(head, rows)
 
 
 def _baseline(results: JsonObject) -> Iterator[list[str]]:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+from heedful.checkpoint import ModelBundle
 from heedful.data.bad_rows import OnBadRow
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
+from heedful.runs.finetune.few_labels import body_objective, sentence_vectors, with_vector_head
 from heedful.runs.finetune.init_settings import ClassicInit, Scratch, model_name
 from heedful.runs.finetune.plan import plan_finetune
-from heedful.runs.finetune.settings import finetune_overrides
+from heedful.runs.finetune.settings import FinetuneSettings, finetune_overrides
 from heedful.runs.finetune.training_time import estimate_seconds
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import check_run_folder
 from heedful.runs.timing import peak_memory
+from heedful.tasks.task import EncodedSplit
 from heedful.train.trainer import Trainer
 
+PROBED_SAMPLES = 64  # whose encoding is timed
 STATE = 4  # values per parameter in a checkpoint: the weight, two moments, and the best weight so far
 
 
@@ -95,8 +100,13 @@ def dry_run(
     objective, loaded = build_task(settings, plan.source, plan.survey, base)
     encoded = objective.encode_split(plan.source.examples("train"))
     notes = reading_notes(settings, plan.source, plan.survey, objective, encoded)
-    trainer = Trainer(loaded, objective, encoded.samples, train)
-    seconds, speed = estimate_seconds(trainer, encoded.tokens)
+    if settings.method in ("linear", "contrastive"):
+        loaded = with_vector_head(loaded, base)
+    trainer = Trainer(loaded, body_objective(settings, objective), encoded.samples, train)
+    if settings.method == "linear":
+        steps, (seconds, speed) = 0, _encoding_seconds(loaded, encoded)
+    else:
+        steps, (seconds, speed) = trainer.total_steps, estimate_seconds(trainer, encoded.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
     extra = weights * (best + STATE * settings.fit.async_checkpoint)  # the best weights; the copy that is written
@@ -108,14 +118,32 @@ def dry_run(
         tokens=encoded.tokens,
         parameters=loaded.count(),
         seeds=settings.seeds,
-        steps=trainer.total_steps,
+        steps=steps,
         seconds=seconds,
         tokens_per_second=speed,
         memory=peak_memory() + extra,
         disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)),
         free=shutil.disk_usage(_existing(folder)).free,
-        notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device)),
+        notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device), *_method_notes(settings)),
     )
+
+
+def _encoding_seconds(loaded: ModelBundle, encoded: EncodedSplit) -> tuple[float, float]:
+    """Estimate the time of encoding all samples, in seconds, from the first ones, and the tokens a second."""
+    samples = encoded.samples[:PROBED_SAMPLES]
+    began = time.perf_counter()
+    sentence_vectors(loaded, samples)
+    speed = sum(map(len, samples)) / (time.perf_counter() - began)
+    return encoded.tokens / speed, speed
+
+
+def _method_notes(settings: FinetuneSettings) -> list[str]:
+    if settings.method != "auto":
+        return []
+    return [
+        "this is the estimate for method=finetune; before it, methods are compared on held-out examples, for about "
+        f"{settings.method_seconds:g} s, and another one may be chosen"
+    ]
 
 
 def _gpu_notes(device: torch.device) -> list[str]:

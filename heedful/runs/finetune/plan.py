@@ -10,7 +10,7 @@ from pathlib import Path
 from heedful.checkpoint import config_of
 from heedful.data import Dataset, DataSettings, Raise, Skip, dataset_for_task
 from heedful.data.bad_rows import OnBadRow
-from heedful.data.examples import Example
+from heedful.data.examples import Example, LabelledExample, MultiLabelExample
 from heedful.data.labelled.statistics import (
     DatasetStats,
     check_learnable,
@@ -22,7 +22,11 @@ from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import ClassicInit, Pretrained, RecurrentInit, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
+    EVERY_METHOD,
+    FEW,
+    FINETUNE_ONLY,
     FinetuneSettings,
+    Method,
     check_batch_groups,
     check_task,
     finetune_defaults,
@@ -45,6 +49,7 @@ class FinetunePlan:
     notes: tuple[str, ...]  # sentences about rows that are left out
     why: str  # a sentence about the defaults
     labels: tuple[str, ...] | None = None  # labels of the model's head; None: those of the data
+    comparison: Mapping[str, object] | None = None  # of methods on held-out examples; None: there was none
 
 
 def plan_finetune(
@@ -70,6 +75,10 @@ def plan_finetune(
     if dev_problem := dev_split_problem(source, stats):
         reading = replace(reading, dev_fraction=0.0)
         source, stats = _open(task, data, reading, on_bad_row)
+    method = _method(overrides, preview, source, stats)
+    if _trains_on_all(method, overrides, preview, source, stats):
+        reading = replace(reading, dev_fraction=0.0)
+        source, stats = _open(task, data, reading, on_bad_row)
     check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
     width = 0
@@ -91,6 +100,7 @@ def plan_finetune(
         group_size=group_size,
         bleu_units=default_bleu_units(targets),
         characters=0 if one_sample_each else stats.characters["train"],
+        method=method,
     )
     resolved = resolve_finetune(overrides, defaults)
     settings = replace(resolved.settings, init=init, data=reading)
@@ -114,3 +124,26 @@ def _open(
     """Open the data and count it, train first."""
     source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
     return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
+
+
+def _method(overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats) -> Method:
+    """Return the method that was given; else "auto" for few labels, unless settings of fine-tuning were given."""
+    given = overrides.resolve(preview)
+    few = _count(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
+    if given.has("method") or not few or not isinstance(preview.init, Pretrained):
+        return preview.method
+    by_hand = [path for path in given.sources if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
+    return "finetune" if by_hand else "auto"
+
+
+def _trains_on_all(
+    method: Method, overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
+) -> bool:
+    """Tell whether a dev split is not worth its examples: there are few, and nobody asked for one."""
+    asked = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
+    return method != "finetune" and source.has_generated_dev and _count(source, stats) < FEW and not asked
+
+
+def _count(source: Dataset[Example], stats: DatasetStats) -> int:
+    """Return the number of examples to train on, those of a generated dev split included."""
+    return stats.counts["train"] + (stats.counts.get("dev", 0) if source.has_generated_dev else 0)

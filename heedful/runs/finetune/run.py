@@ -31,15 +31,17 @@ from heedful.runs.checkpoints import (
 )
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.encoder_advice import reading_notes
+from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
 from heedful.runs.finetune.init_settings import Pretrained, model_name
+from heedful.runs.finetune.method_choice import compare_methods, without_key
 from heedful.runs.finetune.plan import FinetunePlan, plan_finetune
-from heedful.runs.finetune.settings import FinetuneSettings, finetune_overrides
+from heedful.runs.finetune.settings import FinetuneSettings, Method, finetune_overrides
 from heedful.runs.finetune.training_time import training_time_note
 from heedful.runs.finetune.word_baseline import linear_model_of, score_words, seconds_allowed
 from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
-from heedful.runs.run_folder import DATA, START_MODEL, init_labelled_run, read_run_json, write_file
+from heedful.runs.run_folder import DATA, METHOD, START_MODEL, init_labelled_run, read_run_json, write_file
 from heedful.runs.scoring import eval_result, fit_temperature, measure_split, tune_thresholds
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
@@ -49,6 +51,7 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED = "seed.json"  # scores of one seed
+NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
 INIT_NAMES = {  # what results call a model that is made for a run
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
@@ -90,10 +93,17 @@ def finetune(
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
     run = Run.open(output_dir, reporter, ranks)
-    plan = replace(plan, settings=run.resolve(plan.settings))
-    reopen = partial(dataset_for_task, plan.source.kind, data, plan.settings.data)
+
+    def replan(method: Method) -> FinetunePlan:
+        return plan_finetune(task, data, overrides=overrides.with_values({"method": method}), on_bad_row=on_bad_row)
+
     with run.locked():
+        plan = compare_methods(plan, run, replan)
+        plan = replace(plan, settings=run.resolve(plan.settings))
+        reopen = partial(dataset_for_task, plan.source.kind, data, plan.settings.data)
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.survey.counts, reopen))
+        if plan.comparison is not None and ranks.is_main:
+            write_file(run.folder / METHOD, plan.comparison)
         return run.execute(FinetuneTraining(plan, run, LabelLearner(plan, run)))
 
 
@@ -227,6 +237,9 @@ class FinetuneTraining:
         base = base or self.learner.initial_model(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, model = build_task(settings, self.source, self.survey, base, self.plan.labels)
+        finetunes = settings.method == "finetune"
+        if not finetunes:
+            model = with_vector_head(model, base)
         for split in self.splits:
             task.check(self.source.examples(split))
         lesson = self.learner.lesson(task, model, seed)
@@ -235,23 +248,32 @@ class FinetuneTraining:
             self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)
         self._score_before_training(task, model, folder)
-        if self.run.ranks.size == 1 and not (folder / STATE).exists():
+        if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():
             note = training_time_note(model, lesson.objective, lesson.samples, lesson.encoded.tokens, settings.train)
             if note:
                 self.run.reporter.message(note)
-        trainer = Trainer(model, lesson.objective, lesson.samples, settings.train, self.run.ranks)
-        fitted = fit(
-            trainer,
-            folder,
-            settings.fit,
-            evaluate=partial(self._dev_share, task, model, trainer.precision) if "dev" in self.splits else None,
-            merge_evaluations=partial(eval_result, task),
-            save_last=partial(self._save_last, settings, task, model, folder),
-            reporter=self.run.reporter,
-        )
+        objective = lesson.objective if finetunes else body_objective(settings, task)
+        trainer = Trainer(model, objective, lesson.samples, settings.train, self.run.ranks)
+        if settings.method == "linear":
+            fitted = NOT_TRAINED
+            (folder / JOURNAL).touch()
+        else:
+            fitted = fit(
+                trainer,
+                folder,
+                settings.fit,
+                evaluate=partial(self._dev_share, task, model, trainer.precision)
+                if "dev" in self.splits and finetunes
+                else None,
+                merge_evaluations=partial(eval_result, task),
+                save_last=partial(self._save_last, settings, task, model, folder),
+                reporter=self.run.reporter,
+            )
         if fitted.stop_reason == "interrupted":
             return None
         with trainer.full_params():
+            if not finetunes:
+                fit_last_layer(model, lesson.samples, task)
             results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
         self._tidy(folder)
         self.run.ranks.barrier()
@@ -404,4 +426,5 @@ class FinetuneTraining:
             label_scaling=best["label_scaling"] or None,
             temperature=best["temperature"],
             baseline=best.get("baseline"),
+            method_comparison=self.plan.comparison and without_key(self.plan.comparison),
         )

@@ -23,7 +23,13 @@ from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, T
 
 PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
+Method = Literal["auto", "finetune", "linear", "contrastive"]
+METHOD_TASKS = ("classify", "multiple")  # kinds of tasks that have several methods
+CONTRASTIVE_STEPS = 100  # at least
+FEW = 200  # training examples below which methods are compared
+FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # if one of these is given, no other method is tried
 LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
+EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # except these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +41,11 @@ class FinetuneSettings:
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
+    # finetune: train all weights; linear: logistic regression over sentence vectors of the frozen model; contrastive:
+    # train the sentence vectors by pairs first (SetFit); auto: the one that is best on held-out examples
+    method: Method = "finetune"
+    folds: int = 0  # also evaluate by cross-validation with so many folds of train; 0: no
+    method_seconds: float = 120.0  # time after which auto tries no further method
     seeds: int = 1  # number of runs, with train.seed, train.seed + 1, ...
     max_length: int | None = None  # maximum tokens of a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"  # longer texts: overlapping windows, or truncation
@@ -44,6 +55,10 @@ class FinetuneSettings:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise HeedfulError(f"seeds is {self.seeds}; expected a whole number from 1")
+        if self.folds < 0 or self.folds == 1:
+            raise HeedfulError(f"folds is {self.folds}; expected 0 or a whole number from 2")
+        if self.method != "finetune" or self.folds:
+            self._check_method()
         if self.max_length is not None and self.max_length < 8:
             raise HeedfulError(f"max_length is {self.max_length}; expected a number of tokens from 8")
         if isinstance(self.init, Seq2Seq) and not isinstance(self.task, Seq2SeqSettings):
@@ -51,6 +66,19 @@ class FinetuneSettings:
             raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
         if isinstance(self.init, ClassicInit):
             SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
+
+    def _check_method(self) -> None:
+        """Refuse methods and folds for other tasks than classification, and methods without a pretrained model."""
+        if self.task.kind not in METHOD_TASKS:
+            path, value = ("folds", str(self.folds)) if self.method == "finetune" else ("method", f'"{self.method}"')
+            name = SPECS[self.task.kind].public_name
+            raise SettingError(f"{path} is {value}, which is for classify, not {name}: leave it out", path=path)
+        if self.method != "finetune" and not isinstance(self.init, Pretrained):
+            raise SettingError(
+                f'method is "{self.method}", which needs a pretrained model, but init.kind is "{self.init.kind}": '
+                'set method to "finetune"',
+                path="method",
+            )
 
 
 def finetune_defaults(
@@ -64,6 +92,7 @@ def finetune_defaults(
     group_size: int = 1,
     bleu_units: BleuTokenizer | None = "13a",
     characters: int = 0,
+    method: Method = "finetune",
 ) -> tuple[FinetuneSettings, str]:
     """Default settings, and the reason for them as a sentence.
 
@@ -81,6 +110,7 @@ def finetune_defaults(
         group_size: Samples that are learned together; a batch has whole groups.
         bleu_units: What BLEU counts; None: models are compared by F1 of words.
         characters: Of all training texts: LONG_TEXT of them count as one example. 0: only examples count.
+        method: How the task is learned.
     """
     if seq2seq is not None:
         return _seq2seq_defaults(seq2seq, examples, bleu_units)
@@ -88,10 +118,15 @@ def finetune_defaults(
     batch_size = 32 if examples >= 10_000 else 16
     batch_size = max(batch_size, group_size) // group_size * group_size
     lr = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
+    train = TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr))
+    if method == "contrastive":
+        steps = max(CONTRASTIVE_STEPS, 5 * examples // 16)  # at least five epochs
+        train = TrainSettings(max_steps=steps, batch_size=16, optimizer=AdamW(lr=float(f"{0.08 / width:.0e}")))
     settings = FinetuneSettings(
         task=SPECS[kind].settings(),
-        train=TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr)),
+        train=train,
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
+        method=method,
     )
     model = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
     long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
@@ -145,7 +180,13 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
 def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
     """Say how a run trains: what its defaults are for, its duration, batch size and rate, and settings set by hand."""
     train = settings.train
-    text = f"{why}: {train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}{settings.task.summary()}"
+    how = f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
+    if settings.method == "linear":
+        how = "logistic regression over sentence vectors"
+    elif settings.method == "contrastive":
+        how = f"sentence vectors trained by pairs in {how}, then logistic regression"
+    by_hand = [name for name in by_hand if name != "method"]
+    text = f"{why}: {how}{settings.task.summary()}"
     return text + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 

@@ -1,0 +1,78 @@
+"""Contrastive learning of labelled texts: texts with one label get similar vectors, others dissimilar ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import ModelBundle
+from heedful.model.heads import ClassesHead
+from heedful.objectives.base import (
+    Batch,
+    Loss,
+    Objective,
+    Sample,
+    full_precision,
+    pack_samples,
+    upcast,
+    weighted_loss,
+    weights_of_samples,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveClasses(Objective):
+    """Mean of (cos(a, b) - s(a, b))² over all pairs of a group, as in SetFit (Tunstall et al. 2022, section 3).
+
+    s is the similarity of the labels of two texts: 1 if they have one label and it is the same, 0 if they differ; for
+    texts with several labels, the share of their labels that they have in common (Jaccard). The vectors are those that
+    the last layer of a sequence classification head reads. SetFit encodes both texts of each pair; here each text is
+    encoded once a step, and compared with all others of its group.
+
+    Args:
+        group_size: Texts that are compared with each other.
+        classes: Number of labels. The target of a sample is the index of its label, or 0 or 1 for each label.
+    """
+
+    group_size: int
+    classes: int
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        targets = np.array([sample.target for sample in samples])
+        if targets.ndim == 1:
+            targets = np.eye(self.classes)[targets]
+        labels = torch.from_numpy(targets.astype(np.float32))
+        return Batch(packed=pack_samples(samples), targets=labels, weights=weights_of_samples(samples))
+
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        assert isinstance(loaded.head, ClassesHead)
+        rows = loaded.hidden_states(batch.packed)
+        vectors = F.normalize(upcast(loaded.head.vectors(rows, batch.packed)), dim=-1)
+        groups = zip(vectors.split(self.group_size), batch.targets.split(self.group_size), strict=True)
+        with full_precision(vectors):
+            losses = [_pair_losses(group_vectors, labels) for group_vectors, labels in groups]
+        return weighted_loss(torch.cat(losses), batch.weights)
+
+
+def _pair_losses(vectors: Tensor, labels: Tensor) -> Tensor:
+    """Return for each text of a group, [texts], the mean squared error of its cosines with the others."""
+    others = max(1, len(vectors) - 1)
+    errors = (vectors @ vectors.T - label_similarity(labels)).square()
+    return (errors.sum(-1) - errors.diagonal()) / others
+
+
+def label_similarity(labels: Tensor) -> Tensor:
+    """Return the share of labels in common, |A and B| / |A or B|, [texts, texts]; two texts without labels: 1.
+
+    Args:
+        labels: 1 for each label of a text, else 0, [texts, labels].
+    """
+    common = labels @ labels.T
+    counts = labels.sum(-1)
+    union = counts[:, None] + counts - common
+    return torch.where(union > 0, common / union.clamp(min=1), 1.0)

@@ -1,0 +1,188 @@
+"""The method of a run with few labels: methods are compared on held-out examples, by cross-validation without dev."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from heedful.checkpoint import ModelBundle
+from heedful.data.examples import Example
+from heedful.data.sampler import epoch_order
+from heedful.device import resolve_dtype
+from heedful.errors import DataError
+from heedful.runs.finetune.build import build_task, initial_model
+from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
+from heedful.runs.finetune.plan import FinetunePlan
+from heedful.runs.finetune.settings import Method
+from heedful.runs.results import JsonObject, format_metric
+from heedful.runs.run import Run
+from heedful.runs.run_folder import METHOD, read_run_json
+from heedful.runs.scoring import engine_for, eval_result
+from heedful.settings import to_mapping
+from heedful.tasks.answering import Answer
+from heedful.tasks.task import Task, evaluate_task
+from heedful.train.trainer import Trainer
+
+METHODS: tuple[Method, ...] = ("contrastive", "linear", "finetune")  # in the order in which they are tried
+FOLDS = 4  # unless the settings name a number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """Examples to train on, and the examples by which the result is evaluated, with their numbers."""
+
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+    numbers: Sequence[int]
+
+
+def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> FinetunePlan:
+    """Return the plan with the method that is best on held-out examples, and its comparison with the others.
+
+    A method that the settings name is not compared; it is evaluated if they ask for folds. A run that resumes keeps
+    its choice.
+
+    Args:
+        plan: The plan; returned as it is unless its method is "auto" or it has folds.
+        run: Its folder is locked.
+        replan: Returns the plan for a method.
+    """
+    if plan.settings.method != "auto" and not plan.settings.folds:
+        return plan
+    key, path = _fingerprint(plan), run.folder / METHOD
+    record = read_run_json(path) if run.ranks.is_main and path.exists() else {}
+    if record.get("key") != key:
+        record = {"key": key} | _measured(plan, run, replan)
+    record = run.ranks.all_gather_object(record)[0]  # times differ between ranks, and may decide what is compared
+    chosen = plan if plan.settings.method != "auto" else replan(record["method"])
+    return replace(chosen, why="; ".join([record["why"], chosen.why]), comparison=record)
+
+
+def without_key(comparison: Mapping[str, object]) -> JsonObject:
+    """Return the comparison without the hash of settings and data."""
+    return {name: value for name, value in comparison.items() if name != "key"}
+
+
+def _fingerprint(plan: FinetunePlan) -> str:
+    """Hash the settings and the training examples."""
+    digest = hashlib.blake2b(json.dumps(to_mapping(plan.settings), sort_keys=True).encode(), digest_size=16)
+    for split in ("train", "dev"):
+        for example in plan.source.examples(split) if split in plan.survey.splits else ():
+            digest.update(repr((split, example.texts, example.target)).encode(errors="backslashreplace"))
+    return digest.hexdigest()
+
+
+def _measured(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> JsonObject:
+    """Evaluate the methods, until the time for comparing is used up."""
+    settings, began = plan.settings, time.monotonic()
+    folds, how = _folds(plan)
+    candidates = METHODS if settings.method == "auto" else (settings.method,)
+    compared: dict[str, Any] = {}
+    for method in candidates:
+        own = replan(method) if settings.method == "auto" else plan
+        started = time.monotonic()
+        compared[method] = _evaluate(replace(own, settings=run.resolve(own.settings)), folds)
+        seconds = time.monotonic() - started
+        compared[method]["seconds"] = round(seconds, 1)
+        run.reporter.message(f"{method}: {_shown(compared[method])} on {how} ({seconds:.0f} s)")
+        if time.monotonic() - began > settings.method_seconds:
+            break
+    scores = {method: (result["metric_value"], result["tie_breaker"]) for method, result in compared.items()}
+    best = max(scores, key=scores.__getitem__)
+    named = ", ".join(f"{method} {_shown(result)}" for method, result in compared.items())
+    why = f"{named} on {how}"
+    if settings.method == "auto":
+        untried = [method for method in METHODS if method not in compared]
+        spent = f"; {' and '.join(untried)} not tried after {settings.method_seconds:g} s" if untried else ""
+        why = f"method {best}, chosen for {plan.survey.counts['train']:,} examples ({why}{spent})"
+    return {"method": best, "why": why, "folds": len(folds), "measured_on": how, "methods": compared}
+
+
+def _shown(result: JsonObject) -> str:
+    return f"{result['metric']} {format_metric(result['metric'], result['metric_value'])}"
+
+
+def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
+    """Return the folds, and what the held-out examples are, in words; with a dev split it is the one fold."""
+    train = list(plan.source.examples("train"))
+    if "dev" in plan.survey.splits and not plan.settings.folds:
+        dev = list(plan.source.examples("dev"))
+        return [Fold(train=train, held_out=dev, numbers=range(len(dev)))], "dev"
+    texts = len({example.texts for example in train})
+    count = plan.settings.folds or min(FOLDS, texts)
+    if count < 2 or texts < count:
+        raise DataError(
+            f"train has {texts} different texts, too few for {max(2, count)} folds: give more examples, "
+            "or set method=finetune and no folds"
+        )
+    numbers = fold_numbers(train, count, plan.settings.train.seed)
+    folds = []
+    for fold in range(count):
+        held_out = [number for number, own in enumerate(numbers) if own == fold]
+        kept = [example for example, own in zip(train, numbers, strict=True) if own != fold]
+        folds.append(Fold(train=kept, held_out=[train[number] for number in held_out], numbers=held_out))
+    return folds, f"{count} folds of train"
+
+
+def fold_numbers(examples: Sequence[Example], folds: int, seed: int) -> list[int]:
+    """Return the fold of each example, in which each target has its share; examples with the same text share a fold.
+
+    Args:
+        examples: In any order.
+        folds: Number of folds, at most the number of different texts.
+        seed: Of the order in which examples with the same target are dealt to the folds.
+    """
+    shuffled = epoch_order(len(examples), seed, 0).tolist()
+    order = sorted(shuffled, key=lambda number: examples[number].target)
+    fold_of: dict[tuple[str, ...], int] = {}
+    for number in order:
+        fold_of.setdefault(examples[number].texts, len(fold_of) % folds)
+    return [fold_of[example.texts] for example in examples]
+
+
+def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
+    """Train without each fold, and evaluate the answers to all held-out examples together."""
+    settings, source, survey = plan.settings, plan.source, plan.survey
+    base = initial_model(
+        settings.init, source, survey.counts, settings.train.seed, settings.max_length, lambda text: None
+    )
+    answered: list[tuple[int, Example, Answer]] = []
+    for fold in folds:
+        task, model = train_in_memory(plan, base, fold.train)
+
+        def record(number: int, example: Example, answer: Answer, scored: object, fold: Fold = fold) -> None:
+            answered.append((fold.numbers[number], example, answer))
+
+        engine = engine_for(task, model, resolve_dtype(settings.eval_precision))
+        evaluate_task(task, engine, fold.held_out, on_answer=record)
+    answered.sort(key=lambda entry: entry[0])
+    numbers, examples, answers = (list(column) for column in zip(*answered, strict=True))
+    metrics = task.update_metrics(task.new_metrics(), examples, answers, numbers)
+    result = eval_result(task, [metrics])
+    return {
+        "metric": task.metric,
+        "metric_value": result.metric_value,
+        "tie_breaker": result.tie_breaker,
+        "numbers": result.metrics,
+        "intervals": metrics.intervals(),
+    }
+
+
+def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Example]) -> tuple[Task, ModelBundle]:
+    """Train a copy of `base` by the method of the plan on examples, without a run folder; returns task and model."""
+    settings = plan.settings
+    task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
+    if settings.method != "finetune":
+        model = with_vector_head(model, base)
+    samples = task.encode_split(examples).samples
+    if settings.method != "linear":
+        deque(Trainer(model, body_objective(settings, task), samples, settings.train), maxlen=0)
+    model.eval()
+    if settings.method != "finetune":
+        fit_last_layer(model, samples, task)
+    return task, task.for_inference(model)
