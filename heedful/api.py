@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
-from heedful.infer.bundle_engine import check_min_confidence
+from heedful.infer.bundle_engine import check_min_confidence, check_prediction_set
 from heedful.infer.engine import Engine
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
@@ -214,6 +214,7 @@ def predict(
     device: str | None = None,
     top_k: int = 5,
     min_confidence: float | None = None,
+    prediction_set: float | None = None,
     candidate_labels: Sequence[str] | Mapping[str, str] | None = None,
     template: str | None = None,
     multi_label: bool = False,
@@ -230,6 +231,7 @@ def predict(
         device: "cpu" or "cuda"; None: "cpu".
         top_k: Number of candidates to list for each mask.
         min_confidence: Least probability of a label; with less, the model abstains, and the label is "".
+        prediction_set: Probability with which `prediction_set` of an answer contains the right label; None: no sets.
         candidate_labels: Labels to choose from that the model was not trained on, or descriptions by label; for models
             with a label "entailment", cross-encoders and sentence embedding models.
         template: Text around each label or description, with {}; None: by the kind of the model.
@@ -244,9 +246,12 @@ def predict(
         if least and candidate_labels is None:
             check_min_confidence(least, model.loaded.config.head)
         model.min_confidence = least
-    elif any(value is not None for value in (revision, head, precision, device, min_confidence)):
+        check_prediction_set(prediction_set, model.loaded)
+        model.prediction_set = prediction_set
+    elif any(value is not None for value in (revision, head, precision, device, min_confidence, prediction_set)):
         raise HeedfulError(
-            "revision, head, precision, device or min_confidence was given with an Engine: give it to Engine() instead"
+            "revision, head, precision, device, min_confidence or prediction_set was given with an Engine: give it to "
+            "Engine() instead"
         )
     if candidate_labels is not None:
         candidates = CandidateLabels.of(candidate_labels, template, multi_label)

@@ -32,6 +32,7 @@ class ModelBundle(nn.Module):
         self.other_head_tensors: dict[str, Tensor] = {}  # of these, the heads' own, by HF name: for `with_head`
         self.thresholds: dict[str, float] = {}  # tuned, by label, or "no_answer"; "max_answer_tokens" or "most" tokens
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of regression labels, "low" and "high" of scores
+        self.calibration: tuple[float, ...] = ()  # the gold label's probabilities on dev, for prediction sets
         self.text_suffix = ""  # appended to a text that a decoder continues
         self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts; None: unknown
         self.model = make_model(config.model)

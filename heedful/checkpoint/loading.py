@@ -79,6 +79,7 @@ def load(
     if isinstance(config.head, SentenceEmbedding):
         sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
     bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
+    bundle.calibration = notes.calibration
     bundle.text_suffix, bundle.pairs = notes.text_suffix, notes.pairs
     hub_name = hub.name_and_revision(name)[0]
     bundle.source = hub_name if os.path.isdir(name) or bundled_model(hub_name) else f"{hub_name}@{folder.name}"

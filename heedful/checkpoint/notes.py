@@ -19,12 +19,14 @@ class Notes:
     tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with
     thresholds: dict[str, float] = field(default_factory=dict)
     label_scaling: dict[str, float] = field(default_factory=dict)
+    calibration: tuple[float, ...] = ()
     text_suffix: str = ""
     pairs: bool | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the values that are not the defaults."""
-        values = {name: getattr(self, name) for name in ("tokenizer", "thresholds", "label_scaling", "text_suffix")}
+        names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix")
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value} | (
             {} if self.pairs is None else {"pairs": self.pairs}
         )
@@ -43,6 +45,7 @@ def read_notes(folder: Path) -> Notes:
         tokenizer=values.get("tokenizer"),
         thresholds=_numbers(path, values, "thresholds"),
         label_scaling=_numbers(path, values, "label_scaling"),
+        calibration=_probabilities(path, values, "calibration"),
         text_suffix=text_suffix,
         pairs=pairs,
     )
@@ -53,6 +56,13 @@ def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, f
     if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
         raise _wrong_type(path, name, numbers, "names with a number each")
     return {key: float(value) for key, value in numbers.items()}
+
+
+def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple[float, ...]:
+    listed = values.get(name, [])
+    if not isinstance(listed, list) or not all(type(value) in (int, float) and 0 <= value <= 1 for value in listed):
+        raise _wrong_type(path, name, listed, "a list of probabilities")
+    return tuple(sorted(map(float, listed)))
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:

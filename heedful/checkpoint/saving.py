@@ -66,6 +66,7 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             tokenizer=None if bundle.tokenizer is None else bundle.tokenizer.fingerprint,
             thresholds=bundle.thresholds,
             label_scaling=bundle.label_scaling,
+            calibration=bundle.calibration,
             text_suffix=bundle.text_suffix,
             pairs=bundle.pairs,
         )

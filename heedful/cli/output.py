@@ -85,9 +85,11 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
             yield from ([percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:
             predicted = answer.get("labels", [answer.get("label")])
+            in_set = answer.get("prediction_set", [])
             by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
-            for label, probability in by_probability[: max(top_k, len(predicted))]:
-                yield [percent(probability), escape(label), "predicted" if label in predicted else ""]
+            for label, probability in by_probability[: max(top_k, len(predicted), len(in_set))]:
+                remark = "predicted" if label in predicted else "in the prediction set" if label in in_set else ""
+                yield [percent(probability), escape(label), remark]
         case {"values": values}:
             yield from ([f"{value:.4f}", escape(label)] for label, value in values.items())
         case {"answer": text, "score": score, "no_answer_score": no_answer}:

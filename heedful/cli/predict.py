@@ -70,6 +70,13 @@ def predict(
     min_confidence: Annotated[
         float | None, typer.Option(help="Abstain where the probability of the label is below this (0 to 1).")
     ] = None,
+    prediction_set: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PROBABILITY",
+            help="List labels that contain the right one with this probability (0 to 1).",
+        ),
+    ] = None,
     candidate_labels: Annotated[
         str | None,
         typer.Option(
@@ -115,6 +122,7 @@ def predict(
         precision=checked_precision,
         device=device,
         min_confidence=0.0 if candidate_labels else least,
+        prediction_set=prediction_set,
     )
     if candidate_labels is not None:
         from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine

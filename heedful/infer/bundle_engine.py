@@ -37,6 +37,7 @@ from heedful.tasks.answering import (
     input_windows,
 )
 from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated, folder_generation
+from heedful.tasks.metrics.conformal import MIN_CALIBRATION_EXAMPLES, least_probability
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -101,6 +102,19 @@ def check_min_confidence(min_confidence: float, head: Head | None) -> None:
         )
 
 
+def check_prediction_set(coverage: float | None, loaded: ModelBundle) -> None:
+    """Raise a HeedfulError for a probability that is not between 0 and 1, and for a model without calibration."""
+    if coverage is None:
+        return
+    if not 0 < coverage < 1:
+        raise HeedfulError(f"prediction_set is {coverage}; expected a probability between 0 and 1")
+    if not loaded.calibration:
+        raise HeedfulError(
+            f"{loaded.source} has no calibration for prediction sets: `heedful finetune classify` makes one if the "
+            f"data has one label for each text and a dev split of {MIN_CALIBRATION_EXAMPLES} examples or more"
+        )
+
+
 class BundleEngine:
     """A loaded model that answers by a plan; an answer is the same whatever else is in its batch.
 
@@ -125,6 +139,7 @@ class BundleEngine:
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
         min_confidence: float = 0.0,
+        prediction_set: float | None = None,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
         check_token_budget(token_budget)
@@ -139,6 +154,8 @@ class BundleEngine:
         self.writing = writing or (folder_generation(bundle).defaults if generates else GenerationConfig())
         check_min_confidence(min_confidence, self._head)
         self.min_confidence = min_confidence
+        check_prediction_set(prediction_set, bundle)
+        self.prediction_set = prediction_set
         self.candidates: object = None  # labels that the model was not trained on, see zero_shot.py
         if self.loaded.tokenizer is None:
             raise HeedfulError(
@@ -367,8 +384,14 @@ class BundleEngine:
             top_k=top_k,
             thresholds=thresholds,
             min_confidence=self.min_confidence,
+            least_probability=self._least_probability(),
             windows=seen,
         )
+
+    def _least_probability(self) -> float | None:
+        if self.prediction_set is None:
+            return None
+        return least_probability(self.loaded.calibration, self.prediction_set)
 
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
@@ -409,7 +432,7 @@ class BundleEngine:
         for answerer in self._answerers:
             if answerer.pairs in (None, pairs):
                 columns |= answerer.columns(self.loaded, self.writing)
-        return columns
+        return columns if self.prediction_set is None else columns | {"prediction_set": [str]}
 
     def _read(self, number: int, engine_input: object) -> _ReadInput:
         prompt, text_input = self.loaded.default_prompt, engine_input

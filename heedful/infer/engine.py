@@ -33,6 +33,7 @@ class Engine(BundleEngine):
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
         min_confidence: float = 0.0,
+        prediction_set: float | None = None,
     ) -> None:
         """Load a model, choose its precision and its execution plan on this machine, and apply them.
 
@@ -49,9 +50,10 @@ class Engine(BundleEngine):
                 says, else greedily, up to 128 tokens.
             max_length: Truncate inputs to this many tokens instead of reading windows; answers then have
                 "truncated_tokens", the number of tokens that were dropped.
-
             min_confidence: Least probability of a label; where the most probable one has less, the model abstains: the
                 label of the answer is "".
+            prediction_set: Probability, such as 0.9, with which the labels in "prediction_set" of an answer contain the
+                right one; for classifiers that were calibrated on a dev split.
 
         Raises:
             HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the
@@ -75,6 +77,7 @@ class Engine(BundleEngine):
             writing=writing,
             max_length=max_length,
             min_confidence=min_confidence,
+            prediction_set=prediction_set,
         )
         self.precision_log = log
 

@@ -145,6 +145,11 @@ def fit_temperature(task: Task, loaded: ModelBundle, examples: Iterable[Example]
     return task.fit_temperature(engine_for(task, loaded, torch.float32), examples)
 
 
+def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> tuple[float, ...]:
+    """Return the calibration of prediction sets on these examples, in float32; empty: too few, or another task."""
+    return task.calibration(engine_for(task, loaded, torch.float32), examples)
+
+
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """Merge the shares of all ranks into the evaluation by which checkpoints are ranked."""
     result = task.compute_metrics(merge_all(shares))

@@ -51,6 +51,7 @@ class PredictBody(TruncatedBody, kw_only=True, frozen=True):
     truncate: bool | None = None  # nothing is: long texts are read in windows
     raw_scores: bool = False
     min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # labels are "predicted" from this probability on
+    prediction_set: Annotated[float, Meta(gt=0, lt=1)] | None = None  # labels of such a set are "predicted"
 
 
 class ZeroShotParameters(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

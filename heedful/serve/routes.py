@@ -12,7 +12,7 @@ import torch
 from msgspec import Struct
 
 from heedful.errors import HeedfulError, quoted
-from heedful.infer.bundle_engine import BundleEngine, check_min_confidence
+from heedful.infer.bundle_engine import BundleEngine, check_min_confidence, check_prediction_set
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
@@ -23,6 +23,7 @@ from heedful.serve.text_pairs import parse_sequences
 from heedful.serve.token_estimate import group_in_turns
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
+from heedful.tasks.metrics.conformal import least_probability
 from heedful.tasks.spec import resolve
 from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding
@@ -212,8 +213,14 @@ async def predict(
     least = body.min_confidence
     if least is not None:
         check_min_confidence(least, None if loaded is None else loaded.config.head)
+    floor = least
+    if body.prediction_set is not None and loaded is not None:
+        if least is not None:
+            raise HeedfulError("min_confidence and prediction_set exclude each other: give one of them")
+        check_prediction_set(body.prediction_set, loaded)
+        floor = least_probability(loaded.calibration, body.prediction_set)
     answers = await call.ask(model_queue, sequences)
-    labels = [labels_of(answer, least) for answer in answers]
+    labels = [labels_of(answer, floor, as_set=body.prediction_set is not None) for answer in answers]
     return labels[0] if alone else labels
 
 
@@ -243,11 +250,20 @@ async def classify_zero_shot(
     return labels[0] if isinstance(body.inputs, str) else labels
 
 
-def labels_of(answer: Answer, min_confidence: float | None = None) -> list[dict[str, object]]:
+def labels_of(answer: Answer, floor: float | None = None, *, as_set: bool = False) -> list[dict[str, object]]:
+    """Return the labels with their scores, best first.
+
+    Args:
+        answer: Of a classifier.
+        floor: Probability from which labels are "predicted": the most probable one, or in a set all of them.
+        as_set: Predict all labels from `floor` on, and always the most probable one.
+    """
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
     chosen = answer.get("labels")
-    if min_confidence is not None:
-        chosen = [answer["label"]] if answer["probability"] >= min_confidence else []
+    if floor is not None:
+        chosen = [answer["label"]] if answer["probability"] >= floor else []
+    if floor is not None and as_set:
+        chosen = [label for label, score in scores.items() if score >= floor or label == answer["label"]]
     best_first = sorted(scores.items(), key=lambda pair: -pair[1])
     return [
         {"label": label, "score": score} | ({} if chosen is None else {"predicted": label in chosen})

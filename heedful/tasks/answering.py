@@ -51,6 +51,7 @@ class AnswerContext:
     top_k: int  # candidates that are listed
     thresholds: Mapping[str, float] = field(default_factory=dict)  # tuned or set, by name
     min_confidence: float = 0.0  # least probability of a label that is given; below it the label is ""
+    least_probability: float | None = None  # of the labels in a prediction set; None: answers have none
     windows: Sequence[Encoding] = ()  # all windows of the input, also those without scored tokens
 
 

@@ -44,6 +44,7 @@ from heedful.tasks.metrics import (
     macro_f1_of,
     mean_of,
 )
+from heedful.tasks.metrics.conformal import MIN_CALIBRATION_EXAMPLES, calibration_probabilities
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction, Regression
 from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task, log_loss
@@ -56,7 +57,7 @@ Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
-MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
+MIN_CALIBRATION_MISTAKES = 10  # of dev, for a temperature to be fitted on it
 MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
 
 
@@ -70,6 +71,7 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
 
     Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels, and for the
     number of a cross-encoder whose scores are sigmoids. The label is "" where its probability is below min_confidence.
+    A prediction set has all labels of `least_probability` or more, and always the most probable one.
     """
     head = context.head
     assert isinstance(head, Classes)
@@ -85,7 +87,10 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
     probabilities = _named(names, scores.softmax(-1).mean(0))
     best = max(probabilities, key=probabilities.__getitem__)
     label = best if probabilities[best] >= context.min_confidence else ""
-    return {"label": label, "probability": probabilities[best], "probabilities": probabilities} | count
+    answer = {"label": label, "probability": probabilities[best], "probabilities": probabilities}
+    if (least := context.least_probability) is not None:
+        answer["prediction_set"] = [name for name in names if probabilities[name] >= least or name == best]
+    return answer | count
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
@@ -98,7 +103,7 @@ def _prediction(answer: Answer) -> Prediction:
         return Regression.from_answer(answer)
     if "labels" in answer:
         return MultiLabelClassification.from_answer({**answer, "labels": tuple(answer["labels"])})
-    return Classification.from_answer(answer)
+    return Classification.from_answer(answer | {"prediction_set": tuple(answer.get("prediction_set", ()))})
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
@@ -209,6 +214,15 @@ class Classify(TextTask[LabelledExample]):
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
         return best_temperature(probabilities, targets)
+
+    def calibration(self, engine: AnswerInputs, examples: Iterable[LabelledExample]) -> tuple[float, ...]:
+        gold: list[float] = []
+
+        def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
+            gold.append(answer["probabilities"][example.label])
+
+        evaluate_task(self, engine, examples, on_answer=record)
+        return calibration_probabilities(gold) if len(gold) >= MIN_CALIBRATION_EXAMPLES else ()
 
     def new_metrics(self) -> EvalMetrics:
         count = len(self.labels)

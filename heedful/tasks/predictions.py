@@ -39,6 +39,7 @@ class Classification(Prediction):
     label: str  # "": the model abstains, since the probability is below min_confidence
     probability: float  # of the most probable label
     probabilities: dict[str, float]  # of each label
+    prediction_set: tuple[str, ...] = ()  # labels that contain the right one with the probability that was asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -250,6 +250,13 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """
         raise NotImplementedError
 
+    def calibration(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> tuple[float, ...]:
+        """Return the gold label's probabilities for held-out examples, ascending, for prediction sets.
+
+        Empty: the task has no prediction sets, or there are too few examples.
+        """
+        return ()
+
     @property
     def generation(self) -> GenerationConfig | None:
         """Settings of text generation in evaluations; None: the task generates no text."""

@@ -19,7 +19,7 @@ from torch import Tensor
 import heedful
 from heedful.checkpoint import BundleConfig, ModelBundle, create, load, save
 from heedful.checkpoint.new_head import rescaled, with_head
-from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.errors import HeedfulError, HeedfulWarning, ModelError
 from heedful.families import FAMILIES
 from heedful.model.config import (
     Classes,
@@ -402,6 +402,20 @@ def test_facts_are_saved_and_are_not_another_heads(start: Start, tmp_path: Path,
         notes = json.loads((tmp_path / "out/heedful.json").read_text())
         (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {name: wrong}))
         with pytest.raises(HeedfulError, match=rf"heedful\.json: {name} is .*; expected names with a number each"):
+            load(tmp_path / "out")
+
+
+def test_a_calibration_is_saved_and_is_not_another_heads(start: Start, tmp_path: Path) -> None:
+    loaded = copy(start("bert", "SequenceClassification")[1])
+    loaded.calibration = (0.25, 0.5)
+    save(loaded, tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert again.calibration == (0.25, 0.5)
+    assert with_head(again, "sequence_classification", labels=NAMES).calibration == ()
+    notes = json.loads((tmp_path / "out/heedful.json").read_text())
+    for wrong in ({"a": 0.5}, ["0.5"], [1.5], [True]):
+        (tmp_path / "out/heedful.json").write_text(json.dumps(notes | {"calibration": wrong}))
+        with pytest.raises(ModelError):
             load(tmp_path / "out")
 
 

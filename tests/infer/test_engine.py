@@ -135,6 +135,22 @@ def test_a_label_below_the_least_confidence_is_not_given(folders: dict[str, Path
         Engine(folders["single"], min_confidence=50)
 
 
+def test_a_prediction_set_has_the_labels_of_enough_probability(folders: dict[str, Path]) -> None:
+    loaded = load(folders["single"])
+    loaded.calibration = tuple(number / 200 for number in range(200))
+    engine = Engine(loaded, prediction_set=0.7)
+    answers = engine.predict(["the cat sat", "who ran ?"], Classification)
+    for answer in answers:
+        kept = {label for label, probability in answer.probabilities.items() if probability >= 0.295}
+        assert set(answer.prediction_set) == kept | {answer.label}
+    assert engine.columns(pairs=False)["prediction_set"] == [str]
+    assert "prediction_set" not in Engine(loaded).columns(pairs=False)
+    with pytest.raises(HeedfulError, match="between 0 and 1"):
+        Engine(loaded, prediction_set=90)
+    with pytest.raises(HeedfulError, match="has no calibration"):
+        Engine(folders["multiple"], prediction_set=0.9)
+
+
 @pytest.mark.parametrize("name", ["single", "multiple", "regression"])
 def test_texts_are_classified_as_transformers_does(folders: dict[str, Path], name: str) -> None:
     for item, answer in zip(INPUTS[name], Engine(folders[name])(INPUTS[name]), strict=True):

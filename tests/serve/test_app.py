@@ -99,7 +99,7 @@ def test_answers_are_the_engines(served: RunningServer, engines: dict[str, Engin
         ("/fill-mask", "masked", ["the [MASK] sat"]),
     ):
         assert ask(port, route, {"inputs": inputs, "model": name}).json == engines[name](inputs)
-    (alone,) = engines["single"](["the cat sat"])
+    (alone,) = (alone_single,) = engines["single"](["the cat sat"])
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "single"}).json
     assert {label["label"]: label["score"] for label in labels} == alone["probabilities"]
     assert labels[0] == {"label": alone["label"], "score": alone["probability"]}
@@ -110,6 +110,10 @@ def test_answers_are_the_engines(served: RunningServer, engines: dict[str, Engin
     assert not any(label["predicted"] for label in unsure) and unsure[0]["score"] == labels[0]["score"]
     refused = ask(port, "/predict", body | {"model": "multiple"})
     assert refused.status == 422 and b"models that choose one label" in refused.body
+    refused = ask(port, "/predict", {"inputs": "the cat sat", "model": "single", "prediction_set": 0.9})
+    assert refused.status == 422 and b"no calibration for prediction sets" in refused.body
+    assert [label["predicted"] for label in labels_of(alone_single, 0.0, as_set=True)] == [True, True, True]
+    assert [label["predicted"] for label in labels_of(alone_single, 1.0, as_set=True)] == [True, False, False]
     labels = ask(port, "/predict", {"inputs": "the cat sat", "model": "multiple"}).json
     assert [
         label["label"] for label in sorted(labels, key=lambda entry: entry["label"]) if label["predicted"]

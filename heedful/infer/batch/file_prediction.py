@@ -212,6 +212,7 @@ def fingerprint(engine: BundleEngine) -> str:
         engine.max_length,
         writing,
         engine.min_confidence,
+        engine.prediction_set and (engine.prediction_set, loaded.calibration),
         engine.candidates,
     )
     digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))

@@ -103,10 +103,8 @@ def dry_run(
     if settings.method in ("linear", "contrastive"):
         loaded = with_vector_head(loaded, base)
     trainer = Trainer(loaded, body_objective(settings, objective), encoded.samples, train)
-    if settings.method == "linear":
-        steps, (seconds, speed) = 0, _encoding_seconds(loaded, encoded)
-    else:
-        steps, (seconds, speed) = trainer.total_steps, estimate_seconds(trainer, encoded.tokens)
+    linear = settings.method == "linear"
+    seconds, speed = _encoding_seconds(loaded, encoded) if linear else estimate_seconds(trainer, encoded.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
     best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
     extra = weights * (best + STATE * settings.fit.async_checkpoint)  # the best weights; the copy that is written
@@ -118,7 +116,7 @@ def dry_run(
         tokens=encoded.tokens,
         parameters=loaded.count(),
         seeds=settings.seeds,
-        steps=steps,
+        steps=0 if linear else trainer.total_steps,
         seconds=seconds,
         tokens_per_second=speed,
         memory=peak_memory() + extra,

@@ -42,7 +42,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.results import BEFORE, JOURNAL, JsonObject, RunResult, across_seeds, seed_entry
 from heedful.runs.run import Run
 from heedful.runs.run_folder import DATA, METHOD, START_MODEL, init_labelled_run, read_run_json, write_file
-from heedful.runs.scoring import eval_result, fit_temperature, measure_split, tune_thresholds
+from heedful.runs.scoring import calibration_of, eval_result, fit_temperature, measure_split, tune_thresholds
 from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
@@ -292,6 +292,9 @@ class FinetuneTraining:
             self._save(model, folder)
             notes = [*notes, f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev"]
             self.run.reporter.message(notes[-1])
+        if "dev" in self.splits and settings.task.fits_temperature():
+            model.calibration = calibration_of(task, model, self.source.examples("dev"))
+            self._save(model, folder)
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
             self._save(model, folder)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
+from heedful.errors import HeedfulError
 
 # overfits: 40 texts whose labels are wrong in a quarter of the cases, read 80 times
 HOW = {
@@ -82,6 +83,25 @@ def test_a_temperature_makes_probabilities_honest(tmp_path: Path, several: bool)
     assert set(answer["probabilities"]) == {"dog", "none"}
 
 
+def test_prediction_sets_contain_the_label_as_often_as_asked(tmp_path: Path) -> None:
+    run(tmp_path / "run", False)
+    texts, labels = rows(2000, 4, False)
+    for coverage in (0.7, 0.9):
+        answers = heedful.predict(tmp_path / "run", texts, heedful.Classification, prediction_set=coverage)
+        right = sum(label in answer.prediction_set for answer, label in zip(answers, labels, strict=True))
+        accuracy = sum(answer.label == label for answer, label in zip(answers, labels, strict=True)) / len(texts)
+        expected = max(coverage, accuracy)  # the most probable label is always in the set
+        assert right / len(texts) == pytest.approx(expected, abs=0.08)
+        assert all(answer.label in answer.prediction_set for answer in answers)
+    sizes = [len(answer.prediction_set) for answer in answers]
+    assert 1 < sum(sizes) / len(sizes) < 2, "some sets have both labels"
+    assert not any(
+        answer.prediction_set for answer in heedful.predict(tmp_path / "run", texts[:2], heedful.Classification)
+    )
+
+
 def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
     results = run(tmp_path / "run", False, dev=99).results
+    with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
+        heedful.Engine(tmp_path / "run", prediction_set=0.9)
     assert "temperature" not in results and not any("divided by" in note for note in results["notes"])
