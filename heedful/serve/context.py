@@ -26,10 +26,12 @@ class RequestContext:
     service: Service
     record: RequestLog
     request_texts: tuple[str, ...] = ()
+    model: str = ""  # name of the model that answers
 
     def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
         """The model that answers."""
-        return self.service.select_model(name, kinds)
+        self.model, queue = self.service.select_model(name, kinds)
+        return self.model, queue
 
     def texts(self, *texts: str) -> None:
         """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
@@ -75,6 +77,7 @@ class RequestContext:
             asked = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
             if engine.kind in MASKS:
                 self._few_candidates(top_k * sum(len(piece.positions) for encoded in asked for piece in encoded.pieces))
+            self._count_tokens(engine, asked)
             return asked
 
         characters = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
@@ -89,6 +92,13 @@ class RequestContext:
         )
         self.record.tokens += tokens
         return answers
+
+    def _count_tokens(self, engine: BundleEngine, encoded_inputs: Sequence[EncodedInput]) -> None:
+        """Record the number of tokens of each input, and how many the vocabulary lacks."""
+        unknown, tokens = engine.tokenizer.special.unknown, [encoded.tokens for encoded in encoded_inputs]
+        ids = (piece.encoded.ids for encoded in encoded_inputs for piece in encoded.pieces)
+        count = 0 if unknown is None else sum(window.count(unknown) for window in ids)
+        self.service.metrics.read(self.model, tokens, count)
 
     def beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
         """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.

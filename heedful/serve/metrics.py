@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.serve.middleware import RequestLog
+from heedful.tasks.answering import Answer
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 POWERS = tuple(float(2**power) for power in range(15))
+PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 METHODS = ("GET", "HEAD", "POST")
 
 
@@ -30,6 +34,26 @@ class Metrics:
             registry=here,
         )
         self.tokens = Counter("heedful_tokens", "Tokens of answered requests", registry=here)
+        # how far the texts of clients are from those of the training data
+        self.input_tokens = Histogram(
+            "heedful_input_tokens", "Tokens of a text or pair by model", ["model"], buckets=POWERS, registry=here
+        )
+        self.unknown_tokens = Counter(
+            "heedful_unknown_tokens", "Tokens that the vocabulary lacks, by model", ["model"], registry=here
+        )
+        self.labels = Counter(
+            "heedful_predicted_labels",
+            "Texts for which a classifier predicted a label",
+            ["model", "label"],
+            registry=here,
+        )
+        self.confidences = Histogram(
+            "heedful_label_probability",
+            "Probability of the most probable label",
+            ["model"],
+            buckets=PROBABILITIES,
+            registry=here,
+        )
         self.batch_sequences = Histogram(
             "heedful_batch_sequences", "Sequences (windows of texts) in a batch", buckets=POWERS, registry=here
         )
@@ -45,6 +69,20 @@ class Metrics:
         self.requests.labels(route, method, str(record.status)).inc()
         self.seconds.labels(route).observe(seconds)
         self.tokens.inc(record.tokens)
+
+    def read(self, model: str, tokens: Sequence[int], unknown: int) -> None:
+        """Inputs were tokenised: the number of tokens of each, and how many of all are unknown."""
+        for count in tokens:
+            self.input_tokens.labels(model).observe(count)
+        self.unknown_tokens.labels(model).inc(unknown)
+
+    def classified(self, model: str, answers: Sequence[Answer]) -> None:
+        """Texts were classified, by labels that the model was trained on."""
+        for answer in answers:
+            for label in answer["labels"] if "labels" in answer else [answer["label"]] if "label" in answer else []:
+                self.labels.labels(model, label).inc()
+            if "probability" in answer:
+                self.confidences.labels(model).observe(answer["probability"])
 
     def ran(self, sequences: int, tokens: int, seconds: float) -> None:
         """A batch was run."""

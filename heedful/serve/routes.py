@@ -220,6 +220,7 @@ async def predict(
         check_prediction_set(body.prediction_set, loaded)
         floor = least_probability(loaded.calibration, body.prediction_set)
     answers = await call.ask(model_queue, sequences)
+    call.service.metrics.classified(call.model, answers)
     labels = [labels_of(answer, floor, as_set=body.prediction_set is not None) for answer in answers]
     return labels[0] if alone else labels
 

@@ -411,6 +411,24 @@ def test_metrics_count(served: RunningServer) -> None:
     assert total("heedful_queued_tokens_limit", after) > 0
 
 
+def test_metrics_show_how_texts_and_labels_change(served: RunningServer, engines: dict[str, Engine]) -> None:
+    def value(name: str) -> float:
+        text = ask(served.port, "/metrics").body.decode()
+        return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name)), 0.0)
+
+    texts = ["the cat sat", "the \N{SNOWMAN} sat"]
+    labels = [answer["label"] for answer in engines["single"](texts)]
+    names = {
+        'heedful_input_tokens_count{model="single"}': 2,
+        'heedful_unknown_tokens_total{model="single"}': 1,
+        'heedful_label_probability_count{model="single"}': 2,
+        f'heedful_predicted_labels_total{{label="{labels[0]}",model="single"}}': labels.count(labels[0]),
+    }
+    before = {name: value(name) for name in names}
+    ask(served.port, "/predict", {"inputs": [[text] for text in texts], "model": "single"})
+    assert {name: value(name) - before[name] for name in names} == names
+
+
 def test_the_page_needs_nothing_from_elsewhere(served: RunningServer) -> None:
     page = ask(served.port, "/")
     assert page.headers["content-type"].startswith("text/html")
