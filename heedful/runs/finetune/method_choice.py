@@ -108,7 +108,7 @@ def _shown(result: JsonObject) -> str:
 
 
 def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
-    """Return the folds, and what the held-out examples are, in words; with a dev split it is the one fold."""
+    """Return the folds, and a phrase for their held-out examples; with a dev split it is the one fold."""
     train = list(plan.source.examples("train"))
     if "dev" in plan.survey.splits and not plan.settings.folds:
         dev = list(plan.source.examples("dev"))
@@ -124,8 +124,8 @@ def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
     folds = []
     for fold in range(count):
         held_out = [number for number, own in enumerate(numbers) if own == fold]
-        kept = [example for example, own in zip(train, numbers, strict=True) if own != fold]
-        folds.append(Fold(train=kept, held_out=[train[number] for number in held_out], numbers=held_out))
+        train_examples = [example for example, own in zip(train, numbers, strict=True) if own != fold]
+        folds.append(Fold(train=train_examples, held_out=[train[number] for number in held_out], numbers=held_out))
     return folds, f"{count} folds of train"
 
 

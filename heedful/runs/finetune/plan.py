@@ -128,11 +128,11 @@ def _open(
 
 def _method(overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats) -> Method:
     """Return the method that was given; else "auto" for few labels, unless settings of fine-tuning were given."""
-    given = overrides.resolve(preview)
+    resolved = overrides.resolve(preview)
     few = _count(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
-    if given.has("method") or not few or not isinstance(preview.init, Pretrained):
+    if resolved.has("method") or not few or not isinstance(preview.init, Pretrained):
         return preview.method
-    by_hand = [path for path in given.sources if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
+    by_hand = [path for path in resolved.sources if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
     return "finetune" if by_hand else "auto"
 
 

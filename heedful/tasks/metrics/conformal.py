@@ -19,8 +19,8 @@ def calibration_probabilities(probabilities: Sequence[float] | NDArray[np.float6
     """
     ascending = np.sort(np.asarray(probabilities, dtype=np.float64))
     count = min(len(ascending), MAX_PROBABILITIES)
-    kept = ascending[np.arange(count) * len(ascending) // max(1, count)]
-    return tuple((np.floor(kept * 1e6) / 1e6).tolist())
+    lowest = ascending[np.arange(count) * len(ascending) // max(1, count)]
+    return tuple((np.floor(lowest * 1e6) / 1e6).tolist())
 
 
 def least_probability(calibration: Sequence[float], coverage: float) -> float:
