@@ -15,6 +15,7 @@ FAMILY_NAMES = {
     *("bert", "roberta", "distilbert", "albert", "electra", "xlnet"),
     *("deberta", "mpnet", "nomic", "gte", "jina", "t5", "gpt2", "gpt", "modernbert", "camembert", "xlm"),
     *("bart", "mbart", "marian"),
+    *("eurobert", "llama", "qwen", "qwen3", "smollm"),
 }
 LIBRARY_NAMES = re.compile(  # what other libraries call their classes and files is not ours to rename
     r"\b((Bert|Roberta)(Normalizer|PreTokenizer|Processing)|sentence_bert_config\.json)\b"

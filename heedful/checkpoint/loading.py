@@ -202,7 +202,7 @@ class _FolderContents:
         if _differ([slots[tied] for tied in family.untied_tensors(values) if tied in slots], dtype):
             values |= {"tie_word_embeddings": False}
             config = read_config(values, source, head=head, ignore=ignore)
-        bare = not any(key.startswith(family.prefix) for key in slots)
+        bare = family.is_bare(slots)
         slots = {family.table_name(key, bare): slot for key, slot in slots.items()}
         if adapter is not None:
             slots |= adapter.whole

@@ -87,7 +87,7 @@ class Adapter:
 
     def with_table_names(self, family: Family) -> Adapter:
         """Return the adapter with names as the family's table has them."""
-        bare = not any(name.startswith(family.prefix) for name in (*self.factors, *self.whole))
+        bare = family.is_bare((*self.factors, *self.whole))
         return replace(
             self,
             factors={family.table_name(name, bare): value for name, value in self.factors.items()},

@@ -118,11 +118,15 @@ def make_head_config(
 ) -> Head:
     """Return the head that the family publishes under that name, with the family's own dropout and activation."""
     family = FAMILIES[config.family]
+    is_decoder = config.model.encoder is None and config.model.decoder is not None
     if kind == "embedding":
         if isinstance(config.head, SentenceEmbedding):
             return config.head
         publishes_pooler = family.heads[family.bare].head is Pooled
-        return SentenceEmbedding(keeps_pooler=publishes_pooler and isinstance(config.head, Pooled))
+        return SentenceEmbedding(
+            pooling=("last" if is_decoder else "mean",),  # the last token of a decoder alone sees all others
+            keeps_pooler=publishes_pooler and isinstance(config.head, Pooled),
+        )
     kinds = {name: hf_name for name, hf_name in family.kinds().items() if family.heads[hf_name].head is not type(None)}
     if kind not in kinds:
         known = [*kinds, "embedding"]
@@ -140,7 +144,6 @@ def make_head_config(
         "num_labels": len(labels) or 2,
         "problem_type": problem_type,
     }
-    is_decoder = config.model.encoder is None and config.model.decoder is not None
     settings = {
         "kind": kind,
         "labels": list(labels),

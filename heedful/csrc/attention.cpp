@@ -9,7 +9,7 @@ static constexpr int64_t BLOCK = 48;  // queries in a block
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 struct Call {
-    int64_t sequences, heads, width;
+    int64_t sequences, heads, kv_heads, width;    // a key and value head is shared by heads / kv_heads query heads
     const int64_t* spans;                         // for each sequence: first query, last, first key, last
     int64_t q_stride, k_stride, v_stride, out_stride;  // elements between rows; heads are `width` elements apart
     float scale;
@@ -19,10 +19,8 @@ struct Call {
     uint64_t seed;
 };
 
-// (sequence, head) pairs that a thread takes at a time
-static inline int64_t shared(const Call& c, int64_t threads) {
-    return std::max<int64_t>(1, c.sequences * c.heads / (32 * threads));
-}
+// items, which are heads of sequences, that a thread takes at a time
+static inline int64_t shared(int64_t items, int64_t threads) { return std::max<int64_t>(1, items / (32 * threads)); }
 
 struct Seen {
     int64_t first, last;
@@ -99,18 +97,18 @@ template <class E>
 static void forward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
                     typename E::T* out, float* sums, int threads) {
     typedef typename E::T T;
-    const int64_t few = shared(c, threads);
+    const int64_t items = c.sequences * c.heads, few = shared(items, threads);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
 #pragma omp for schedule(dynamic, few)
-        for (int64_t item = 0; item < c.sequences * c.heads; item++) {
-            int64_t head = item % c.heads;
+        for (int64_t item = 0; item < items; item++) {
+            int64_t head = item % c.heads, kv_head = head / (c.heads / c.kv_heads);
             const int64_t* span = c.spans + item / c.heads * 4;
             Item<E> it(c, span);
             if (it.n == 0) continue;
-            const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + head * it.d;
-            const T* values = v + span[2] * c.v_stride + head * it.d;
+            const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + kv_head * it.d;
+            const T* values = v + span[2] * c.v_stride + kv_head * it.d;
             T* to = out + span[0] * c.out_stride + head * it.d;
             int64_t plane = BLOCK * it.wide;
             scratch.begin((it.turned_words() + it.packed_words() + plane) * 4 + plane * sizeof(T) + 1024);
@@ -164,21 +162,19 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                      const typename E::T* out, const typename E::T* dout, int64_t dout_stride, const float* sums,
                      typename E::T* dq, typename E::T* dk, typename E::T* dv, int64_t d_stride, int threads) {
     typedef typename E::T T;
-    const int64_t few = shared(c, threads);
+    // a thread takes all query heads of a key head, whose gradients it sums
+    const int64_t items = c.sequences * c.kv_heads, few = shared(items, threads), group = c.heads / c.kv_heads;
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
 #pragma omp for schedule(dynamic, few)
-        for (int64_t item = 0; item < c.sequences * c.heads; item++) {
-            int64_t head = item % c.heads;
-            const int64_t* span = c.spans + item / c.heads * 4;
+        for (int64_t item = 0; item < items; item++) {
+            int64_t kv_head = item % c.kv_heads;
+            const int64_t* span = c.spans + item / c.kv_heads * 4;
             Item<E> it(c, span);
             const int64_t d = it.d, wide = it.wide, block_words = words(BLOCK, E::IN_WORD);
-            const T *mine = q + span[0] * c.q_stride + head * d, *keys = k + span[2] * c.k_stride + head * d;
-            const T *values = v + span[2] * c.v_stride + head * d, *o = out + span[0] * c.out_stride + head * d;
-            const T* g = dout + span[0] * dout_stride + head * d;
-            T* to_q = dq + span[0] * d_stride + head * d;
-            T *to_k = dk + span[2] * d_stride + head * d, *to_v = dv + span[2] * d_stride + head * d;
+            const T *keys = k + span[2] * c.k_stride + kv_head * d, *values = v + span[2] * c.v_stride + kv_head * d;
+            T *to_k = dk + span[2] * d_stride + kv_head * d, *to_v = dv + span[2] * d_stride + kv_head * d;
             int64_t column_words = panels(d) * PANEL * block_words;
             scratch.begin((2 * it.turned_words() + it.packed_words() + 2 * column_words + 2 * BLOCK * wide +
                            2 * block_words * wide + 2 * it.m * d) * 4 + BLOCK * wide * sizeof(T) + 2048);
@@ -196,7 +192,12 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
             pack_all_turned<E>(keys, c.k_stride, it.m, d, turned_k);
             pack_all_turned<E>(values, c.v_stride, it.m, d, turned_v);
             pack_all<E>(keys, c.k_stride, it.m, d, packed_k);
-            for (int64_t first = 0; first < it.n; first += BLOCK) {
+            const int64_t blocks = (it.n + BLOCK - 1) / BLOCK;
+            for (int64_t part = 0; part < group * blocks; part++) {
+                const int64_t head = kv_head * group + part / blocks, first = part % blocks * BLOCK;
+                const T *mine = q + span[0] * c.q_stride + head * d, *o = out + span[0] * c.out_stride + head * d;
+                const T* g = dout + span[0] * dout_stride + head * d;
+                T* to_q = dq + span[0] * d_stride + head * d;
                 int64_t many = std::min(BLOCK, it.n - first), deep = words(many, E::IN_WORD);
                 Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
                 int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
@@ -285,12 +286,12 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
 extern "C" {
 
 // q, k, v, out are bfloat16 where `half`; widths are whole vectors; sums [queries, heads] may be null
-void heedful_attention(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans, const void* q,
-                       int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride, float scale,
-                       int causal, int64_t window, double p, uint64_t seed, int half, void* out, int64_t out_stride,
-                       float* sums, int threads) {
-    Call c = {sequences, heads, width,  spans,  q_stride, k_stride, v_stride,
-              out_stride, scale, causal, window, Drop(p), seed};
+void heedful_attention(int64_t sequences, int64_t heads, int64_t kv_heads, int64_t width, const int64_t* spans,
+                       const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
+                       int64_t v_stride, float scale, int causal, int64_t window, double p, uint64_t seed, int half,
+                       void* out, int64_t out_stride, float* sums, int threads) {
+    Call c = {sequences, heads,      kv_heads, width,  spans,  q_stride, k_stride,
+              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed};
     if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, sums, threads);
 #if defined(__AVX512BF16__)
     else
@@ -299,13 +300,14 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t width, const in
 }
 
 // gradients of keys that belong to no sequence are not written: pass tensors of zeros
-void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans, const void* q,
-                                int64_t q_stride, const void* k, int64_t k_stride, const void* v, int64_t v_stride,
-                                float scale, int causal, int64_t window, double p, uint64_t seed, int half,
-                                const void* out, int64_t out_stride, const float* sums, const void* dout,
-                                int64_t dout_stride, void* dq, void* dk, void* dv, int64_t d_stride, int threads) {
-    Call c = {sequences, heads, width,  spans,  q_stride, k_stride, v_stride,
-              out_stride, scale, causal, window, Drop(p), seed};
+void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t kv_heads, int64_t width,
+                                const int64_t* spans, const void* q, int64_t q_stride, const void* k, int64_t k_stride,
+                                const void* v, int64_t v_stride, float scale, int causal, int64_t window, double p,
+                                uint64_t seed, int half, const void* out, int64_t out_stride, const float* sums,
+                                const void* dout, int64_t dout_stride, void* dq, void* dk, void* dv, int64_t d_stride,
+                                int threads) {
+    Call c = {sequences, heads,      kv_heads, width,  spans,  q_stride, k_stride,
+              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed};
     if (!half)
         backward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (const float*)out, (const float*)dout,
                          dout_stride, sums, (float*)dq, (float*)dk, (float*)dv, d_stride, threads);

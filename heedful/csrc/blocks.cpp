@@ -11,7 +11,7 @@ void heedful_linear8(const uint8_t*, const float*, int64_t, const uint32_t*, int
                      const float*, const float*, int, int, void*, int);
 void heedful_add_norm(int64_t, int64_t, float, const float*, const float*, double, uint64_t, const void*, int,
                       const void*, int, void*, int, float*, float*, int);
-void heedful_attention(int64_t, int64_t, int64_t, const int64_t*, const void*, int64_t, const void*, int64_t,
+void heedful_attention(int64_t, int64_t, int64_t, int64_t, const int64_t*, const void*, int64_t, const void*, int64_t,
                        const void*, int64_t, float, int, int64_t, double, uint64_t, int, void*, int64_t, float*, int);
 }
 
@@ -99,7 +99,7 @@ extern "C" void heedful_block(const void* block, const uint16_t* x, int64_t rows
     each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
         apply(b.qkv, x + first * width, count, qkv + first * 3 * inner, to, shared);
     });
-    heedful_attention(sequences, b.heads, inner / b.heads, spans, qkv, 3 * inner, qkv + inner, 3 * inner,
+    heedful_attention(sequences, b.heads, b.heads, inner / b.heads, spans, qkv, 3 * inner, qkv + inner, 3 * inner,
                       qkv + 2 * inner, 3 * inner, (float)b.scale, (int)b.causal, window, 0, 0, 1, mixed, inner, nullptr,
                       threads);
     each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {

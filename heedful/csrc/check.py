@@ -226,13 +226,14 @@ def _scores(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tensor, T
 
 def _attentions(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tensor, Tensor]]:
     width = WIDTH // HEADS
-    q, k, v = sample(ROWS, 3, HEADS, width).unbind(1)
     dout, place = sample(ROWS, HEADS, width), torch.arange(ROWS)
-    eye = torch.eye(ROWS, width, dtype=q.dtype)[:, None].expand(-1, HEADS, -1).contiguous()
     spans, gap = torch.tensor(SPANS), place - place[:, None]
     together = (place < SPANS[0][1]) == (place < SPANS[0][1])[:, None]
-    one, other, third, slope = q.float()[:, None], k.float()[None], v.float()[None], dout.float()[:, None]
-    for causal, window, p in ((False, -1, 0.0), (True, 5, 0.25)):
+    for causal, window, p, kv_heads in ((False, -1, 0.0, HEADS), (True, 5, 0.25, 1)):
+        sizes = (HEADS, kv_heads, kv_heads)
+        q, k, v = sample(ROWS, sum(sizes), width).split(sizes, 1)
+        eye = torch.eye(ROWS, width, dtype=q.dtype)[:, None].expand(-1, kv_heads, -1).contiguous()
+        one, other, third, slope = q.float()[:, None], k.float()[None], v.float()[None], dout.float()[:, None]
         sees = (together & ((gap <= 0) & (gap >= -window) if causal else True))[..., None]  # queries, keys, heads
         how = (causal, window, p, 7, _half(q))
         # with unit vectors as values, the result is the weights
@@ -243,16 +244,16 @@ def _attentions(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tenso
         dropped = weights * factors
         out, sums, arguments = _attention(library, q, k, v, spans, how)
         yield "attention", out, (dropped[..., None] * third).sum(1)
-        made = _empty(ROWS, 3, HEADS, width, dtype=q.dtype)
-        to = [each.data_ptr() for each in made.unbind(1)]
+        made = _empty(ROWS, sum(sizes), width, dtype=q.dtype).split(sizes, 1)
+        to = [each.data_ptr() for each in made]
         library.attention_gradient(
-            *arguments, out.data_ptr(), WIDTH, sums.data_ptr(), dout.data_ptr(), WIDTH, *to, 3 * WIDTH, 1
+            *arguments, out.data_ptr(), WIDTH, sums.data_ptr(), dout.data_ptr(), WIDTH, *to, made[0].stride(0), 1
         )
         slopes = factors * (slope * third).sum(-1)
         slopes = 0.2 * (weights * (slopes - (weights * slopes).sum(1, keepdim=True)))[..., None]
         gradients = ((slopes * other).sum(1), (slopes * one).sum(0), (dropped[..., None] * slope).sum(0))
-        for name, ours, expected in zip("qkv", made.unbind(1), gradients, strict=True):
-            yield f"attention_gradient of {name}", ours, expected
+        for name, ours, expected, heads in zip("qkv", made, gradients, sizes, strict=True):
+            yield f"attention_gradient of {name}", ours, expected.unflatten(1, (heads, -1)).sum(2)
 
 
 def _attention(
@@ -261,7 +262,7 @@ def _attention(
     """Return the result, the logarithms of sums, and the arguments that the gradient begins with."""
     out, sums = _empty(*q.shape, dtype=q.dtype), _empty(*q.shape[:2])
     lines = [part for each in (q, k, v) for part in (each.data_ptr(), each.stride(0))]
-    arguments = (len(spans), HEADS, q.shape[2], spans.data_ptr(), *lines, 0.2, *how)
+    arguments = (len(spans), HEADS, k.shape[1], q.shape[2], spans.data_ptr(), *lines, 0.2, *how)
     library.attention(*arguments, out.data_ptr(), out.stride(0), sums.data_ptr(), 1)
     return out, sums, arguments
 

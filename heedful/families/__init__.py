@@ -13,6 +13,7 @@ from heedful.families import (
     electra,
     gpt2,
     heedful,
+    llama,
     modernbert,
     mpnet,
     roberta,
@@ -41,6 +42,9 @@ FAMILIES: dict[str, Family] = {
     "gte": rotary_encoders.GTE_NATIVE,
     "new": rotary_encoders.GTE_HUB,
     "jina_embeddings_v3": rotary_encoders.JINA_EMBEDDINGS_V3,
+    "eurobert": llama.EUROBERT,
+    "llama": llama.LLAMA,
+    "qwen3": llama.QWEN3,
     "heedful": heedful.FAMILY,
     "heedful-classic": classic.FAMILY,
 }

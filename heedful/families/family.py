@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -106,11 +106,16 @@ class Family:
             return body
         return body.merged_with(self.heads[self.architecture(model, head)].table(head))
 
+    def is_bare(self, names: Iterable[str]) -> bool:
+        """Return whether no name in a folder has the prefix of the family or of one of its architectures."""
+        prefixes = (self.prefix, *(head_map.prefix for head_map in self.heads.values() if head_map.prefix))
+        return not any(name.startswith(prefixes) for name in names)
+
     def table_name(self, name: str, bare: bool) -> str:
-        """Return the table's name for a name in a folder; `bare`: no name in the folder has the family's prefix."""
+        """Return the table's name for a name in a folder; `bare`: as `is_bare` says of the folder."""
         for head_map in self.heads.values():
             if head_map.prefix and name.startswith(head_map.prefix):
-                return name.removeprefix(head_map.prefix)
+                return self.prefix + name.removeprefix(head_map.prefix)
         return self.prefix + name if bare else name
 
     def folder_names(self, model: ModelConfig, head: Head | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -118,5 +123,10 @@ class Family:
         architecture = self.architecture(model, head)
         if architecture == self.bare:
             return {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
-        prefix, body = self.heads[architecture].prefix or "", self.body(model)
-        return {prefix + name if claims(body, name) else name: tensor for name, tensor in tensors.items()}
+        prefix, body = self.heads[architecture].prefix, self.body(model)
+        if prefix is None:
+            return dict(tensors)
+        return {
+            prefix + name.removeprefix(self.prefix) if claims(body, name) else name: tensor
+            for name, tensor in tensors.items()
+        }

@@ -224,14 +224,16 @@ def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, object]]) 
     return replace(head_map, write=lambda head: head_map.write(head) | write(head))
 
 
-def vocabulary(head: type, *, lm: str, tokens: str, module: str = "head", **fixed: object) -> HeadMap:
-    """Return one linear layer over the vocabulary, tied to the embedding or not."""
+def vocabulary(
+    head: type, *, lm: str, tokens: str, module: str = "head", default_tied: bool = True, **fixed: object
+) -> HeadMap:
+    """Return one linear layer over the vocabulary, tied to the embedding or not; `default_tied`: of a missing key."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> Head:
-        config: Head = head(tied=reader.flag("tie_word_embeddings", True), **fixed)
+        config: Head = head(tied=reader.flag("tie_word_embeddings", default_tied), **fixed)
         return config
 
-    def table(config: NextToken | NextTokenAndChoice | PermutedTokens) -> NameTable:
+    def table(config: NextToken | NextTokenAndChoice | PermutedTokens | MaskedTokens) -> NameTable:
         if not config.tied:
             return NameTable(rows=name_rows((lm, f"{module}.decoder")))
         bias = name_rows((f"{lm}.bias", f"{module}.decoder.bias")) if config.bias else ()

@@ -29,7 +29,7 @@ class TensorOp(NamedTuple):
 
 
 IDENTITY = TensorOp(lambda hf: hf[0], lambda tensor, count: [tensor])
-CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # along dimension 0: q, k, v
+CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # equal parts along dimension 0: q, k, v
 TRANSPOSE = TensorOp(  # a matrix [in, out], as GPT-2's Conv1D has it; vectors stay
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
@@ -44,6 +44,11 @@ ROW_VECTOR = TensorOp(lambda hf: hf[0][0], lambda tensor, count: [tensor[None]])
 FLATTEN = TensorOp(  # a vector that is saved as [1, 1, width]: XLNet's query
     lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]]
 )
+
+
+def concat(*sizes: int) -> TensorOp:
+    """Return the operation from parts of these sizes along dimension 0: queries, and fewer keys and values."""
+    return TensorOp(torch.cat, lambda tensor, count: list(tensor.split(sizes)))
 
 
 def merge_input_heads(heads: int) -> TensorOp:

@@ -419,7 +419,8 @@ class BundleEngine:
         )
         where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
         with torch.inference_mode():
-            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, q, q, call)}"
+            k = q[:, : stack.kv_heads]
+            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, k, k, call)}"
 
     def _listed(self, inputs: Iterable[object]) -> list[object]:
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):

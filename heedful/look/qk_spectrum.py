@@ -57,12 +57,14 @@ def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpec
     check_numbers("heads", [head], config.heads)
     block = stack.blocks[layer * len(stack.blocks) // config.layers]
     assert isinstance(block, Block)
-    width, inner = config.head_width, config.heads * config.head_width
-    rows = slice(head * width, (head + 1) * width)
     if part == "cross":
-        return spectrum_of(_weight(block.cross.q)[rows], _weight(block.cross.kv)[:inner][rows])
-    qkv = _weight(block.attention.qkv)
-    return spectrum_of(qkv[:inner][rows], qkv[inner : 2 * inner][rows])
+        q, k = _weight(block.cross.q), _weight(block.cross.kv)
+    elif config.qk_norm:
+        raise RequestError("queries and keys of this model are normalised: no matrix W_Q^T W_K gives their scores")
+    else:
+        q, k, _ = _weight(block.attention.qkv).split(block.attention.sizes)
+    width, group = config.head_width, 1 if part == "cross" else config.heads // block.attention.kv_heads
+    return spectrum_of(q.unflatten(0, (-1, width))[head], k.unflatten(0, (-1, width))[head // group])
 
 
 def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:

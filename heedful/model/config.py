@@ -187,6 +187,8 @@ class StackConfig:
     layers: int
     heads: int
     head_width: int
+    kv_heads: int | None = None  # key and value heads of self-attention, shared by groups of heads; None: heads
+    qk_norm: bool = False  # RMS norm of each query and key over head_width, before positions enter
     inner_width: int
     activation: Activation = "gelu"
     gated: bool = False  # activation(gate) * up instead of activation(up)
@@ -233,6 +235,10 @@ class StackConfig:
                 f"relation.buckets is {self.relation.buckets}; expected a whole number from 4 to less than twice "
                 f"relation.reach, {self.relation.reach}"
             )
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            raise ModelError(f"kv_heads is {self.kv_heads}; expected a number that divides heads, {self.heads}")
+        if isinstance(self.relation, TransformerXl | Disentangled) and (self.kv_heads or self.qk_norm):
+            raise ModelError(f'kv_heads and qk_norm are not built with relation "{self.relation.kind}": leave them out')
         if self.global_layers is not None and self.global_every is not None:
             raise ModelError("global_every and global_layers both say which layers see everything: give one of them")
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
@@ -246,6 +252,17 @@ class StackConfig:
             "final_dropout",
             "norm_eps",
         )
+
+    @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Numbers of a row's query, key and value: all heads of each."""
+        keys = (self.kv_heads or self.heads) * self.head_width
+        return self.heads * self.head_width, keys, keys
+
+    def kv_heads_of(self, heads: int) -> int | None:
+        """Return kv_heads of a similar stack with that many heads: groups as large as here, or None."""
+        group = self.heads // (self.kv_heads or self.heads)
+        return heads // group if group > 1 and heads % group == 0 else None
 
     def window_of(self, layer: int) -> int | None:
         """Return the window of a layer; None: it sees everything."""
@@ -348,6 +365,7 @@ class Summary:
     """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
+    pools_last: bool = False  # dense, activation and norm are computed of every row, and their results are pooled
     dense: bool = True  # False: the pooled row itself
     dense_bias: bool = True
     activation: Activation | None = "tanh"
@@ -381,6 +399,7 @@ class MaskedTokens:
     """Masked language modelling: scores over the vocabulary for each row by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
+    dense: bool = True  # False: the decoder alone
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
     tied: bool = True  # the decoder's weight is the embedding

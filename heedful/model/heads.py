@@ -43,11 +43,12 @@ class SummaryVector(Transform):
 
     def __init__(self, config: c.Summary, width: int) -> None:
         super().__init__(config, width)
-        self.pooling, self.dropout_first = config.pooling, config.dropout_first
+        self.pooling, self.pools_last, self.dropout_first = config.pooling, config.pools_last, config.dropout_first
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:  # type: ignore[override]
-        pooled = pool(rows, batch, self.pooling)
-        return super().forward(dropout(pooled, self.dropout_first, self.training))
+        x = rows if self.pools_last else pool(rows, batch, self.pooling)
+        x = super().forward(dropout(x, self.dropout_first, self.training))
+        return pool(x, batch, self.pooling) if self.pools_last else x
 
 
 class MaskedTokensHead(nn.Module):
@@ -56,9 +57,12 @@ class MaskedTokensHead(nn.Module):
     def __init__(self, config: c.MaskedTokens | c.Pretraining, model: Transformer) -> None:
         super().__init__()
         tokens = model.output_embedding.tokens
-        self.activation = ACTIVATIONS[config.activation]
-        self.dense = nn.Linear(model.config.width, tokens.embedding_dim, bias=config.dense_bias)
-        self.norm = make_norm("layer", tokens.embedding_dim, config.norm_eps, config.norm_bias)
+        width, has_dense = tokens.embedding_dim, isinstance(config, c.Pretraining) or config.dense
+        if not has_dense:
+            _check_width(config, model)
+        self.activation = ACTIVATIONS[config.activation] if has_dense else nn.Identity()
+        self.dense = nn.Linear(model.config.width, width, bias=config.dense_bias) if has_dense else nn.Identity()
+        self.norm = make_norm("layer", width, config.norm_eps, config.norm_bias) if has_dense else nn.Identity()
         self.decoder = _decoder(tokens, config.tied, config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
@@ -71,20 +75,24 @@ class NextTokenHead(nn.Module):
 
     def __init__(self, config: c.NextToken | c.NextTokenAndChoice | c.PermutedTokens, model: Transformer) -> None:
         super().__init__()
-        tokens = model.output_embedding.tokens
-        if tokens.embedding_dim != model.config.width:
-            raise ModelError(
-                f"a {config.kind} head scores rows {model.config.width} wide against tokens {tokens.embedding_dim} "
-                "wide: give the embedding the width of the stack"
-            )
+        _check_width(config, model)
         self.scale = 1.0 if isinstance(config, c.PermutedTokens) else config.scale
-        self.decoder = _decoder(tokens, config.tied, config.bias)
+        self.decoder = _decoder(model.output_embedding.tokens, config.tied, config.bias)
         if isinstance(config, c.NextToken) and config.bias:
             self.decoder.bias.requires_grad_(config.bias_is_trained)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
         scores: Tensor = self.decoder(rows if self.scale == 1.0 else rows * self.scale)
         return scores
+
+
+def _check_width(config: c.Head, model: Transformer) -> None:
+    width = model.output_embedding.tokens.embedding_dim
+    if width != model.config.width:
+        raise ModelError(
+            f"a {config.kind} head scores rows {model.config.width} wide against tokens {width} wide: give the "
+            "embedding the width of the stack"
+        )
 
 
 def _decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:

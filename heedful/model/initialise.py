@@ -39,12 +39,11 @@ def skip_init() -> Iterator[None]:
 def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Generator | None = None) -> None:
     """Initialise every weight of the module: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
     initialised: set[torch.Tensor] = set()
-    factors_of = {layer: factors for part in module.modules() for layer, factors in _factors(part, scheme)}
+    matrices_of = {layer: matrices for part in module.modules() for layer, matrices in _matrices(part, scheme)}
     # embeddings first: an output that is tied to one is not initialised again, and its padding row stays 0
     for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
         if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in initialised:
-            factors = factors_of.get(part, (1.0,))
-            for matrix, factor in zip(part.weight.chunk(len(factors)), factors, strict=True):
+            for matrix, factor in matrices_of.get(part, [(part.weight, 1.0)]):
                 _sample(matrix, scheme, isinstance(part, nn.Embedding), factor, generator)
             initialised.add(part.weight)
         if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
@@ -61,22 +60,33 @@ def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Gener
             part.weight[part.padding_idx].zero_()
 
 
-def _factors(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Sequence[float]]]:
-    """Return the layers of a part that hold several matrices, or have a factor of their own, and their factors."""
-    output_factor = (getattr(scheme, "outputs", 1.0),)
-    unscaled = isinstance(scheme, FanIn)
+Matrices = list[tuple[torch.Tensor, float]]  # of one layer, each with the factor of its spread
+
+
+def _matrices(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Matrices]]:
+    """Return the layers of a part that hold several matrices, or have a factor of their own, and these matrices."""
+    output_factor, unscaled = getattr(scheme, "outputs", 1.0), isinstance(scheme, FanIn)
     match part:
         case Attention():
-            return [(part.qkv, (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)), (part.out, output_factor)]
+            factors = (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)
+            qkv = list(zip(part.qkv.weight.split(part.sizes), factors, strict=True))
+            return [(part.qkv, qkv), (part.out, _equal(part.out, output_factor))]
         case CrossAttention():
             query = (part.q.out_features // part.heads) ** -0.5 if unscaled else 1.0
-            return [(part.q, (query,)), (part.kv, (1.0, 1.0)), (part.out, output_factor)]
+            kv = _equal(part.kv, 1.0, 1.0)
+            return [(part.q, _equal(part.q, query)), (part.kv, kv), (part.out, _equal(part.out, output_factor))]
         case Mlp():
-            return [(part.up, (1.0, 1.0) if part.gated else (1.0,)), (part.down, output_factor)]
+            up = _equal(part.up, *[1.0] * (2 if part.gated else 1))
+            return [(part.up, up), (part.down, _equal(part.down, output_factor))]
         case Stack() if unscaled:
-            width = part.config.width**-0.5
-            return [(relation.table, (width,)) for relation in part.relations if isinstance(relation, BucketedPosition)]
+            tables = [relation.table for relation in part.relations if isinstance(relation, BucketedPosition)]
+            return [(table, _equal(table, part.config.width**-0.5)) for table in tables]
     return []
+
+
+def _equal(layer: nn.Linear | nn.Embedding, *factors: float) -> Matrices:
+    """Return as many equal matrices of a layer as there are factors."""
+    return list(zip(layer.weight.chunk(len(factors)), factors, strict=True))
 
 
 def _sample(

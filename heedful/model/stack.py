@@ -34,7 +34,7 @@ from heedful.nn.attend import attend_with
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
-from heedful.nn.layers import Mlp, make_norm
+from heedful.nn.layers import HeadNorm, Mlp, make_norm
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
     BucketedPosition,
@@ -89,12 +89,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        inner = config.heads * config.head_width
         self.heads, self.causal, self.dropout = config.heads, config.causal, config.attention_dropout
-        self.head_width = config.head_width
-        self.scale = _scale(config)
-        self.qkv = TrainedLinear(config.width, 3 * inner, bias=config.attention_bias)
-        self.out = TrainedLinear(inner, config.width, bias=config.attention_bias)
+        self.kv_heads, self.head_width = config.kv_heads or config.heads, config.head_width
+        self.scale, self.sizes = _scale(config), config.qkv_sizes
+        self.qkv = TrainedLinear(config.width, sum(self.sizes), bias=config.attention_bias)
+        self.q_norm, self.k_norm = (
+            HeadNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
+        self.out = TrainedLinear(self.sizes[0], config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
         q, k, v = self._project(x)
@@ -119,7 +121,8 @@ class Attention(nn.Module):
 
     def _project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of rows, [rows, heads, width] each."""
-        return split_qkv(self.qkv(x), self.heads)
+        q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class CrossAttention(nn.Module):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.nn.attend import attention_scores
+from heedful.nn.attend import attention_scores, repeat_heads
 from heedful.nn.layout import AttentionArgs
 
 Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
@@ -23,7 +23,8 @@ ALL_ITEMS: tuple[TraceItem, ...] = get_args(TraceItem)
 class AttentionTrace:
     """One layer's attention in one sequence, n rows to m keys; an item that was not asked for is None.
 
-    q and k are as they are multiplied, after rotation: scores = scale q k + bias, with -inf for masked pairs, and
+    q, k and v have as many heads, also where groups of query heads share keys and values. q and k are as they are
+    multiplied, after rotation: scores = scale q k + bias, with -inf for masked pairs, and
     weights = softmax(scores), before dropout.
     """
 
@@ -80,7 +81,7 @@ class Trace:
         """Record the chosen items of one call of attention, for the first `sequences` sequences."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
-        heads = self._heads(q.shape[1])
+        heads, k, v = self._heads(q.shape[1]), repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
         # in cross-attention, beams of one source are one sequence of the layout
         for number in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]

@@ -22,8 +22,8 @@ KERNELS: tuple[Kernel, ...] = (PLANNED[0], *CUDA, *PLANNED[1:])  # in the order 
 
 def attend(
     q: Float[Tensor, "queries heads width"],
-    k: Float[Tensor, "keys heads width"],
-    v: Float[Tensor, "keys heads value_width"],
+    k: Float[Tensor, "keys kv_heads width"],
+    v: Float[Tensor, "keys kv_heads value_width"],
     layout: Layout,
     *,
     scale: float,
@@ -36,7 +36,8 @@ def attend(
     """Compute softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
 
     Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
-    torch's global generator.
+    torch's global generator. Groups of query heads share a head of k and v where there are fewer of these (Ainslie et
+    al. 2023, arXiv:2305.13245, section 2.2).
 
     Args:
         backend: Name of a kernel; "auto" takes the first one that can compute the call and is not slow.
@@ -50,8 +51,8 @@ def attend(
 
 def attend_with(
     q: Float[Tensor, "queries heads width"],
-    k: Float[Tensor, "keys heads width"],
-    v: Float[Tensor, "keys heads value_width"],
+    k: Float[Tensor, "keys kv_heads width"],
+    v: Float[Tensor, "keys kv_heads value_width"],
     args: AttentionArgs,
     *,
     backend: str = "auto",
@@ -59,16 +60,25 @@ def attend_with(
     """Compute attention as `attend` does, with everything but q, k and v in one object."""
     _check_shapes(q, k, v, args.layout)
     if len(q) == 0 or len(k) == 0:
-        return q.new_zeros(len(q), *v.shape[1:])
-    return choose_kernel(q, k, v, args, backend).run(q, k, v, args)
+        return q.new_zeros(*q.shape[:2], v.shape[2])
+    kernel = choose_kernel(q, k, v, args, backend)
+    if not kernel.shares_heads:
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    return kernel.run(q, k, v, args)
+
+
+def repeat_heads(x: Float[Tensor, "keys kv_heads width"], heads: int) -> Float[Tensor, "keys heads width"]:
+    """Return keys or values with a head for each query head: a copy, if there are fewer."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
     """Raise HeedfulError unless shapes and layout fit each other: kernels read and write where the layout says."""
-    if not q.ndim == k.ndim == v.ndim == 3 or k.shape[1:] != q.shape[1:] or v.shape[:2] != k.shape[:2]:
+    shaped = q.ndim == k.ndim == v.ndim == 3 and k.shape[2] == q.shape[2] and v.shape[:2] == k.shape[:2]
+    if not shaped or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise HeedfulError(
             f"q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}; expected [queries, heads, width], [keys, "
-            "heads, width] and [keys, heads, value width]: repeat the heads of k and v where several of q share them"
+            "kv heads, width] and [keys, kv heads, value width], where kv heads divides heads"
         )
     if layout.rows != len(q) or layout.min_key_rows > len(k):
         raise HeedfulError(

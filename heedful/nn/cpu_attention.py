@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -102,11 +102,12 @@ class _Attention(torch.autograd.Function):
         args, spans, seed = context.call
         library, dout = kernels(), gradients[0].contiguous()
         assert library is not None
-        rows, (_, heads, width) = max(len(q), len(k)), q.shape
+        rows, (_, heads, width), kv_heads = max(len(q), len(k)), q.shape, k.shape[1]
         covered = len(q) == len(k) == sum(m for _, m in args.layout.sizes())
         allocate = torch.empty if covered else torch.zeros  # keys of no sequence have the gradient 0
-        dqkv = allocate((rows, 3, heads, width), dtype=q.dtype, device="cpu")
-        dq, dk, dv = dqkv[: len(q), 0], dqkv[: len(k), 1], dqkv[: len(k), 2]
+        dqkv = allocate((rows, heads + 2 * kv_heads, width), dtype=q.dtype, device="cpu")
+        dq, dk, dv = dqkv.split((heads, kv_heads, kv_heads), 1)
+        dq, dk, dv = dq[: len(q)], dk[: len(k)], dv[: len(k)]
         library.attention_gradient(
             *_arguments(q, k, v, args, spans, seed),
             address(out),
@@ -117,7 +118,7 @@ class _Attention(torch.autograd.Function):
             address(dq),
             address(dk),
             address(dv),
-            3 * heads * width,
+            dqkv.stride(0),
             torch.get_num_threads(),
         )
         return dq, dk, dv, None, None, None
@@ -129,7 +130,7 @@ def _arguments(
     """Return the arguments that the kernel and its gradient begin with."""
     reach = -1 if args.window is None else args.window
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
-    sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
+    sizes = (len(spans), q.shape[1], k.shape[1], q.shape[2], address(spans))
     return (*sizes, *rows, args.scale, args.causal, reach, args.dropout, seed, DTYPE_CODES[q.dtype])
 
 
@@ -137,29 +138,39 @@ class _SplitQkv(torch.autograd.Function):
     """Views of q, k and v in rows that hold all three; gradients that lie alike are joined without a copy."""
 
     @staticmethod
-    def forward(context: AutogradContext, rows: Tensor, heads: int) -> tuple[Tensor, ...]:
-        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
-        return q, k, v
+    def forward(context: AutogradContext, rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
+        return _split(rows, heads, kv_heads)
 
     @staticmethod
-    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
         first = gradients[0]
-        count, heads, width = first.shape
-        offset = heads * width * first.element_size()
+        count, _, width = first.shape
+        counts = [gradient.shape[1] for gradient in gradients]
+        total, size = sum(counts) * width, width * first.element_size()
         adjacent = all(
-            gradient.stride() == (3 * heads * width, width, 1)
-            and gradient.data_ptr() == first.data_ptr() + number * offset
-            for number, gradient in enumerate(gradients)
+            gradient.stride() == (total, width, 1) and gradient.data_ptr() == first.data_ptr() + heads * size
+            for gradient, heads in zip(gradients, accumulate(counts, initial=0), strict=False)
         )
         if adjacent:
-            return first.as_strided((count, 3 * heads * width), (3 * heads * width, 1)), None
-        return torch.stack(gradients, 1).flatten(1), None
+            return first.as_strided((count, total), (total, 1)), None, None
+        return torch.cat(gradients, 1).flatten(1), None, None
 
 
-def split_qkv(rows: Float[Tensor, "rows all_three"], heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows that hold q, k and v side by side; returns [rows, heads, width] each."""
+def split_qkv(
+    rows: Float[Tensor, "rows all_three"], heads: int, kv_heads: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split rows that hold q, k and v side by side; returns [rows, heads, width] each.
+
+    Args:
+        kv_heads: Heads of k and of v; None: as many as of q.
+    """
+    kv_heads = heads if kv_heads is None else kv_heads
     if not (rows.requires_grad and torch.is_grad_enabled()):
-        q, k, v = rows.unflatten(-1, (3, heads, -1)).unbind(1)
-    else:
-        q, k, v = _SplitQkv.apply(rows, heads)  # type: ignore[no-untyped-call]
+        return _split(rows, heads, kv_heads)
+    q, k, v = _SplitQkv.apply(rows, heads, kv_heads)  # type: ignore[no-untyped-call]
+    return q, k, v
+
+
+def _split(rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = rows.unflatten(-1, (heads + 2 * kv_heads, -1)).split((heads, kv_heads, kv_heads), 1)
     return q, k, v

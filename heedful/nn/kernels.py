@@ -38,6 +38,7 @@ class Kernel:
     run: Run
     cannot: Verdict = lambda q, k, v, args: ""
     slow: Verdict = lambda q, k, v, args: ""  # it could compute the call, but another kernel is faster
+    shares_heads: bool = False  # whether k and v may have fewer heads than q; others get a copy for each query head
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -415,7 +416,7 @@ def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
-    Kernel(name="native", run=attention, cannot=cannot_attend, slow=slow_to_attend),
+    Kernel(name="native", run=attention, cannot=cannot_attend, slow=slow_to_attend, shares_heads=True),
     Kernel(name="bmm", run=_planned(bmm), slow=_bmm_is_slow),
     Kernel(name="fused", run=_planned(fused), cannot=_cannot_fuse),
 )

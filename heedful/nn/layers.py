@@ -29,6 +29,16 @@ def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool)
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
 
 
+class HeadNorm(nn.RMSNorm):
+    """An RMS norm of each head's query or key (Dehghani et al. 2023, arXiv:2302.05442, there a layer norm).
+
+    It computes in the dtype of its weight, also under autocast.
+    """
+
+    def forward(self, x: Float[Tensor, "rows heads width"]) -> Float[Tensor, "rows heads width"]:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class FullPrecisionLinear(nn.Linear):
     """A linear layer that ignores autocast: bfloat16 would round a number such as a year to eight bits."""
 

@@ -19,6 +19,7 @@ from heedful.nn.layout import Bias, DenseBias, RelativeBias
 from heedful.packed import Packed
 
 Heads = Float[Tensor, "rows heads width"]
+Keys = Float[Tensor, "rows kv_heads width"]
 Project = Callable[[Float[Tensor, "rows width"]], tuple[Tensor, Tensor, Tensor]]
 Waves = Literal["interleaved", "halves", "halves_inclusive"]
 
@@ -68,11 +69,11 @@ class RelativePosition(nn.Module):
         """
         return None
 
-    def rotate(self, q: Heads, k: Heads, prepared: Any) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Keys, prepared: Any) -> tuple[Tensor, Tensor]:
         """Return queries and keys changed by their positions."""
         return q, k
 
-    def bias(self, q: Heads, k: Heads, prepared: Any, scale: float, project: Project) -> Bias | None:
+    def bias(self, q: Heads, k: Keys, prepared: Any, scale: float, project: Project) -> Bias | None:
         """Return the bias that is added to the scores.
 
         Args:
@@ -179,7 +180,7 @@ class RotaryPosition(RelativePosition):
         grown: Tensor = rows.to(device)[:, None] ** powers
         return grown
 
-    def rotate(self, q: Heads, k: Heads, prepared: Rotations) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Keys, prepared: Rotations) -> tuple[Tensor, Tensor]:
         cos, sin = prepared
 
         def rotated(x: Tensor) -> Tensor:
@@ -203,7 +204,7 @@ class BucketedPosition(RelativePosition):
         table = self.table(distance_buckets(distances, self.count, self.reach, self.causal)).T
         return RelativeBias(table=table, blocks={} if keep else None)
 
-    def bias(self, q: Heads, k: Heads, prepared: RelativeBias, scale: float, project: Project) -> RelativeBias:
+    def bias(self, q: Heads, k: Keys, prepared: RelativeBias, scale: float, project: Project) -> RelativeBias:
         return prepared
 
 
@@ -240,7 +241,7 @@ class ShawPosition(RelativePosition):
         reach = min(self.reach, max(batch.max_length - 1, 0))
         return slice(self.reach - reach, self.reach + reach + 1)
 
-    def bias(self, q: Heads, k: Heads, prepared: slice, scale: float, project: Project) -> RelativeBias:
+    def bias(self, q: Heads, k: Keys, prepared: slice, scale: float, project: Project) -> RelativeBias:
         table = torch.einsum("ihd,gd->ihg", q * scale, self.keys.weight[prepared].to(q))
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
@@ -274,7 +275,7 @@ class TransformerXlPosition(RelativePosition):
         limit = reach if self.reach is None else self.reach
         return batch, sinusoid(steps.clamp(-limit, limit), self.place.in_features, "halves").to(like)
 
-    def rotate(self, q: Heads, k: Heads, prepared: tuple[Packed, Tensor]) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Heads, k: Keys, prepared: tuple[Packed, Tensor]) -> tuple[Tensor, Tensor]:
         batch, _ = prepared
         one_hot = F.one_hot(batch.types, SEGMENTS)[:, None].to(q)
         same, different = torch.einsum("ihd,shd->sih", q + self.type_bias, self.same_type).unsqueeze(-1).unbind()
@@ -282,7 +283,7 @@ class TransformerXlPosition(RelativePosition):
         keys = torch.cat([k, one_hot.expand(-1, k.shape[1], -1)], -1)
         return torch.cat([q + self.content_bias, by_segment], -1), keys
 
-    def bias(self, q: Heads, k: Heads, prepared: tuple[Packed, Tensor], scale: float, project: Project) -> Bias:
+    def bias(self, q: Heads, k: Keys, prepared: tuple[Packed, Tensor], scale: float, project: Project) -> Bias:
         batch, waves = prepared
         projected = self.place(dropout(waves, self.dropout, self.training)).unflatten(-1, q.shape[1:])
         table = torch.einsum("ihd,ghd->ihg", (q + self.place_bias) * scale, projected)
@@ -325,7 +326,7 @@ class DisentangledPosition(RelativePosition):
         buckets = signed_log_buckets(distances, self.buckets, self.reach) + self.buckets
         return buckets.clamp(0, 2 * self.buckets - 1)
 
-    def bias(self, q: Heads, k: Heads, prepared: DistanceVectors, scale: float, project: Project) -> DenseBias:
+    def bias(self, q: Heads, k: Keys, prepared: DistanceVectors, scale: float, project: Project) -> DenseBias:
         position_q, position_k, _ = project(dropout(prepared.vectors, self.dropout, self.training))
         to_position = torch.einsum("ihd,ghd->hig", q * scale, position_k)
         from_position = torch.einsum("jhd,ghd->hjg", k * scale, position_q)

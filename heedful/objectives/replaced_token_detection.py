@@ -130,7 +130,8 @@ def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: i
     heads = max(1, round(stack.heads * generator_size))
     width = heads * stack.width // stack.heads
     inner = max(1, stack.inner_width * width // stack.width)
-    smaller = replace(model, encoder=replace(stack, width=width, heads=heads, inner_width=inner))
+    narrow = replace(stack, width=width, heads=heads, kv_heads=stack.kv_heads_of(heads), inner_width=inner)
+    smaller = replace(model, encoder=narrow)
     config = BundleConfig(family=loaded.config.family, model=smaller)
     generator = create(replace(config, head=make_head_config(config, "masked_lm")), loaded.tokenizer, seed=seed)
     like = next(loaded.parameters())

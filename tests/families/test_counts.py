@@ -67,6 +67,14 @@ COUNTS = {
     "gpt2-large": {"none": 774_030_080},
     "gpt2-xl": {"none": 1_557_611_200},
     "distilgpt2": {"none": 81_912_576},
+    "eurobert-210m": {"none": 211_766_016, "masked_lm": 310_266_624},
+    "eurobert-610m": {"none": 607_874_688, "masked_lm": 755_625_600},
+    "eurobert-2.1b": {"none": 2_107_590_912, "masked_lm": 2_403_092_736},
+    "smollm2-135m": {"none": 134_515_008, "language_model": 134_515_008},
+    "smollm2-360m": {"none": 361_821_120, "language_model": 361_821_120},
+    "tinyllama-1.1b": {"none": 1_034_512_384, "language_model": 1_100_048_384},
+    "qwen3-0.6b": {"none": 596_049_920, "language_model": 596_049_920},
+    "qwen3-embedding-0.6b": {"none": 595_776_512},
 }
 SIZES: dict[str, tuple[str, Any]] = {
     name: (kind, values) for kind, family in FAMILIES.items() for name, values in family.sizes.items()

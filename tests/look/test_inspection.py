@@ -244,6 +244,19 @@ def test_compared_words_and_similarity(tmp_path: Path) -> None:
     assert spectrum_of(torch.eye(3).double(), torch.eye(3).double()).summary.startswith("Symmetric and positive")
 
 
+def test_spectrum_of_heads_that_share_keys(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "shared", "llama", "LlamaModel", num_key_value_heads=2)
+    loaded = heedful.load(tmp_path / "shared")
+    assert loaded.model.decoder is not None
+    weight = loaded.model.decoder.blocks[1].attention.qkv.weight.detach().double()
+    spectrum = qk_spectrum(loaded, "decoder", 1, 3)
+    m = weight[24:32].T @ weight[32 + 8 : 32 + 16]  # of its query and of the second key head
+    assert torch.allclose(spectrum.singular_values, torch.linalg.svdvals(m)[:8], atol=1e-9)
+    save_tiny(tmp_path / "normed", "qwen3", "Qwen3Model")
+    with pytest.raises(HeedfulError, match="queries and keys of this model are normalised"):
+        qk_spectrum(heedful.load(tmp_path / "normed"), "decoder", 1, 3)
+
+
 @pytest.mark.parametrize(("kind", "error"), [(OneDnnLinear, 1e-12), (Int8Linear, 0.02)])
 def test_similarity_of_an_engine_that_was_prepared(
     tmp_path: Path, kind: type[OneDnnLinear | Int8Linear], error: float

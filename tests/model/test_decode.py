@@ -31,7 +31,7 @@ from tests.support.tiny_models import Exact, save_tiny
 
 MOST = 12
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18]]
-FAMILIES = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}
+FAMILIES = {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}
 
 
 def both(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle, int]:
@@ -50,7 +50,7 @@ def both(folder: Path, family: str) -> tuple[Any, heedful.ModelBundle, int]:
 
 
 def given(family: str, prompts: list[list[int]] = PROMPTS) -> dict[str, Packed]:
-    if family == "gpt2":
+    if family != "t5":
         return {"prompts": Packed.of(prompts)}
     return {"prompts": Packed.of([[0]] * len(prompts)), "source": Packed.of(prompts)}
 

@@ -138,6 +138,27 @@ def test_a_dense_bias_gets_the_gradient_of_its_scores() -> None:
 # -- what holds for every kernel --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("backend", [*CPU_KERNELS, "auto"])
+@pytest.mark.parametrize("bias", ["none", "table", "dense"])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_groups_of_query_heads_share_keys_and_values(backend: str, bias: str, kv_heads: int) -> None:
+    """As if each query head had a copy, whose gradients are summed."""
+    layout = layout_of([5, 2, 4], [2, 6, 4])
+    q, k, v = (tensor.detach().requires_grad_() for tensor in draw(layout, heads=4))
+    bias_values = draw_bias(bias, layout, heads=4)
+    few = [tensor.detach()[:, :kv_heads].requires_grad_() for tensor in (k, v)]
+    copies = [tensor.detach()[:, [n * kv_heads // 4 for n in range(4)]].requires_grad_() for tensor in few]
+    out = attend(q, *few, layout, scale=0.7, causal=True, bias=bias_values, backend=backend)
+    expected = REFERENCE.run(q, *copies, AttentionArgs(layout=layout, scale=0.7, causal=True, bias=bias_values))
+    torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
+    push = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    ours = torch.autograd.grad((out * push).sum(), [q, *few])
+    theirs = torch.autograd.grad((expected * push).sum(), [q, *copies])
+    torch.testing.assert_close(ours[0], theirs[0], atol=1e-12, rtol=0)
+    for summed, each in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(summed, each.unflatten(1, (kv_heads, -1)).sum(2), atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("backend", CPU_KERNELS)
 def test_a_query_without_a_key_gives_zeros_and_finite_gradients(backend: str) -> None:
     layout = layout_of([4, 2, 3], [2, 0, 3])  # causal: the first two queries precede every key
@@ -306,7 +327,10 @@ def test_explain_names_every_kernel_once_and_takes_one(dropout: float) -> None:
 @pytest.mark.parametrize(
     ("q", "k", "v", "layout", "message"),
     [
-        ((8, 4, 32), (8, 2, 32), (8, 2, 32), Layout.of([0, 8]), r"q is \[8, 4, 32\], k \[8, 2, 32\] and v"),
+        ((8, 4, 32), (8, 3, 32), (8, 3, 32), Layout.of([0, 8]), r"q is \[8, 4, 32\], k \[8, 3, 32\] and v"),
+        ((8, 4, 32), (8, 8, 32), (8, 8, 32), Layout.of([0, 8]), "where kv heads divides heads"),
+        ((8, 4, 32), (8, 0, 32), (8, 0, 32), Layout.of([0, 8]), "where kv heads divides heads"),
+        ((8, 4, 32), (8, 2, 32), (8, 1, 32), Layout.of([0, 8]), r"v \[8, 1, 32\]; expected"),
         ((8, 4, 32), (8, 4, 16), (8, 4, 16), Layout.of([0, 8]), r"k \[8, 4, 16\] and v \[8, 4, 16\]; expected"),
         ((8, 4, 32), (8, 4, 32), (5, 4, 32), Layout.of([0, 8]), r"v \[5, 4, 32\]; expected"),
         ((8, 32), (8, 32), (8, 32), Layout.of([0, 8]), r"expected \[queries, heads, width\]"),

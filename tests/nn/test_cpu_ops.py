@@ -47,20 +47,28 @@ def layout_of(queries: list[int], keys: list[int] | None = None) -> Layout:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("width", "heads"), [(32, 3), (64, 2), (16, 2), (96, 1), (128, 1)])
+@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(32, 3, 3), (64, 2, 2), (16, 4, 2), (96, 1, 1), (128, 3, 1)])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 5), (True, 3)])
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["self", "cross"])
 def test_attention(
-    native: Kernels, dtype: torch.dtype, width: int, heads: int, causal: bool, window: int | None, keys: Any
+    native: Kernels,
+    dtype: torch.dtype,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    causal: bool,
+    window: int | None,
+    keys: Any,
 ) -> None:
     skip_without_half(native, dtype)
     layout = layout_of(LENGTHS, keys)
     if keys is None:
-        qkv = drawn(sum(LENGTHS), 3, heads, width, dtype=dtype).unbind(1)  # side by side, as a layer has them
+        rows = drawn(sum(LENGTHS), (heads + 2 * kv_heads) * width, dtype=dtype)  # side by side, as a layer has them
+        qkv = attending.split_qkv(rows, heads, kv_heads)
     else:
-        rows = (sum(LENGTHS), sum(keys), sum(keys))
-        qkv = tuple(drawn(count, heads, width, seed=n, dtype=dtype) for n, count in enumerate(rows))
-    call = AttentionArgs(layout=layout, scale=width**-0.5, causal=causal, window=window)
+        shapes = ((sum(LENGTHS), heads), (sum(keys), kv_heads), (sum(keys), kv_heads))
+        qkv = tuple(drawn(*shape, width, seed=n, dtype=dtype) for n, shape in enumerate(shapes))
+    call = AttentionArgs(layout=layout, scale=width**-0.5, causal=causal, window=window, preferred="native")
     assert choose_kernel(*qkv, call).name == "native"
 
     def ran(how: Callable[..., Tensor], tensors: Any) -> list[Tensor]:
@@ -102,7 +110,7 @@ def test_attention_hides_no_number_that_is_not_finite(
 def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
     layout = layout_of([40, 60])
     call = AttentionArgs(layout=layout, scale=0.2, dropout=0.3)
-    inputs = [drawn(100, 2, 32, seed=n) for n in range(3)]
+    inputs = [drawn(100, heads, 32, seed=n) for n, heads in enumerate((2, 1, 1))]
     weight = drawn(100, 2, 32, seed=7)
 
     def value(*tensors: Tensor) -> Tensor:
@@ -112,7 +120,7 @@ def test_dropout_of_weights_has_the_gradient_of_what_it_computes() -> None:
     mine = [tensor.clone().requires_grad_() for tensor in inputs]
     value(*mine).backward()
     for number, tensor in enumerate(mine):
-        way = drawn(100, 2, 32, seed=20 + number)
+        way = drawn(*tensor.shape, seed=20 + number)
         moved = [[x + step * way if n == number else x for n, x in enumerate(inputs)] for step in (1e-2, -1e-2)]
         slope = float(value(*moved[0]) - value(*moved[1])) / 2e-2
         assert tensor.grad is not None
@@ -258,16 +266,17 @@ def test_the_same_bits_with_any_number_of_threads(native: Kernels) -> None:
         assert torch.equal(single, threaded)
 
 
-def test_gradients_of_parts_that_lie_together_are_not_copied() -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1)])
+def test_gradients_of_parts_that_lie_together_are_not_copied(native: Kernels, heads: int, kv_heads: int) -> None:
     rows = drawn(5, 96).requires_grad_()
-    q, k, v = attending.split_qkv(rows, 2)
+    q, k, v = attending.split_qkv(rows, heads, kv_heads)
     out = attending.attention(q, k, v, AttentionArgs(layout=layout_of([5]), scale=1.0))
+    parts = torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True)
     (gradient,) = torch.autograd.grad(out.sum(), rows, retain_graph=True)
-    (expected_gradient,) = torch.autograd.grad(
-        sum((projection * out.detach()).sum() for projection in (q, k, v)), rows
-    )  # three of their own
-    assert gradient.shape == expected_gradient.shape == rows.shape
-    assert torch.equal(expected_gradient.view(5, 3, 2, 16)[:, 1], out.detach())
+    assert torch.equal(gradient, torch.cat(parts, 1).flatten(1))
+    pushes = [drawn(*part.shape, seed=n) for n, part in enumerate((q, k, v))]  # three tensors of their own
+    (gradient,) = torch.autograd.grad(sum((x * push).sum() for x, push in zip((q, k, v), pushes, strict=True)), rows)
+    assert torch.equal(gradient, torch.cat(pushes, 1).flatten(1))
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,25 @@ _BART: dict[str, Any] = {
     "scale_embedding": True,
 }
 TINY["bart"] = (transformers.BartConfig, _BART)
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 40,
+    "attention_dropout": 0.2,
+    "attention_bias": True,
+    **{f"{token}_token_id": 0 for token in ("pad", "bos", "eos")},
+}
+TINY |= {
+    "eurobert": (transformers.EuroBertConfig, _LLAMA | {"mlp_bias": True, "mask_token_id": 4}),
+    "llama": (transformers.LlamaConfig, _LLAMA | {"mlp_bias": True, "num_key_value_heads": 1}),
+    "qwen3": (transformers.Qwen3Config, _LLAMA | {"head_dim": 12}),
+}
 ENCODER_DECODER = {"t5": 1, "bart": 2}  # and the token that ends their texts
-WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", *ENCODER_DECODER}
+WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "eurobert", "llama", "qwen3", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
 

@@ -79,7 +79,9 @@ NOT = [("t5", "encoder"), *((a, kind) for a in TINY for kind in EXAMPLES if (a, 
 @cache
 def loaded(family: str) -> heedful.ModelBundle:
     folder = Path(mkdtemp())
-    with_types = ("bert" in family and family not in ("distilbert", "modernbert")) or family == "jina_embeddings_v3"
+    with_types = (
+        "bert" in family and family not in ("distilbert", "modernbert", "eurobert")
+    ) or family == "jina_embeddings_v3"
     types = {"type_vocab_size": 2} if with_types else {}
     save_tiny(folder, family, FAMILIES[family].bare, vocab_size=len(VOCABULARY), **types)
     angled = {"[CLS]": "<s>", "[SEP]": "</s>", "[PAD]": "<pad>", "[MASK]": "<mask>"} if family == "mpnet" else {}
@@ -91,10 +93,11 @@ def loaded(family: str) -> heedful.ModelBundle:
 
 
 def test_who_carries_what() -> None:
-    assert {family for family, kind in CARRIED if kind == "language_model"} == {"gpt2", *ENCODER_DECODER}
-    without_choice = {"gpt2", *ENCODER_DECODER, "gte", "nomic_bert", "jina_embeddings_v3"}
+    decoders = {"gpt2", "llama", "qwen3"}
+    assert {family for family, kind in CARRIED if kind == "language_model"} == {*decoders, *ENCODER_DECODER}
+    without_choice = {*decoders, *ENCODER_DECODER, "gte", "nomic_bert", "jina_embeddings_v3", "eurobert"}
     assert {family for family, kind in NOT if kind == "multiple_choice"} == without_choice
-    assert {family for family, kind in NOT if kind == "question_answering"} == {"gte", "nomic_bert"}
+    assert {family for family, kind in NOT if kind == "question_answering"} == {"gte", "nomic_bert", "eurobert"}
     assert {family for family, kind in NOT if kind == "token_classification"} == {"bart"}
     assert all((family, kind) in CARRIED for family in TINY for kind in ("sequence_classification", "embedding"))
 

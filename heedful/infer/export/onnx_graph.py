@@ -55,9 +55,11 @@ class Graph:
         """The output of an operator; numbers and lists become constants."""
         return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
-    def split(self, x: str, parts: int) -> tuple[str, ...]:
-        """Equal parts of the last dimension."""
-        return self._add(Node("Split", (x,), parts, (("axis", -1),)))
+    def split(self, x: str, *sizes: int) -> tuple[str, ...]:
+        """Parts of the last dimension, as wide as that; one number: so many equal ones."""
+        if len(sizes) == 1:
+            return self._add(Node("Split", (x,), sizes[0], (("axis", -1),)))
+        return self._add(Node("Split", (x, self._name(sizes)), len(sizes), (("axis", -1),)))
 
     def weight(self, parameter: Tensor, *, turned: bool = False) -> str:
         """A parameter, or its transpose, which is an operator where the parameter itself is there already (tied)."""

@@ -239,8 +239,15 @@ def add_attention(
 ) -> str:
     """softmax(scale q k + bias) v of all heads, and the projection."""
     heads, width = config.heads, config.head_width
-    parts = (g.op("Reshape", projected, [0, 0, heads, width]) for projected in g.split(add_linear(g, part.qkv, x), 3))
+    parts = (
+        g.op("Reshape", projected, [0, 0, size // width, width])
+        for projected, size in zip(g.split(add_linear(g, part.qkv, x), *part.sizes), part.sizes, strict=True)
+    )
     q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
+    q, k = norm(g, part.q_norm, q), norm(g, part.k_norm, k)
+    if part.kv_heads < heads:
+        shared = np.arange(heads) // (heads // part.kv_heads)  # the key head of each query head
+        k, v = g.op("Gather", k, shared, axis=1), g.op("Gather", v, shared, axis=1)
     if sight.waves:
         q, k = _turned(g, q, *sight.waves), _turned(g, k, *sight.waves)
     if part.scale != 1.0:
@@ -319,12 +326,15 @@ def _transform(g: Graph, part: h.Transform, config: c.Summary | c.Rowwise, x: st
 
 
 def _summary(g: Graph, part: Any, config: c.Summary, x: str, feed: BatchInputs) -> str:
+    if config.pools_last:
+        return add_pooling(g, _transform(g, part.first, config, x), feed, config.pooling)
     return _transform(g, part.first, config, add_pooling(g, x, feed, config.pooling))
 
 
 def _masked(g: Graph, part: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretraining, x: str) -> Output:
-    dense = norm(g, part.norm, activate(g, config.activation, add_linear(g, part.dense, x)))
-    return Output(add_linear(g, part.decoder, dense), (BATCH, SEQUENCE, part.decoder.out_features))
+    if isinstance(part.dense, nn.Linear):
+        x = norm(g, part.norm, activate(g, config.activation, add_linear(g, part.dense, x)))
+    return Output(add_linear(g, part.decoder, x), (BATCH, SEQUENCE, part.decoder.out_features))
 
 
 def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: BatchInputs) -> Output:

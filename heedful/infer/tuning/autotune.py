@@ -112,6 +112,7 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
     q, k, v = _rows(3 * bounds[-1], config.heads * config.head_width, dtype).view(
         3, bounds[-1], config.heads, config.head_width
     )
+    k, v = k[:, : config.kv_heads], v[:, : config.kv_heads]
     bias = example_bias(config, bounds[-1], max(TEXT_LENGTHS), dtype, CPU)
     call = AttentionArgs(layout=Layout.of(bounds), scale=1.0, window=config.window, bias=bias)
     names = [kernel.name for kernel in KERNELS if not kernel.cannot(q, k, v, call)]

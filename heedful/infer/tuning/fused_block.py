@@ -111,6 +111,8 @@ def can_fuse(block: Block) -> bool:
     return (
         library is not None
         and attention.head_width % library.lanes == 0
+        and attention.kv_heads == attention.heads
+        and isinstance(attention.q_norm, nn.Identity)
         and not block.norm_first
         and not hasattr(block, "cross")
         and not mlp.gated

@@ -109,6 +109,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
             width=width,
             layers=layers,
             heads=heads,
+            kv_heads=config.kv_heads_of(heads),
             head_width=width // heads,
             inner_width=round(config.inner_width / config.width * width),
             blocks=None if config.blocks is None else min(config.blocks, layers),

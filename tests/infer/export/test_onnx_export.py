@@ -57,6 +57,8 @@ MODELS = [
     ("gte", "GteForSequenceClassification"),
     ("jina_embeddings_v3", "JinaEmbeddingsV3ForTokenClassification"),
     ("deberta-v2", "DebertaV2ForSequenceClassification"),
+    ("eurobert", "EuroBertForSequenceClassification"),
+    ("eurobert", "EuroBertForMaskedLM"),
 ]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first", "max", "mean_sqrt_length", "last")
 
@@ -123,6 +125,11 @@ MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
         replace(EMBEDDING, positions=Learned(count=12, offset=2)),
         StackConfig(**SIDE, activation="tanh", relation=STRETCHED, window=2, attention_bias=False, global_layers=(1,)),
         SentenceEmbedding(pooling=("max",)),
+    ),
+    "shared keys, normalised": (
+        replace(EMBEDDING, types=0),
+        StackConfig(**SIDE, relation=Rotary(), kv_heads=1, qk_norm=True, norm="rms", attention_bias=False),
+        SentenceEmbedding(),
     ),
     "buckets": (
         replace(EMBEDDING, types=0, norm=None),

@@ -1,0 +1,185 @@
+"""EuroBERT, Llama and Qwen3: poolings of classifiers, folders of embedding models, and what is refused by key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+import heedful
+from heedful.checkpoint import read_config
+from heedful.checkpoint.new_head import make_head_config
+from heedful.errors import HeedfulError
+from heedful.model.config import Classes, NextToken, SentenceEmbedding
+from tests.support.tiny_models import (
+    our_outputs,
+    packed,
+    save_tiny,
+    sequences,
+    their_outputs,
+    tiny,
+)
+
+END = "<|endoftext|>"
+QUERY = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "ours"), [("bos", ("first", False)), ("mean", ("mean", False)), ("late", ("mean", True))]
+)
+def test_poolings_of_a_eurobert_classifier(tmp_path: Path, pooling: str, ours: tuple[str, bool]) -> None:
+    theirs = save_tiny(
+        tmp_path, "eurobert", "EuroBertForSequenceClassification", torch.float64, classifier_pooling=pooling
+    )
+    loaded = heedful.load(tmp_path, dtype=torch.float64)
+    head, (ids, types) = loaded.config.head, sequences("eurobert")
+    assert isinstance(head, Classes) and (head.pooling, head.pools_last) == ours
+    with torch.no_grad():
+        (expected,) = their_outputs(theirs, "eurobert", ids, types)
+        assert (our_outputs(loaded, packed("eurobert"))[0] - expected).abs().max() < 1e-12
+    heedful.save(loaded, tmp_path / "again")
+    assert json.loads((tmp_path / "again/config.json").read_text())["classifier_pooling"] == pooling
+
+
+def values_of(family: str, architecture: str, **changed: object) -> dict[str, Any]:
+    """Return the complete config.json of a tiny model."""
+    values = json.loads(tiny(family, architecture).config.to_json_string(use_diff=False))
+    return {**values, "architectures": [architecture], **changed}
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "changed", "message"),
+    [
+        ("eurobert", "EuroBertModel", {"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
+        (
+            "eurobert",
+            "EuroBertModel",
+            {"hidden_dropout": 0.1},
+            r"hidden_dropout is 0\.1; only 0\.0, None can be loaded",
+        ),
+        ("eurobert", "EuroBertForSequenceClassification", {"clf_pooling": "mean"}, "clf_pooling is 'mean'.*rename"),
+        ("eurobert", "EuroBertForSequenceClassification", {"classifier_pooling": "max"}, "one of bos, mean, late"),
+        ("llama", "LlamaModel", {"rope_interleaved": True}, "rope_interleaved is True; only False"),
+        ("llama", "LlamaModel", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        ("llama", "LlamaModel", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "this stack is causal"),
+        ("llama", "LlamaModel", {"num_attention_heads": 5}, "num_attention_heads is 5, which does not divide"),
+        ("qwen3", "Qwen3Model", {"use_sliding_window": True}, "use_sliding_window is True.*sliding windows are not"),
+        ("qwen3", "Qwen3Model", {"layer_types": ["sliding_attention"] * 4}, "layer_types is .*sliding windows are not"),
+        ("qwen3", "Qwen3Model", {"mlp_bias": True}, "does not know the key 'mlp_bias'"),
+        ("qwen3", "Qwen3Model", {"head_dim": 7}, "head_width is 7; rotary positions .*make it even"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_key(
+    family: str, architecture: str, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        read_config(values_of(family, architecture, **changed), "config.json")
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_a_missing_key_ties_no_output(architecture: str) -> None:
+    family = architecture.removesuffix("ForCausalLM").lower()
+    values = values_of(family, architecture)
+    assert read_config(values | {"tie_word_embeddings": True}, "config.json").head == NextToken(tied=True)
+    del values["tie_word_embeddings"]
+    assert read_config(values, "config.json").head == NextToken(tied=False)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_vocabulary_head_tied_or_not(tmp_path: Path, tied: bool) -> None:
+    for family, architecture in (("qwen3", "Qwen3ForCausalLM"), ("eurobert", "EuroBertForMaskedLM")):
+        folder = tmp_path / family
+        theirs = save_tiny(folder / "theirs", family, architecture, torch.float64, tie_word_embeddings=tied)
+        loaded, (ids, types) = heedful.load(folder / "theirs", dtype=torch.float64), sequences(family)
+        with torch.no_grad():
+            (expected,) = their_outputs(theirs, family, ids, types)
+            assert (our_outputs(loaded, packed(family))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+        heedful.save(loaded, folder / "ours")
+        before, after = (load_file(folder / side / "model.safetensors") for side in ("theirs", "ours"))
+        assert ("lm_head.weight" in before) != tied and before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_fresh_embedding_of_a_decoder_reads_its_last_token() -> None:
+    for family, pooling in (("Qwen3", "last"), ("Llama", "last"), ("EuroBert", "mean")):
+        config = read_config(values_of(family.lower(), f"{family}Model"), "config.json")
+        assert make_head_config(config, "embedding") == SentenceEmbedding(pooling=(pooling,))  # type: ignore[arg-type]
+
+
+# -- a folder of an embedding model -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in the layout of Qwen3-Embedding: bare names under the architecture of the whole model."""
+    folder = tmp_path_factory.mktemp("embedding")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.add_special_tokens([END])
+    template = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, len(alphabet))]
+    )
+    backend.post_processor = template  # type: ignore[assignment]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=END, eos_token=END, model_max_length=60, padding_side="left"
+    )
+    save_tiny(folder / "body", "qwen3", "Qwen3Model", vocab_size=len(alphabet) + 1, pad_token_id=None)
+    tokenizer.save_pretrained(folder / "body")
+    modules = [Transformer(str(folder / "body")), Pooling(32, pooling_mode="lasttoken"), Normalize()]
+    theirs = SentenceTransformer(
+        modules=modules, prompts={"query": QUERY, "document": ""}, similarity_fn_name="cosine", device="cpu"
+    )
+    theirs.save(str(folder / "published"))
+    config = json.loads((folder / "published/config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+    (folder / "published/config.json").write_text(json.dumps(config))
+    return folder / "published"
+
+
+TEXTS = ["The ferry leaves at noon.", "x", "Ünïcode and 漢字", "A longer sentence about nothing."]
+
+
+def test_an_embedding_folder_equals_sentence_transformers(published: Path, tmp_path: Path) -> None:
+    names = load_file(published / "model.safetensors").keys()
+    assert "embed_tokens.weight" in names and not any(name.startswith("model.") for name in names)
+    theirs, loaded = SentenceTransformer(str(published), device="cpu"), heedful.load(published)
+    assert isinstance(loaded.config.head, SentenceEmbedding) and loaded.config.head.pooling == ("last",)
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.name(loaded.tokenizer.encode("x").ids[-1]) == END
+    engine = heedful.Engine(loaded)
+    for ours, expected in (
+        (engine.encode_query(TEXTS), theirs.encode_query(TEXTS)),
+        (engine.encode_document(TEXTS), theirs.encode_document(TEXTS)),
+        (engine.encode(TEXTS), theirs.encode(TEXTS)),
+    ):
+        assert np.abs(np.asarray(ours) - expected).max() < 2e-6
+    assert np.abs(theirs.encode_query(TEXTS) - theirs.encode_document(TEXTS)).max() > 0.01
+    heedful.save(loaded, tmp_path / "again")
+    assert (SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(TEXTS) == theirs.encode(TEXTS)).all()
+
+
+def test_names_of_a_whole_model_are_read_too(published: Path, tmp_path: Path) -> None:
+    tensors = load_file(published / "model.safetensors")
+    heedful.save(heedful.load(published), tmp_path / "whole")
+    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, tmp_path / "whole/model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        vectors = [
+            loaded(loaded.tokenizer.pack(TEXTS))
+            for loaded in (heedful.load(published), heedful.load(tmp_path / "whole"))
+            if loaded.tokenizer is not None
+        ]
+    assert torch.equal(*vectors)
