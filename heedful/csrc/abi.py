@@ -16,25 +16,8 @@ _P, _I, _N, _F, _D, _U = (
     ctypes.c_double,
     ctypes.c_uint64,
 )
-_CALL = [
-    _I,
-    _I,
-    _I,
-    _I,
-    _P,
-    _P,
-    _I,
-    _P,
-    _I,
-    _P,
-    _I,
-    _F,
-    _N,
-    _I,
-    _D,
-    _U,
-    _N,
-]  # first arguments of both attention functions
+# first arguments of both attention functions
+_CALL = [_I, _I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> result type, argument types
     "lanes": (_I, []),
     "half": (_N, []),

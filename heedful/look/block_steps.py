@@ -165,9 +165,12 @@ def _attention_steps(
     scores, weights = attention.scores[0, 0], attention.weights[0, 0]
     x = "norm(x)" if stack.config.norm_at == "pre" else "x"
     bias = stack.config.attention_bias
+    projected = {y: f"{x} W_{y}{f' + b_{y}' if bias else ''}" for y in "QKV"}
+    if stack.config.qk_norm:
+        projected |= {y: f"norm({projected[y]})" for y in "QK"}
     yield BlockStep(
         name="Query, key and value",
-        formula="    ".join(f"{y.lower()} = {x} W_{y}{f' + b_{y}' if bias else ''}" for y in "QKV"),
+        formula="    ".join(f"{y.lower()} = {formula}" for y, formula in projected.items()),
         of_head=True,
         about="Three projections of the hidden state: what the token attends to, what it is attended to by, and what "
         "it contributes.",

@@ -30,7 +30,7 @@ from heedful.model.config import (
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.kv_cache import KVCache
 from heedful.model.trace import ALL_ITEMS, Part, Trace, TraceItem
-from heedful.nn.attend import attend_with
+from heedful.nn.attend import attend_with, repeat_heads
 from heedful.nn.cpu_attention import split_qkv
 from heedful.nn.cpu_ops import TrainedLinear, add_norm, trains_in_bfloat16
 from heedful.nn.dropout import dropout
@@ -115,7 +115,8 @@ class Attention(nn.Module):
             preferred=context.execution.encoder_kernel if layer.part == "encoder" else "",
         )
         if context.trace is not None:
-            context.trace.record_attention(layer.part, layer.layer, context.sequences, q, k, v, args)
+            copies = (repeat_heads(k, self.heads), repeat_heads(v, self.heads))
+            context.trace.record_attention(layer.part, layer.layer, context.sequences, q, *copies, args)
         out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
         return out
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.nn.attend import attention_scores, repeat_heads
+from heedful.nn.attend import attention_scores
 from heedful.nn.layout import AttentionArgs
 
 Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
@@ -81,7 +81,7 @@ class Trace:
         """Record the chosen items of one call of attention, for the first `sequences` sequences."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
-        heads, k, v = self._heads(q.shape[1]), repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+        heads = self._heads(q.shape[1])
         # in cross-attention, beams of one source are one sequence of the layout
         for number in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]

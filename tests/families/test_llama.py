@@ -149,7 +149,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "published"
 
 
-TEXTS = ["The ferry leaves at noon.", "x", "Ünïcode and 漢字", "A longer sentence about nothing."]
+TEXTS = [
+    "The ferry leaves at noon.",
+    "x",
+    "Ünïcode and 漢字",
+    "A longer sentence about nothing, cut before its end. " * 3,
+]
 
 
 def test_an_embedding_folder_equals_sentence_transformers(published: Path, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def taken(monkeypatch: pytest.MonkeyPatch, **way: Any) -> None:
         ("xlnet", "XLNetModel"),
         ("t5", "T5Model"),
         ("gpt2", "GPT2Model"),
+        ("eurobert", "EuroBertModel"),
+        ("qwen3", "Qwen3Model"),
     ],
 )
 def test_every_way_computes_the_same(
