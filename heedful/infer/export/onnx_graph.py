@@ -56,7 +56,7 @@ class Graph:
         return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
     def split(self, x: str, *sizes: int) -> tuple[str, ...]:
-        """Parts of the last dimension, as wide as that; one number: so many equal ones."""
+        """Parts of the last dimension, of these sizes; a single number is a count of equal parts."""
         if len(sizes) == 1:
             return self._add(Node("Split", (x,), sizes[0], (("axis", -1),)))
         return self._add(Node("Split", (x, self._name(sizes)), len(sizes), (("axis", -1),)))
