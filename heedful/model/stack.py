@@ -477,8 +477,11 @@ def _first_stack(config: ModelConfig) -> StackConfig:
     elif config.decoder_embedding:
         problem = "decoder_embedding is for models with an encoder and a decoder"
     if config.shared_tokens:
-        first_tokens, other = config.embedding, config.decoder_embedding
-        if other is None or (first_tokens.vocabulary, first_tokens.width) != (other.vocabulary, other.width):
+        first_tokens, second_tokens = config.embedding, config.decoder_embedding
+        if second_tokens is None or (first_tokens.vocabulary, first_tokens.width) != (
+            second_tokens.vocabulary,
+            second_tokens.width,
+        ):
             problem = "shared_tokens = true needs a decoder_embedding with the vocabulary and the width of embedding"
     if (encoder and encoder.cross) or (decoder and decoder.cross and not encoder):
         problem = "cross = true is for a decoder beside an encoder, but there is nothing to attend to"
