@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heedful.runs.results import RunResult as RunResult
     from heedful.runs.text_selection import SelectedTexts as SelectedTexts
     from heedful.runs.text_selection import select_texts as select_texts
+    from heedful.runs.tune import tune as tune
     from heedful.tasks.predictions import Classification as Classification
     from heedful.tasks.predictions import Embedding as Embedding
     from heedful.tasks.predictions import Entity as Entity
@@ -58,6 +59,7 @@ _MODULES = {
     "LabelErrors": "heedful.runs.label_errors",
     "select_texts": "heedful.runs.text_selection",
     "SelectedTexts": "heedful.runs.text_selection",
+    "tune": "heedful.runs.tune",
     "RunResult": "heedful.runs.results",
     "Evaluated": "heedful.runs.evaluate",
     "FinetuneSettings": "heedful.runs.finetune.settings",

@@ -58,7 +58,7 @@ def test_public_names() -> None:
         "Tokenizer",
     ]
     functions = ["distil", "evaluate", "find_label_errors", "finetune", "load", "look", "predict", "pretrain", "save"]
-    functions += ["select_texts"]
+    functions += ["select_texts", "tune"]
     expected = sorted([*predictions, "TokenClassification", *settings, *others]) + functions
     assert [name for name in dir(heedful) if not name.startswith("_")] == expected
     for name in expected:

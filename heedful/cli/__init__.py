@@ -32,6 +32,7 @@ from heedful.cli import (
     serve,
     study,
     tokenizer,
+    tune,
 )
 from heedful.cli import settings_command as settings
 from heedful.cli.output import note, show_warning
@@ -102,6 +103,7 @@ app.command(cls=settings.TokenizerCommand)(tokenizer.tokenizer)
 app.command(cls=settings.DataCommand)(check.check)
 app.command(cls=settings.PretrainCommand)(pretrain.pretrain)
 app.command(cls=settings.FinetuneCommand)(finetune.finetune)
+app.command(cls=settings.TuneCommand)(tune.tune)
 app.command(cls=settings.DistilCommand)(distil.distil)
 app.command(cls=settings.DataCommand)(evaluate.evaluate)
 app.command()(convert.convert)

@@ -246,6 +246,12 @@ FinetuneCommand = with_settings_options(
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init TASK",
 )
+TuneCommand = with_settings_options(  # its time budget is that of the search
+    "heedful.runs.finetune.settings:FinetuneSettings",
+    accepts_assignments=True,
+    flags=tuple(flag for flag in (*_training_flags("max_length"), PATIENCE, SEEDS) if flag.name != "--time-budget"),
+    reference="heedful init TASK",
+)
 PretrainCommand = with_settings_options(
     "heedful.runs.pretrain.settings:PretrainSettings",
     accepts_assignments=True,

@@ -268,11 +268,11 @@ def _assignment(assignment: str) -> list[Entry]:
             f"{as_json(assignment)} is not of the form name=value or table.name=value", source=cut(assignment)
         )
     whole = cut(assignment)
-    leaves = _leaves(_toml_value(text.strip()))
+    leaves = _leaves(toml_value(text.strip()))
     return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
 
 
-def _toml_value(text: str) -> Json:
+def toml_value(text: str) -> Json:
     try:
         value = parse(f"value = {text}", "TOML", text)
         return to_plain_data(value["value"], (), text) if len(value) == 1 else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -154,5 +154,12 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
     """Merge the shares of all ranks into the evaluation by which checkpoints are ranked."""
     result = task.compute_metrics(merge_all(shares))
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
-    ties = (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != task.metric)
-    return EvalResult(metric_value=float(result[task.metric]), tie_breaker=next(ties, 0.0), metrics=numbers)
+    return EvalResult(
+        metric_value=float(result[task.metric]), tie_breaker=tie_breaker(numbers, task.metric), metrics=numbers
+    )
+
+
+def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
+    """Return the number that decides between equal values of the metric, larger is better; 0 without any."""
+    ties = (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != metric)
+    return next(ties, 0.0)

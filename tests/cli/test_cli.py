@@ -39,7 +39,7 @@ from tests.support.model_folders import HEADS, LIMIT, long_text, make
 ROOT = Path(__file__).parents[2]
 VERBS = (
     *("quickstart", "init", "recipe", "models", "check", "completion"),
-    *("tokenizer", "pretrain", "finetune", "distil", "evaluate"),
+    *("tokenizer", "pretrain", "finetune", "tune", "distil", "evaluate"),
     *("predict", "select", "look", "convert", "export", "push", "serve", "bench", "kernels", "study"),
 )
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")

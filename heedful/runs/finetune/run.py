@@ -72,6 +72,7 @@ def finetune(
     on_bad_row: OnBadRow = "raise",
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
+    only_dev: bool = False,
 ) -> RunResult:
     """Fine-tune a model on labelled data; an interrupted run in `output_dir` is resumed.
 
@@ -86,6 +87,7 @@ def finetune(
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
         reporter: Receives progress.
         ranks: The processes that train together.
+        only_dev: Evaluate dev alone, and make no plots and no model card.
 
     Raises:
         HeedfulError: If the data, a setting or the folder cannot be used.
@@ -104,7 +106,10 @@ def finetune(
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.survey.counts, reopen))
         if plan.comparison is not None and ranks.is_main:
             write_file(run.folder / METHOD, plan.comparison)
-        return run.execute(FinetuneTraining(plan, run, LabelLearner(plan, run)))
+        training = FinetuneTraining(plan, run, LabelLearner(plan, run), on_its_own=not only_dev)
+        if only_dev:
+            training.splits = tuple(split for split in training.splits if split == "dev")
+        return run.execute(training)
 
 
 # -- what is learned --------------------------------------------------------------------------------------------------

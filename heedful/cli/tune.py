@@ -1,0 +1,134 @@
+"""The verb tune: search settings of fine-tuning within a time budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful.cli.finetune import TASKS_HELP
+from heedful.cli.options import (
+    AsJson,
+    DataFiles,
+    OnBadRow,
+    OutputDir,
+    Recipe,
+    check_on_bad_row,
+    first_file,
+    note_aliases,
+)
+from heedful.cli.output import escape, note, print_json, print_table, print_text
+from heedful.cli.results import show_results
+from heedful.cli.settings_command import context_assignments
+from heedful.errors import HeedfulError
+from heedful.tasks.specs import specs_named
+
+if TYPE_CHECKING:
+    from heedful.runs.results import JsonObject
+    from heedful.toml_json import Json
+
+
+def tune(
+    context: typer.Context,
+    task: Annotated[str, typer.Argument(metavar="TASK", help=f"{TASKS_HELP}.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
+    ],
+    time_budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time of the whole search with the final training, as 20m or 1h30m.")
+    ] = "20m",
+    tried: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="SETTING=VALUE,VALUE",
+            help="Values of a setting to try, such as lr=1e-4,3e-4; repeat it for further settings. By default the "
+            "learning rate is tried.",
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Pretrained model: a folder, or NAME[@REVISION] on the hub; by default the small English encoder that "
+            "ships with Heedful."
+        ),
+    ] = "",
+    out: OutputDir = None,
+    recipe: Recipe = None,
+    on_bad_row: OnBadRow = "raise",
+    as_json: AsJson = False,
+) -> None:
+    """Search settings of fine-tuning within a time budget.
+
+    Many configurations train for a short time, and the best third of them continues for three times as long. They
+    are compared on dev. The final model is trained with the best settings, in the folder best. Ctrl-C stops the search;
+    the same command resumes it.
+    """
+    from heedful.data.labelled.split_files import parse_data_arguments
+    from heedful.runs.finetune.settings import check_task, finetune_overrides, preview_settings
+
+    overrides = finetune_overrides(model=model, recipe=recipe, assignments=context_assignments(context))
+    alias, task = task, check_task(task)
+    preview_settings(task, overrides)  # check settings before torch is imported
+    space = _space(tried or [])
+    note_aliases(overrides, {alias: f"the task {task}"} if alias != task else {})
+    files: DataFiles = parse_data_arguments(data)
+    folder = out or Path(f"tune-{task}-{first_file(files).absolute().stem}")
+    bad_rows = check_on_bad_row(on_bad_row)
+    from heedful.train.memory import disable_malloc_trim
+
+    disable_malloc_trim()
+    from heedful.cli.progress import Progress
+    from heedful.runs.tune import BEST_FOLDER
+    from heedful.runs.tune import tune as search
+
+    with Progress(quiet=as_json) as progress:
+        result = search(
+            task, files, folder, time_budget=time_budget, space=space or None, overrides=overrides, on_bad_row=bad_rows,
+            reporter=progress,
+        )  # fmt: skip
+    if result.status == "interrupted":
+        note(f"stopped; all trials are saved in {folder}. The same command resumes the search.")
+        raise SystemExit(130)
+    if as_json:
+        return print_json({"folder": str(folder)} | result.results)
+    _show_trials(result.results["tune"])
+    show_results(result.results)
+    best = quote(str(folder / BEST_FOLDER))
+    print_text(f"\nThe search is in {folder}: trials.csv, plots/trials.png, and the final run in {BEST_FOLDER}.\nNext:")
+    print(f"  heedful predict {best} {specs_named(task)[0].predict_arguments}")
+    print(f"  heedful evaluate {best} --data YOUR-DATA")
+
+
+def _space(tried: list[str]) -> dict[str, list[Json]]:
+    """Read the values of each setting from texts such as "lr=1e-4,3e-4"; the values are TOML, or else text."""
+    from heedful.runs.overrides import toml_value
+
+    space: dict[str, list[Json]] = {}
+    for text in tried:
+        name, equals, values = text.partition("=")
+        if not equals or not name.strip() or not values.strip():
+            raise HeedfulError(f'--try is "{text}"; expected SETTING=VALUE,VALUE, as in lr=1e-4,3e-4')
+        if name.strip() in space:
+            raise HeedfulError(f"--try names {name.strip()} twice: give all its values at once")
+        space[name.strip()] = [toml_value(value.strip()) for value in values.split(",")]
+    return space
+
+
+def _show_trials(state: JsonObject) -> None:
+    from heedful.runs.results import format_metric
+    from heedful.runs.tune import ranked_trials
+
+    rows = []
+    for trial in ranked_trials(state):
+        interval, metric = trial["interval"], trial["metric"]
+        ends = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
+        tried = [escape(str(trial["settings"][name])) for name in state["space"]]
+        score = format_metric(metric, trial["metric_value"])
+        rows.append([*tried, f"{trial['share']:.0%}", score, ends, f"{trial['seconds']:.0f}"])
+    names = list(state["space"])
+    head = [*names, "of the training", f"dev {state['trials'][0]['metric']}", "95 % interval", "seconds"]
+    print_table(rows, head=head, right={len(names), len(names) + 1, len(names) + 3})
