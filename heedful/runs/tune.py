@@ -96,7 +96,7 @@ def tune(
 ) -> RunResult:
     """Search settings of fine-tuning within a time budget, and train the final model with the best ones.
 
-    By successive halving many configurations train for a short time, and the best third of them continues to train three
+    By successive halving many configurations train for a short time, and the best third of them continues for three
     times as long, up to the full duration. They are compared on dev; test is evaluated for the final model alone, which
     is in output_dir/best. The results have the trials under "tune". A search that was interrupted resumes.
 
