@@ -118,8 +118,8 @@ def tune(
     """
     folder, reporter = Path(output_dir), reporter or Reporter()
     minutes = parse_minutes(time_budget) if isinstance(time_budget, str) else float(time_budget)
-    given = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
-    search = _Search(task, data, folder, given, on_bad_row, reporter)
+    collected = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
+    search = _Search(task, data, folder, collected, on_bad_row, reporter)
     if not 0 < minutes < float("inf"):
         raise SettingError(f"time_budget is {time_budget}; expected minutes above 0", path="time_budget")
     _check_folder(folder)
