@@ -156,7 +156,7 @@ def test_dropout_drops_weights_after_the_softmax(name: str, bias: str) -> None:
 # -- models -------------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM", "gpt2": "GPT2LMHeadModel"}
-ARCHITECTURES |= {"xlnet": "XLNetLMHeadModel", "t5": "T5ForConditionalGeneration"}
+ARCHITECTURES |= {"xlnet": "XLNetLMHeadModel", "t5": "T5ForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

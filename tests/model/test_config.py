@@ -12,7 +12,15 @@ import torch
 import heedful
 from heedful.checkpoint import read_config
 from heedful.families import FAMILIES
-from heedful.model.config import Buckets, EmbeddingConfig, Learned, Sinusoidal, StackConfig
+from heedful.model.config import (
+    Buckets,
+    Disentangled,
+    EmbeddingConfig,
+    Learned,
+    Sinusoidal,
+    StackConfig,
+    TransformerXl,
+)
 from heedful.nn.positions import distance_buckets
 
 STACK: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "head_width": 4, "inner_width": 8}
@@ -25,6 +33,25 @@ STACK: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "head_width": 4, "
 def test_a_stack_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(heedful.HeedfulError, match=f"^{name} is {value}; expected a"):
         StackConfig(**STACK | {name: value})
+
+
+@pytest.mark.parametrize("kv_heads", [0, 3, 4])
+def test_groups_of_heads_are_of_one_size(kv_heads: int) -> None:
+    with pytest.raises(heedful.HeedfulError, match=f"^kv_heads is {kv_heads}; expected a number that divides heads, 2"):
+        StackConfig(**STACK, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("relation", [TransformerXl(), Disentangled()])
+@pytest.mark.parametrize("changed", [{"kv_heads": 1}, {"qk_norm": True}])
+def test_relations_that_have_a_key_for_every_head(relation: Any, changed: dict[str, Any]) -> None:
+    with pytest.raises(heedful.HeedfulError, match=f'not built with relation "{relation.kind}": leave them out'):
+        StackConfig(**STACK, relation=relation, **changed)
+
+
+def test_a_similar_stack_has_groups_as_large_where_they_divide_its_heads() -> None:
+    stack = StackConfig(**STACK | {"heads": 9}, kv_heads=3)
+    assert [stack.kv_heads_of(heads) for heads in (12, 3, 8)] == [4, 1, None]
+    assert StackConfig(**STACK).kv_heads_of(6) is None
 
 
 def test_global_layers_are_given_in_one_way() -> None:

@@ -24,12 +24,12 @@ Scheme = TruncatedNormal | Normal | Xavier
 WIDTH = 64
 
 
-def build(scheme: Scheme, seed: int = 0) -> nn.Module:
+def build(scheme: Scheme, seed: int = 0, kv_heads: int | None = None) -> nn.Module:
     config = ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=500, width=WIDTH, padding=3, norm="layer", positions=Learned(count=40, padding=1), types=2
         ),
-        encoder=StackConfig(width=WIDTH, layers=1, heads=4, head_width=16, inner_width=256),
+        encoder=StackConfig(width=WIDTH, layers=1, heads=4, kv_heads=kv_heads, head_width=16, inner_width=256),
     )
     model = Transformer(config)
     module = nn.ModuleDict({"model": model, "head": make_head(MaskedTokens(), model)})
@@ -58,6 +58,9 @@ def test_xavier() -> None:
     assert abs(weight.var() / (2 / (64 + 256)) - 1) < 0.05
     fused = module.get_parameter("model.encoder.blocks.0.attention.qkv.weight")  # three matrices of 64 x 64
     assert abs(fused.var() / (2 / (64 + 64)) - 1) < 0.05
+    shared = build(Xavier(), kv_heads=1).get_parameter("model.encoder.blocks.0.attention.qkv.weight")
+    for matrix in shared.split((64, 16, 16)):
+        assert abs(matrix.var() / (2 / (64 + len(matrix))) - 1) < 0.1
     tokens = module.get_parameter("model.embedding.tokens.weight")
     assert abs(tokens.std() * WIDTH**0.5 - 1) < 0.05, "a tied embedding is drawn as an embedding"
 

@@ -374,6 +374,17 @@ def test_fresh_outputs_are_drawn_by_the_models_own_layers(known: Path, family: s
     assert isinstance(scheme, Normal | TruncatedNormal) and scheme.outputs == pytest.approx((2 * layers) ** -0.5)
 
 
+@pytest.mark.parametrize(("family", "heads", "kv_heads"), [("qwen3", 4, 2), ("llama", 6, 2), ("llama", 4, None)])
+def test_fresh_models_share_keys_as_the_published_ones_do(
+    known: Path, family: str, heads: int, kv_heads: int | None
+) -> None:
+    size = {"model.family": family, "model.layers": 1, "model.width": 8 * heads, "model.heads": heads}
+    config = config_of_size(family, asked("a", "clm", size), Tokenizer.load(known))
+    assert config.model.decoder is not None and config.model.decoder.kv_heads == kv_heads
+    loaded = heedful.checkpoint.create(config, seed=1)
+    assert loaded.model(heedful.Packed.of([[5, 6, 7]])).isfinite().all()
+
+
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
