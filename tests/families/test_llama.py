@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import decoders, models, pre_tokenizers, processors
@@ -117,27 +117,33 @@ def test_a_fresh_embedding_of_a_decoder_reads_its_last_token() -> None:
         assert make_head_config(config, "embedding") == SentenceEmbedding(pooling=(pooling,))  # type: ignore[arg-type]
 
 
-# -- a folder of an embedding model -------------------------------------------------------------------------------
+# -- folders of sentence-transformers -----------------------------------------------------------------------------
+
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+SIZE = {"vocab_size": len(ALPHABET) + 1, "max_position_embeddings": 60}
+
+
+def save_tokenizer(folder: Path, *, ends: bool) -> None:
+    """Save a tokenizer of bytes; `ends`: it appends the end token."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(ALPHABET)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.add_special_tokens([END])
+    if ends:
+        backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+            single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, len(ALPHABET))]
+        )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=END, eos_token=END, model_max_length=60, padding_side="left"
+    ).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model in the layout of Qwen3-Embedding: bare names under the architecture of the whole model."""
     folder = tmp_path_factory.mktemp("embedding")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    backend.add_special_tokens([END])
-    template = processors.TemplateProcessing(
-        single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, len(alphabet))]
-    )
-    backend.post_processor = template  # type: ignore[assignment]
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=END, eos_token=END, model_max_length=60, padding_side="left"
-    )
-    save_tiny(folder / "body", "qwen3", "Qwen3Model", vocab_size=len(alphabet) + 1, pad_token_id=None)
-    tokenizer.save_pretrained(folder / "body")
+    save_tiny(folder / "body", "qwen3", "Qwen3Model", pad_token_id=None, **SIZE)
+    save_tokenizer(folder / "body", ends=True)
     modules = [Transformer(str(folder / "body")), Pooling(32, pooling_mode="lasttoken"), Normalize()]
     theirs = SentenceTransformer(
         modules=modules, prompts={"query": QUERY, "document": ""}, similarity_fn_name="cosine", device="cpu"
@@ -147,6 +153,19 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config |= {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
     (folder / "published/config.json").write_text(json.dumps(config))
     return folder / "published"
+
+
+def test_a_reranker_scores_as_in_sentence_transformers(tmp_path: Path) -> None:
+    labels = {"id2label": {0: "score"}, "label2id": {"score": 0}}
+    ids = {"pad_token_id": len(ALPHABET), "eos_token_id": len(ALPHABET)}
+    save_tiny(tmp_path / "body", "qwen3", "Qwen3ForSequenceClassification", **SIZE, **labels, **ids)
+    save_tokenizer(tmp_path / "body", ends=False)
+    theirs = CrossEncoder(str(tmp_path / "body"), device="cpu", activation_fn=torch.nn.Sigmoid())
+    theirs.save_pretrained(str(tmp_path / "reranker"))
+    pairs = [(f"<Query>: {query}\n", f"<Document>: {text}") for query in ("noon?", "why") for text in TEXTS[:3]]
+    answers = heedful.Engine(tmp_path / "reranker")(pairs)
+    found = np.array([answer["values"]["score"] for answer in answers])
+    assert np.abs(found - theirs.predict(pairs)).max() < 2e-6 and found.std() > 0.01
 
 
 TEXTS = [
