@@ -508,3 +508,35 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     assert found["rows"]["mean"] == 40 and found["flipped"]["mean"] == 2
     assert found["precision"]["high"] == 1.0 and found["precision by loss"]["high"] == 1.0
     assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
+
+
+def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, data = benchmarks("few_labels"), benchmarks("finetune_data")
+    rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
+    task = data.Task(kind="classify", labels=("0", "1"), train=rows[:40], held=rows[40:], about="invented rows")
+    monkeypatch.setattr(script, "load", lambda name: task)
+    train, held = script.drawn("SST-2", 3, 1)
+    assert [row.label for row in train].count("0") == [row.label for row in train].count("1") == 3
+    assert script.drawn("SST-2", 3, 1) == (train, held) != script.drawn("SST-2", 3, 2)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    path = tmp_path / "few.json"
+    options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2", "--out", str(path)]
+    script.main(options)
+    record = json.loads(path.read_text())
+    assert [(row["arm"], row["draws"]) for row in record["summary"]] == [("linear", 2), ("words", 2)]
+    assert all(row["mean"] > 90 and row["std"] is not None for row in record["summary"])
+
+
+def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:
+    script = benchmarks("calibration")
+    stream = np.random.default_rng(0)
+    table = stream.dirichlet([1.0, 1.0, 1.0], size=4000)
+    gold = ["abc"[stream.choice(3, p=row)] for row in table]
+    assert script.calibration_error("abc", table, gold) < 3, "drawn by these probabilities"
+    sharper = script.without_temperature(table, 3.0)
+    assert script.calibration_error("abc", sharper, gold) > 10
+    assert np.allclose(script.without_temperature(sharper, 1 / 3), table, atol=1e-3)
+    for row in script.measured_sets(["a", "b", "c"], table, gold):
+        assert row["coverage"] == pytest.approx(row["asked"], abs=1.5)
+        assert 1 <= row["mean size"] <= 3
