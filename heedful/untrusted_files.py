@@ -27,7 +27,7 @@ LIMITS = {  # bytes, by file name; OTHER for the rest
     "special_tokens_map.json": 16 * MIB,
     "added_tokens.json": 16 * MIB,
 }
-SENTENCEPIECE = 64 * MIB  # any *.model
+SENTENCEPIECE = 64 * MIB  # any *.model or *.spm
 OTHER = MIB
 MAX_VALUES = 4_000_000  # JSON values in one file, estimated by counting separators
 MAX_NAME_LENGTH = 200  # characters of a path inside the folder
@@ -35,7 +35,7 @@ MAX_NAME_LENGTH = 200  # characters of a path inside the folder
 
 def size_limit(name: str) -> int:
     """Return the largest number of bytes that is read of a file with this name."""
-    return SENTENCEPIECE if name.endswith(".model") else LIMITS.get(Path(name).name, OTHER)
+    return SENTENCEPIECE if name.endswith((".model", ".spm")) else LIMITS.get(Path(name).name, OTHER)
 
 
 def is_inside(folder: Path, path: Path) -> bool:

@@ -11,7 +11,7 @@ from heedful.bundled import bundled_model
 from heedful.errors import HeedfulWarning, ModelError
 
 # files of a model folder to download: no pickles, no code
-FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "README.md"]  # folders of modules included
+FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "*.spm", "README.md"]  # folders of modules included
 MAIN = "main"  # the branch of a name without a revision
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _resolved: dict[str, Path] = {}  # name without a revision -> snapshot: one commit for the whole process

@@ -305,6 +305,10 @@ def _load_tensors(contents: _FolderContents, dtype: torch.dtype, lacking: dict[s
     merged = {} if contents.adapter is None else contents.adapter.merge(slots, dtype)
     unchanged = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
     tensors = read_tensors(unchanged, dtype) | merged
+    for name, tensor in read_tensors({name: slots[name] for name in table.constants if name in slots}, dtype).items():
+        constant = table.constants[name].to(dtype)
+        if tensor.shape != constant.shape or not torch.allclose(tensor, constant, rtol=0.0, atol=1e-2):
+            raise ModelError(f"{folder}: {name} is not the sinusoids of this family: other positions are not supported")
     for second, first in table.tied.items():
         if second in tensors and first in tensors and not torch.equal(tensors[second], tensors[first]):
             raise ModelError(

@@ -12,6 +12,7 @@ from heedful.families.family import Family, HeadMap
 from heedful.families.names import CONCAT, ROW_VECTOR, Named, NameRow, NameTable, name_rows
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, NextToken, Normal, Sinusoidal, StackConfig
 
+SIDES = ("encoder", "decoder")
 OFFSET = 2  # rows of the position table before position 0
 NORM_EPS = 1e-5
 IGNORED_KEYS = frozenset(
@@ -61,7 +62,7 @@ def read_parts(
         reader.only(key, value, None, why="transformers computes the same whatever this key says")
     reader.only("is_encoder_decoder", True, why="it has an encoder and a decoder")
     reader.only("tie_word_embeddings", True, why=_SHARED)
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         reader.only(f"{side}_layerdrop", 0, None, why="whole layers are never dropped in training")
     width, dropout = reader.integer("d_model", 1024), reader.number("dropout", 0.1)
     vocabulary = reader.integer("vocab_size")
@@ -156,7 +157,7 @@ def body(model: ModelConfig) -> NameTable:
     tokens: Named = ("model.shared", "embedding.tokens")
     return NameTable(
         rows=(*name_rows(tokens), *_side("encoder", "embedding"), *_side("decoder", "decoder_embedding")),
-        tied={f"model.{side}.embed_tokens.weight": "model.shared.weight" for side in ("encoder", "decoder")},
+        tied={f"model.{side}.embed_tokens.weight": "model.shared.weight" for side in SIDES},
         ignored=frozenset({"model.encoder.version", "model.decoder.version"}),
     )
 
@@ -180,7 +181,7 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     """Return a published configuration."""
     shape = {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}
     values: dict[str, object] = {"vocab_size": vocabulary, "d_model": width, "max_position_embeddings": 1024}
-    sides = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in shape.items()}
+    sides = {f"{side}_{key}": value for side in SIDES for key, value in shape.items()}
     return values | sides | {"pad_token_id": 1}
 
 

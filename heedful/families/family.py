@@ -122,7 +122,9 @@ class Family:
         """Return tensors with the table's names under the names that they have in a folder."""
         architecture = self.architecture(model, head)
         if architecture == self.bare:
-            return {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
+            dtype = next(iter(tensors.values())).dtype
+            constants = {name: tensor.to(dtype) for name, tensor in self.body(model).constants.items()}
+            return {name.removeprefix(self.prefix): tensor for name, tensor in {**tensors, **constants}.items()}
         prefix, body = self.heads[architecture].prefix, self.body(model)
         if prefix is None:
             return dict(tensors)

@@ -86,11 +86,16 @@ class NameTable:
     tied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not saved -> HF name of the same tensor
     copied: Mapping[str, str] = field(default_factory=dict)  # HF name that is not read -> HF name it is a copy of
     ignored: frozenset[str] = frozenset()  # HF names of tensors that are not used, which older versions saved
+    constants: Mapping[str, Tensor] = field(default_factory=dict)  # HF names of tensors that are computed, not read
     zero_if_missing: frozenset[str] = frozenset()  # HF names of tensors that a folder may lack
 
     def skips(self, name: str) -> bool:
         """Return whether an HF tensor of that name is not read."""
-        return name in self.copied or any(name_pattern(template).fullmatch(name) for template in self.ignored)
+        return (
+            name in self.copied
+            or name in self.constants
+            or any(name_pattern(template).fullmatch(name) for template in self.ignored)
+        )
 
     def may_lack(self, name: str) -> bool:
         """Return whether a folder may lack an HF tensor of that name."""
@@ -103,6 +108,7 @@ class NameTable:
             tied={**self.tied, **added.tied},
             copied={**self.copied, **added.copied},
             ignored=self.ignored | added.ignored,
+            constants={**self.constants, **added.constants},
             zero_if_missing=self.zero_if_missing | added.zero_if_missing,
         )
 

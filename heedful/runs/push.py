@@ -32,6 +32,7 @@ UPLOADED = (  # names in the model's folder
     "vocab.txt",
     "merges.txt",
     "*.model",  # of SentencePiece
+    "*.spm",
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",

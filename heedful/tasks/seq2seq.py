@@ -190,8 +190,10 @@ class Seq2Seq(Task[Seq2SeqExample]):
             self.truncation_length,
             self._cut_at(self.max_target_length if self.long_inputs == "truncate" else None),
         )
+        tokenizers = (self.tokenizer, self.tokenizer.for_targets)
         sides = (
-            encode_truncated(self.tokenizer, inputs[at::2], self.text_suffix, limit) for at, limit in enumerate(limits)
+            encode_truncated(tokenizer, inputs[at::2], self.text_suffix, limit)
+            for at, (tokenizer, limit) in enumerate(zip(tokenizers, limits, strict=True))
         )
         return [encoding for pair in zip(*sides, strict=True) for encoding in pair]
 

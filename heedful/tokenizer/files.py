@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
-from heedful.tokenizer import sentencepiece_model
+from heedful.tokenizer import joint_vocabulary, sentencepiece_model
 from heedful.tokenizer.build import TYPICAL, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import silence_stderr, translate_errors
 from heedful.tokenizer.limits import (
@@ -41,7 +41,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = None) -> TokenizerFiles:
-    """Read tokenizer.json, else vocab.txt, else vocab.json with merges.txt, else a SentencePiece model.
+    """Read tokenizer.json, else vocab.txt, source.spm, vocab.json with merges.txt, or a SentencePiece model.
 
     `defaults` completes vocab.txt and the latter, which say little (see `build_wordpiece` and `build_sentencepiece`).
     """
@@ -55,6 +55,9 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         entries = _vocabulary_lines(folder, "vocab.txt", notes)
         wordpiece = defaults if defaults is not None and defaults.get("model") == "wordpiece" else None
         backend = build_wordpiece(entries, config, folder / "vocab.txt", notes, wordpiece)
+    elif (folder / joint_vocabulary.SOURCE).is_file():
+        vocabulary = _vocabulary_json(folder, joint_vocabulary.VOCABULARY)
+        backend = joint_vocabulary.read_joint_vocabulary(folder, vocabulary, config, defaults)
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)

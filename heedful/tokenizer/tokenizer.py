@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tokenizers
@@ -35,6 +35,7 @@ from heedful.tokenizer.encoding import (
     tokens_to_keep,
 )
 from heedful.tokenizer.errors import silence_stderr, translate_errors
+from heedful.tokenizer.joint_vocabulary import JointVocabulary
 from heedful.tokenizer.limits import TokenizerConfig
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
@@ -145,6 +146,13 @@ class Tokenizer:
     def limited(self, max_length: int) -> Tokenizer:
         """Return the tokenizer for a model that reads at most `max_length` tokens."""
         return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
+
+    @cached_property
+    def for_targets(self) -> Tokenizer:
+        """The tokenizer of texts that a model generates: another one where source and target have their own."""
+        if not isinstance(self._backend, JointVocabulary):
+            return self
+        return Tokenizer(cast(tokenizers.Tokenizer, self._backend.for_targets()), self._config)
 
     @property
     def lowercases(self) -> bool | None:
@@ -274,6 +282,8 @@ class Tokenizer:
     def save(self, folder: str | Path, *, types: bool | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
 
+        A joint vocabulary of two SentencePiece models is written as the files that it was read from.
+
         An older vocab.txt is removed unless this tokenizer is WordPiece. Other keys of a loaded tokenizer_config.json
         are kept. Each file appears complete or not at all.
 
@@ -283,6 +293,12 @@ class Tokenizer:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(self._backend, JointVocabulary):
+            for name, data in self._backend.files.items():
+                with atomic_path(folder / name) as part:
+                    write_synced(part, [data])
+            _write(folder / "tokenizer_config.json", _json(self._saved_config(types), sort_keys=True))
+            return
         state = self._tokenizer_json()
         if state["model"].get("type") == "WordPiece":
             names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
@@ -290,9 +306,8 @@ class Tokenizer:
                 _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
         else:
             (folder / "vocab.txt").unlink(missing_ok=True)
-        config = json.dumps(self._saved_config(types), indent=2, ensure_ascii=False, allow_nan=False, sort_keys=True)
-        _write(folder / "tokenizer_config.json", config + "\n")
-        _write(folder / "tokenizer.json", json.dumps(state, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        _write(folder / "tokenizer_config.json", _json(self._saved_config(types), sort_keys=True))
+        _write(folder / "tokenizer.json", _json(state))
 
     def _saved_config(self, types: bool | None) -> TokenizerConfig:
         config = {"tokenizer_class": PLAIN} | self._config
@@ -432,6 +447,10 @@ def _canonical(state: object) -> object:
     if isinstance(state, dict):
         return {key: _canonical(value) for key, value in state.items() if value is not None and value is not False}
     return [_canonical(value) for value in state] if isinstance(state, list) else state
+
+
+def _json(value: object, *, sort_keys: bool = False) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys) + "\n"
 
 
 def _write(path: Path, text: str) -> None:

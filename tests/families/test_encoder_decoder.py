@@ -12,10 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import heedful
+from heedful.checkpoint import read_config
 from heedful.checkpoint.new_head import with_head
+from heedful.families import FAMILIES
 from heedful.model.config import NextToken
 from heedful.packed import Packed
-from tests.support.tiny_models import Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tiny_models import TINY, Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
 
 GATED = {"feed_forward_proj": "gated-gelu"}
 
@@ -165,3 +167,64 @@ def test_a_folder_with_a_prefix_of_its_own(tmp_path: Path) -> None:
     assert "transformer.shared.weight" in load_file(tmp_path / "again/model.safetensors")
     report = transformers.T5ForSequenceClassification.from_pretrained(tmp_path / "again", output_loading_info=True)[1]
     assert not any(report[what] for what in ("missing_keys", "unexpected_keys")), report
+
+
+# -- BART and Marian ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "message"),
+    [
+        ("bart", {"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1; only 0, None can be loaded: whole layers"),
+        ("bart", {"tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
+        ("bart", {"normalize_before": True}, "normalize_before is True; only False"),
+        ("bart", {"num_hidden_layers": 9}, "num_hidden_layers is 9; only 4, None can be loaded"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False; only True"),
+        ("marian", {"decoder_vocab_size": 70}, "decoder_vocab_size is 70; only 99, None can be loaded: separate"),
+        ("marian", {"normalize_embedding": True}, "normalize_embedding is True; only False"),
+    ],
+)
+def test_other_variants_are_refused_by_name(family: str, changed: dict[str, Any], message: str) -> None:
+    kind, settings = TINY[family]
+    values = kind(**settings).to_dict() | {"architectures": [FAMILIES[family].bare]}
+    read_config(values, "config.json")
+    with pytest.raises(heedful.HeedfulError, match=message):
+        read_config(values | changed, "config.json")
+
+
+def test_a_folder_without_final_logits_bias(tmp_path: Path) -> None:
+    """As transformers loads it: the bias is zero; a bare model can be loaded with the output layer too."""
+    theirs = save_tiny(tmp_path, "bart", "BartModel", torch.float64)
+    ours = heedful.load(tmp_path, head="language_model", dtype=torch.float64)
+    assert ours.head is not None and not ours.named_tensors()["head.decoder.bias"].any()
+    writes = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64)
+    ids, types = sequences("bart")
+    with torch.no_grad():
+        (found,), (expected,) = our_outputs(ours, packed("bart")), their_outputs(eager(writes), "bart", ids, types)
+    assert theirs is not None and (found - expected).abs().max() < 1e-12 * max(1.0, float(expected.abs().max()))
+
+
+def test_other_positions_than_sinusoids_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "marian", "MarianModel")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["encoder.embed_positions.weight"] += 0.1
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(heedful.HeedfulError, match=r"embed_positions\.weight is not the sinusoids of this family"):
+        heedful.load(tmp_path)
+
+
+def test_texts_end_where_sinusoids_were_trained(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "marian", "MarianMTModel")
+    loaded = heedful.load(tmp_path)
+    assert loaded.max_length == 40
+    with pytest.raises(heedful.HeedfulError, match="has 41 tokens, but the model has positions for 40"):
+        loaded(Packed.of([[5] * 41]), Packed.of([[98]]))
+
+
+def test_the_bias_of_the_output_layer_is_not_trained(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "marian", "MarianMTModel")
+    frozen = [name for name, tensor in heedful.load(tmp_path).named_tensors().items() if not tensor.requires_grad]
+    assert frozen == ["head.decoder.bias"]
+    save_tiny(tmp_path / "bare", "bart", "BartModel")
+    writer = with_head(heedful.load(tmp_path / "bare"), "language_model")
+    assert not writer.named_tensors()["head.decoder.bias"].requires_grad

@@ -29,6 +29,8 @@ def test_every_key_is_claimed_exactly_once_in_both_directions(tmp_path: Path, fa
     bare = architecture == FAMILIES[family].bare
     for name in load_file(tmp_path / "model.safetensors"):
         inner = FAMILIES[family].table_name(name, bare)
+        if inner in table.constants:
+            continue
         hits = [t for row in table.rows for t in row.hf if name_pattern(t).fullmatch(inner)]
         assert len(hits) == 1, (name, hits)
     for name in loaded.named_tensors():

@@ -179,7 +179,10 @@ TINY |= {
     "llama": (transformers.LlamaConfig, _LLAMA | {"mlp_bias": True, "num_key_value_heads": 1}),
     "qwen3": (transformers.Qwen3Config, _LLAMA | {"head_dim": 12}),
 }
-ENCODER_DECODER = {"t5": 1, "bart": 2}  # and the token that ends their texts
+_MARIAN = _BART | {"eos_token_id": 0, "pad_token_id": 98, "decoder_start_token_id": 98, "activation_function": "swish"}
+del _MARIAN["classifier_dropout"]
+TINY["marian"] = (transformers.MarianConfig, _MARIAN)
+ENCODER_DECODER = {"t5": 1, "bart": 2, "marian": 0}  # and the token that ends their texts
 WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "eurobert", "llama", "qwen3", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
@@ -220,6 +223,11 @@ def tiny(family: str, architecture: str, dtype: torch.dtype = torch.float32, **c
     torch.manual_seed(len(architecture))
     with Exact(dtype):
         model = getattr(transformers, architecture)(kind(**settings | changed)).to(dtype)
+    for part in model.modules():
+        if type(part).__name__.endswith("SinusoidalPositionalEmbedding") and dtype is torch.float64:
+            count, width = part.weight.shape  # theirs are rounded to float32
+            angles = torch.arange(count)[:, None] / 10_000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+            part.weight.data = torch.cat([angles.sin(), angles.cos()], -1)
     randomise(model)
     for part in model.modules() if family == "t5" else ():
         if hasattr(part, "EncDecAttention") or hasattr(part, "SelfAttention"):
@@ -243,6 +251,8 @@ def randomise(model: torch.nn.Module) -> None:
     if hasattr(model, "final_logits_bias"):  # a buffer
         model.final_logits_bias.normal_(0.0, 0.2)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # sinusoids
+            continue
         parameter.normal_(1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0, 0.2)
         if padding.get(id(parameter)) is not None:
             parameter[padding[id(parameter)]] = 0.0

@@ -24,6 +24,7 @@ from tests.support.tiny_models import ENCODER_DECODER, in_double, save_tiny
 
 ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
 }
