@@ -84,7 +84,7 @@ class JointVocabulary:
         """Encode texts, pairs or lists of words."""
         for text in inputs:
             self._check_language(text)
-        return [self._renumbered(found) for found in self._segmenters[self._side].encode_batch(inputs, **options)]
+        return [self._renumbered(encoding) for encoding in self._segmenters[self._side].encode_batch(inputs, **options)]
 
     encode_batch_fast = encode_batch  # the library's own leaves the texts of pieces out
 
