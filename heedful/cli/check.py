@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from heedful.cli.options import AsJson, Device
-from heedful.cli.output import escape, note, print_json, print_table, print_text, text_cell
+from heedful.cli.output import escape, note, percent, print_json, print_table, print_text, text_cell
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError, did_you_mean
 
@@ -100,11 +100,11 @@ def _find(dataset: Dataset[Example], path: Path, model: str | None, device: str)
 def _show(likely: LabelErrors, path: Path, data: list[Path]) -> None:
     """Print the first label errors, and the command that uses the corrected file."""
     share = len(likely.errors) / max(likely.examples, 1)
-    print(f"\n{len(likely.errors):,} of {likely.examples:,} labels ({share:.1%}) are likely wrong")
+    print(f"\n{len(likely.errors):,} of {likely.examples:,} labels ({percent(share).strip()}) are likely wrong")
     if not likely.errors:
         return
     rows = [
-        [escape(error.label), escape(error.suggested_label), f"{error.probability:.3f}",
+        [escape(error.label), escape(error.suggested_label), percent(error.probability),
          escape(f"{Path(error.file).name}:{error.line}"), text_cell(error.text, error.text_pair)]
         for error in likely.errors[:LABEL_ERRORS_SHOWN]
     ]  # fmt: skip

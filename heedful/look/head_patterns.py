@@ -35,7 +35,7 @@ PATTERNS = {
 }
 STORIES = ("previous", "next", "same", "other", "delimiters")  # patterns that are recognised in one text
 MIN_ROWS = 4  # words of a text for which a pattern has to point at something
-MAX_COMPARED = 128  # tokens of a text up to which words are compared with each other
+MAX_COMPARED = 1024  # tokens of a text up to which words are compared with each other
 PUNCTUATION = frozenset(".,;:!?。、…")
 MIN_LIFT = 0.3  # lift from which a pattern names a head
 MIN_Z = 5.0  # and standard deviations from chance
@@ -291,7 +291,8 @@ def telling_heads(inspection: Inspection) -> list[NamedHead]:
                 if int(rows.sum()) < MIN_ROWS:
                     continue
                 chance = float((s / m)[rows].mean())
-                for head, share in enumerate((weights * points_at).sum(-1)[:, rows].mean(-1).tolist()):
+                share_of_rows = torch.einsum("hij,ij->hi", weights, points_at.to(weights.dtype))
+                for head, share in enumerate(share_of_rows[:, rows].mean(-1).tolist()):
                     lift = (share - chance) / (1 - chance)
                     if lift >= MIN_LIFT:
                         named: NamedHead = {
@@ -349,9 +350,11 @@ def pattern_targets(
 
 def _related_tokens(tokens: Sequence[TokenRecord], vectors: Tensor | None) -> Bool[Tensor, "n n"]:
     """Whether two tokens are the same word ignoring case, share a stem, or have similar static vectors."""
-    words = [_bare_word(token["text"]) for token in tokens]
-    n = len(tokens)
-    related = torch.tensor([[a == b or _share_stem(a, b) for b in words] for a in words]).view(n, n)
+    numbers: dict[str, int] = {}  # of the distinct words
+    rows_of_words = [numbers.setdefault(_bare_word(token["text"]), len(numbers)) for token in tokens]
+    index, n = torch.tensor(rows_of_words, dtype=torch.long), len(numbers)
+    table = torch.tensor([[a == b or _share_stem(a, b) for b in numbers] for a in numbers]).view(n, n)
+    related = table[index][:, index]
     if vectors is not None:
         rows = vectors[torch.tensor([token["id"] for token in tokens])]
         related = related | (rows @ rows.T >= MIN_COSINE)

@@ -217,7 +217,7 @@ class RecurrentSeq2Seq:
         if self.width % 2:
             raise SettingError(f"width is {self.width}; expected an even number: each direction has half of it")
         if not 0 <= self.dropout < 1:
-            raise SettingError(f"dropout is {self.dropout}; expected a number from 0 to word_width 1")
+            raise SettingError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -240,13 +240,13 @@ def test_progress_is_one_line_now_and_then(
     run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert progress_line(BatchProgress(rows=1234, errors=2, share=0.25, speed=100.0, left=90.0)) == (
-        "1,234 rows, 2 failed, 100 rows/s, 25% of the input, about 1 min 30 s left"
+        "1,234 rows, 2 failed, 100 rows/s, 25 % of the input, about 1 min 30 s left"
     )
     assert progress_line(BatchProgress(waiting=3)) == "waiting for 3 parts of other processes"
     file = write(tmp_path / "in.csv")
     assert "rows/s" not in run(folder, "--file", file, "--output", "a")[2]
     monkeypatch.setattr(predict_files, "EVERY", 0.0)
-    assert "rows/s, 100% of the input" in run(folder, "--file", file, "--output", "b")[2]
+    assert "rows/s, 100 % of the input" in run(folder, "--file", file, "--output", "b")[2]
     monkeypatch.setenv("RANK", "1")
     assert run(folder, "--file", file, "--output", "c") == (0, "", "")
 

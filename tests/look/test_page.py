@@ -247,7 +247,7 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer
     best = int(line.argmax())
     token = inside.sides["source"][best]["text"]
     share = 100 * line[best]
-    assert chrome.text(".told").startswith(f"on looks at {token} {share:.{0 if share >= 9.95 else 1}f} %")
+    assert chrome.text(".told").startswith(f"on looks at {token} {share:.1f} %")
     chrome.keys("\ue00c")  # Escape
     assert chrome.js("return document.querySelector('.token[aria-pressed=true]')") is None
     names = chrome.js("return [...document.querySelectorAll('.head-grid > .tokens .token')].map((e) => e.textContent)")
@@ -274,7 +274,7 @@ def test_keyboard_and_numbers(chrome: Browser, local: LocalServer, asks: PageAPI
     chrome.focus(".heat")
     chrome.keys("\ue015", "\ue015", "\ue014")  # down, down, right: row 2, key 1
     share = 100 * weights(asks, 1, 3)[2, 1]
-    assert chrome.text(".told") == f"cat looks at the: {share:.{0 if share >= 9.95 else 1}f} %"
+    assert chrome.text(".told") == f"cat looks at the: {share:.1f} %"
     chrome.focus('.thumb[aria-pressed="true"]')
     chrome.keys("\ue012", "\ue007")  # left, Enter
     assert chrome.until(lambda: chrome.text(".large figcaption") == "Layer 1, head 2")
@@ -585,7 +585,7 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
         share = 100 * float(inside.weights("cross", 1, [2])[0, 1, 0])
         assert (
             chrome.text(".told")
-            == f"{names[1]} from {inside.sides['source'][0]['text']}: {share:.{0 if share >= 9.95 else 1}f} %"
+            == f"{names[1]} from {inside.sides['source'][0]['text']}: {share:.1f} %"
         )
         chrome.click('[data-view="decoder"]')
         assert chrome.js("return document.querySelectorAll('.decoder-view .table tr').length") == 6

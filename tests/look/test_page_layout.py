@@ -12,13 +12,29 @@ from pathlib import Path
 import pytest
 
 import heedful
+from heedful.checkpoint import BundleConfig, create
+from heedful.families import FAMILIES
 from heedful.look.inspection import Inspection
 from heedful.look.local_server import serve_in_background
 from heedful.look.page import render_html
 from heedful.look.page_api import PageAPI
+from heedful.model.classic_config import (
+    ClassicConfig,
+    GlobalAttention,
+    HardAttention,
+    LocalM,
+    LocalP,
+    RecurrentSeq2Seq,
+    SourceAttentionConfigs,
+)
+from heedful.model.config import EmbeddingConfig, NextToken
+from heedful.tokenizer.words import word_tokenizer
+from tests.look.test_inspection import TEXT, WORDS, ending
 from tests.look.test_page import CONTRAST, inspections_of_every_kind
 from tests.support.browser import Browser, browser
+from tests.support.classic_models import READERS, classic
 from tests.support.page_checks import axe_violations, layout_problems, lost_focus, set_window
+from tests.support.tiny_models import TINY, save_tiny
 
 SENTENCE = "The cat sat on the mat in Paris and slept there."
 TEXTS = {
@@ -30,6 +46,14 @@ TEXTS = {
     "chinese": "猫坐在垫子上，因为它累了。東京は日本の首都です。안녕하세요",
 }
 WIDTHS = (390, 1280, 1920)
+REVIEWS = {"short": "the film was not good . the end .", "long": "the film was not good . the end . " * 30, "one word": "film"}
+SOURCE_ATTENTION: dict[str, SourceAttentionConfigs] = {
+    "global": GlobalAttention(),
+    "location": GlobalAttention(score="location"),
+    "hard": HardAttention(),
+    "local-m": LocalM(radius=2),
+    "local-p": LocalP(radius=2),
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +72,24 @@ def api_of(model: heedful.ModelBundle, text: str) -> PageAPI:
     second = text.replace("cat", "dog", 1)
     looks = [Inspection(model, text, name="heedful-mini-en")]
     return PageAPI([*looks, Inspection(model, second, name="heedful-mini-en")] if second != text else looks)
+
+
+def recurrent_seq2seq(look: SourceAttentionConfigs) -> heedful.ModelBundle:
+    """A random recurrent encoder and decoder with one kind of attention between them."""
+    words = word_tokenizer(WORDS)
+    reader = RecurrentSeq2Seq(width=8, look=look)
+    config = ClassicConfig(embedding=EmbeddingConfig(vocabulary=words.size, width=6), reader=reader)
+    bundle = create(BundleConfig(family="heedful-classic", model=config, head=NextToken()), words, seed=1).eval()
+    bundle.tokenizer = ending(words)
+    return bundle
+
+
+def family_inspection(folder: Path, family: str) -> Inspection:
+    """A tiny random model of a family, with the family's first head."""
+    save_tiny(folder / family, family, next(iter(FAMILIES[family].heads)), vocab_size=96)
+    bundle = heedful.load(folder / family)
+    bundle.tokenizer = ending(word_tokenizer(WORDS))
+    return Inspection(bundle, TEXT)
 
 
 def each_view(chrome: Browser, url: str) -> Iterator[str]:
@@ -101,6 +143,40 @@ def test_layout_of_every_kind_of_model(chrome: Browser, tmp_path: Path, width: i
         with serve_in_background(PageAPI(inspections)) as server:
             if found := check_layout(chrome, server.url, f"{width}-{kind}"):
                 problems[kind] = found
+    assert problems == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layout_of_every_classic_model(chrome: Browser, width: int) -> None:
+    """Every pooling and every attention to a source, in both themes."""
+    set_window(chrome, width)
+    problems = {}
+    inspections = {
+        f"{kind}-{length}": Inspection(classic(kind), text) for kind in READERS for length, text in REVIEWS.items()
+    } | {kind: Inspection(recurrent_seq2seq(look), TEXT) for kind, look in SOURCE_ATTENTION.items()}
+    for number, (kind, inspection) in enumerate(inspections.items()):
+        chrome.dark(number % 2 == 1)
+        with serve_in_background(PageAPI([inspection])) as server:
+            if found := check_layout(chrome, server.url, f"{width}-{kind}"):
+                problems[kind] = found
+    chrome.dark(False)
+    assert problems == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layout_of_every_family(chrome: Browser, tmp_path: Path, width: int) -> None:
+    set_window(chrome, width)
+    problems = {}
+    for number, family in enumerate(TINY):
+        chrome.dark(number % 2 == 1)
+        with serve_in_background(PageAPI([family_inspection(tmp_path, family)])) as server:
+            if found := check_layout(chrome, server.url, f"{width}-{family}"):
+                problems[family] = found
+    chrome.dark(False)
     assert problems == {}
 
 

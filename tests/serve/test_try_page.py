@@ -444,7 +444,7 @@ def test_no_answer_words_without_entities_and_the_end_of_a_long_answer(browser: 
         assert browser.run(ROWS) == [["(none)", "7.2500"]]
         browser.change("route", "/token-classification")
         browser.asks({})
-        assert browser.run(ROWS) == [["ada", "O", "bar", "0.5000"], ["x", "", "", ""]]
+        assert browser.run(ROWS) == [["ada", "O", "bar", "50.0 %"], ["x", "", "", ""]]
         browser.run("document.querySelector('nav a[href=\"/metrics\"]').click(); done()")
         browser.until(lambda: browser.text("answer").startswith("x"))
         assert browser.text("answer") == "x" * 100_000 + "\n… and 1,234 more characters"

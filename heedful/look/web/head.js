@@ -11,7 +11,7 @@ import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./
 
 const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
 const LABEL = 13; // pixels that a name needs
-const SHARE = 8; // pixels of what a head gives a token
+const SHARES = [8, 24]; // pixels of what a head gives a token: of many heads, and of few that can be told apart
 const FAINT = 0.03; // weights below are not drawn
 const LINES = 12_000; // that are drawn at once
 const DRAWN = 3_000; // lines up to which each is an element of a drawing
@@ -54,6 +54,7 @@ export async function headView(context) {
   return view;
 }
 
+const MIN_WORDS = 4; // of a text in which a pattern is named, as in head_patterns.py
 const STORIES = /** @type {Record<string, [string, string]>} */ ({
   previous: ["previous token", "Each token looks at the one before it"],
   next: ["next token", "Each token looks at the one after it"],
@@ -75,7 +76,7 @@ function story(context, head) {
   if (here) {
     const [name, told] = STORIES[here.name];
     line.append(make("b", {}, `${where}: ${name}. `), `${told}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
-  } else line.append(make("b", {}, `${where}. `), look.telling.length ? "No simple pattern: compare it with one that has a name. " : "");
+  } else line.append(make("b", {}, `${where}. `), unnamed(context));
   /** @type {Set<string>} */
   const names = new Set(here ? [here.name] : []);
   for (const each of look.telling) {
@@ -86,6 +87,19 @@ function story(context, head) {
     line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${each.layer}, head ${each.head}: ${STORIES[each.name][0]}`), " ");
   }
   return line;
+}
+
+/**
+ * Why the head that is shown has no name.
+ * @param {Context} context
+ */
+function unnamed({ look, part }) {
+  if (!["encoder", "decoder"].includes(part.part)) return "";
+  if (look.telling.length) return "No simple pattern: compare it with one that has a name. ";
+  const words = look.sides[part.rows].filter((token) => !token.special).length;
+  return words < MIN_WORDS
+    ? `A pattern is named in texts of ${MIN_WORDS} words or more. `
+    : "No head of this model attends mainly to the previous or the next token, to the same word or to delimiters in this text. ";
 }
 
 /**
@@ -202,7 +216,7 @@ function picture(context, heads, weights, sides) {
   const { lecture } = context.state;
   const { clientWidth } = context.root;
   const most = lecture ? 900 : Math.max(380, Math.min(640, 0.3 * clientWidth));
-  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260) - SHARE * heads.length));
+  const gap = Math.max(70, Math.min(most, clientWidth - (lecture ? 420 : 260) - shareWidth(heads) * heads.length));
   const redraw = () => {
     const active = row !== null ? [row] : chosen.size ? [...chosen].sort((a, b) => a - b) : [...Array(n).keys()];
     const drawn = collect(weights, key === null ? active : [...Array(n).keys()], key, passes, m);
@@ -223,6 +237,7 @@ function picture(context, heads, weights, sides) {
   }
   requestAnimationFrame(redraw);
   const legend = make("div", { class: "legend saved-only" });
+  const scale = make("div", { class: "legend" });
   for (const head of heads) {
     const dot = make("i", { class: "dot" });
     dot.style.background = `var(${headColour(head)})`;
@@ -231,9 +246,9 @@ function picture(context, heads, weights, sides) {
   for (const [place, weight] of [0.05, 0.2, 0.5, 1].entries()) {
     const line = svg("svg", { width: 26, height: 8, viewBox: "0 0 26 8" }, svg("path", { d: "M0 5H24", "stroke-width": 1.6, opacity: opacity(weight) }));
     line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
-    legend.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
+    scale.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
   }
-  return savable(make("div", { class: "scrolled" }, told, grid, legend), "attention between tokens");
+  return savable(make("div", { class: "scrolled" }, told, grid, scale, legend), "attention between tokens");
 }
 
 /**
@@ -293,6 +308,14 @@ function dashes(heads, head) {
   return isDashed(head) && heads.some((each) => each !== head && headColour(each) === headColour(head));
 }
 
+/**
+ * Pixels of what a head gives a token.
+ * @param {number[]} heads
+ */
+function shareWidth(heads) {
+  return SHARES[Number(heads.length <= TOLD_APART)];
+}
+
 /** @param {number} weight */
 function opacity(weight) {
   return Math.round(100 * Math.min(1, 0.06 + 0.94 * weight)) / 100;
@@ -342,9 +365,10 @@ function painted(between, drawn, heads, { gap, step, height }) {
  */
 function shade(canvas, weights, heads, rows, passes, { m, step }) {
   const sums = new Float64Array(m * heads.length);
-  canvas.width = SHARE * heads.length;
+  const share = shareWidth(heads);
+  canvas.width = share * heads.length;
   canvas.height = m;
-  canvas.style.width = `${SHARE * heads.length}px`;
+  canvas.style.width = `${share * heads.length}px`;
   canvas.style.height = `${m * step}px`;
   if (!rows) return sums;
   for (const [h, matrix] of weights.entries()) {
@@ -360,7 +384,7 @@ function shade(canvas, weights, heads, rows, passes, { m, step }) {
     pen.fillStyle = style.getPropertyValue(headColour(head)).trim();
     for (let j = 0; j < m; j++) {
       pen.globalAlpha = Math.min(1, sums[j * heads.length + h]);
-      pen.fillRect(h * SHARE, j, SHARE - 1, 1);
+      pen.fillRect(h * share, j, share - 1, 1);
     }
   }
   return sums;

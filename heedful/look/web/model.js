@@ -17,7 +17,7 @@ export async function modelView(context) {
   const { part, state } = context;
   const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
   grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : "var(--thumb)"})`;
-  grid.append(make("span", { class: "corner" }, ""));
+  grid.append(make("span", { class: "axis" }, "layer"));
   for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
   const large = make("div", { class: "large" });
   const watch = new IntersectionObserver((seen) => {
@@ -55,7 +55,7 @@ export async function modelView(context) {
   return make(
     "section",
     { class: "model-view" },
-    savable(make("div", { class: "panel" }, grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
+    savable(make("div", { class: "panel" }, make("p", { class: "axis" }, part.names.length ? "" : "head"), grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
     large,
   );
 }
@@ -92,7 +92,7 @@ async function enlarge(context, large) {
     const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
     large.replaceChildren(
       heatmap(context.root, found.values, {
-        rows, columns: keys, size: 440, name: `Layer ${state.layer}, ${headName(context, state.head)}`,
+        rows, columns: keys, size: Math.max(440, Math.min(680, 0.33 * context.root.clientWidth)), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),

@@ -26,6 +26,7 @@ export async function neuronView(context) {
     coarse: sent.q.kind === "f2" ? 0.01 : 0.001,
   };
   const table = make("div", { class: "neurons" });
+  const queries = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", "aria-hidden": "true" }));
   const list = tokenList(rows, {
     label: "The token that looks",
     chosen: (place) => place === state.row,
@@ -36,12 +37,15 @@ export async function neuronView(context) {
     },
   });
   arrows(list, ".token");
+  const [n, d] = taken.q.shape;
+  paint(queries, taken.q.values, n, d, { signed: largest(taken), lut: colours(context.root, SIGNED) });
+  size(queries, context, n, d);
   against(context, table, taken, keys, Math.min(state.row, rows.length - 1));
   const told = taken.biased ? " + bias" : "";
   return make(
     "section",
     { class: "neuron-view" },
-    make("div", { class: "panel" }, make("h3", {}, "Token"), list),
+    make("div", { class: "panel queries" }, make("h3", {}, "Token"), make("h3", {}, "query q"), list, queries),
     savable(make(
       "div",
       { class: "panel wide" },
@@ -52,6 +56,27 @@ export async function neuronView(context) {
       ),
     ), "queries and keys"),
   );
+}
+
+/**
+ * The number that has the last colour.
+ * @param {Taken} taken
+ */
+function largest({ q, k }) {
+  return Math.max(reach(q.values), reach(k.values)) || 1;
+}
+
+/**
+ * The size of a picture of vectors, one in each row.
+ * @param {HTMLCanvasElement} canvas
+ * @param {Context} context
+ * @param {number} count
+ * @param {number} d
+ */
+function size(canvas, context, count, d) {
+  const room = (context.root.clientWidth - 660) / 3; // beside tokens and figures
+  canvas.style.width = `${Math.max(120, Math.min(320, d * 8, room))}px`;
+  canvas.style.height = `calc(var(--row) * ${count})`;
 }
 
 /**
@@ -72,16 +97,13 @@ function against(context, table, taken, keys, row) {
   }
   const line = rowOf(scores, row);
   const weights = softmax(line);
-  const limit = Math.max(reach(query), reach(k.values)) || 1;
+  const limit = largest(taken);
   const told = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
   const lut = colours(context.root, SIGNED);
-  const room = (context.root.clientWidth - 640) / 2; // beside tokens and figures
-  const wide = Math.max(120, Math.min(260, d * 4, room));
   const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
     const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
     paint(canvas, values, count, d, { signed: most || 1, lut });
-    canvas.style.width = `${wide}px`;
-    canvas.style.height = `calc(var(--row) * ${count})`;
+    size(canvas, context, count, d);
     let [j, i] = [0, 0];
     const point = () => {
       i = Math.max(0, Math.min(d - 1, i));

@@ -121,11 +121,11 @@ export function sentence(text) {
 }
 
 /**
- * A share in percent.
+ * A share in percent, as `heedful predict` prints it.
  * @param {number} value
  */
 export function percent(value) {
-  return `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+  return `${(100 * value).toFixed(1)} %`;
 }
 
 /**

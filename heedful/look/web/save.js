@@ -6,6 +6,7 @@ import { make, plain, svg } from "./parts.js";
 const MARGIN = 14; // pixels around a picture
 const PNG_SCALE = 2; // pixels of a PNG for one of the page
 const VECTOR_CELLS = 4_096; // numbers of a heat map up to which each one is a rectangle
+const STRIP_GAP = 2; // pixels between the rows of strips, as in look.css
 const CAPTION_SIZE = 12; // pixels of a letter of the caption
 
 /** @type {WeakMap<Element, () => string[]>} */
@@ -207,13 +208,14 @@ function renderCanvas(canvas, box, sheet) {
     sheet.made.append(svg("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas, width, height) }));
   } else {
     const data = numbersOf(canvas);
+    const filled = canvas.matches(".strips") ? 1 - STRIP_GAP / (height / n) : 1; // of each row
     const group = svg("g", { transform: `translate(${x} ${y}) scale(${width / m} ${height / n})`, "shape-rendering": "crispEdges" });
     for (let i = 0; i < n; i++) {
       for (let j = 0, k; j < m; j = k) {
         const colour = (/** @type {number} */ column) => [...data.subarray(4 * (i * m + column), 4 * (i * m + column) + 4)].join();
         for (k = j + 1; k < m && colour(k) === colour(j); k++); // equal neighbours are one rectangle
         const [r, g, b, a] = colour(j).split(",").map(Number);
-        if (a) group.append(svg("rect", { x: j, y: i, width: k - j, height: 1, fill: hexOf(r, g, b), ...(a < 255 ? { "fill-opacity": rounded(a / 255) } : {}) }));
+        if (a) group.append(svg("rect", { x: j, y: i, width: k - j, height: rounded(filled), fill: hexOf(r, g, b), ...(a < 255 ? { "fill-opacity": rounded(a / 255) } : {}) }));
       }
     }
     sheet.made.append(group);

@@ -228,6 +228,11 @@ function draw(route, answer, about) {
   at("whole").open = table.rows.length === 0;
 }
 
+// A probability as `heedful predict` prints it.
+function percent(probability) {
+  return probability == null ? "" : `${(100 * probability).toFixed(1)} %`;
+}
+
 function rowOf({ name, kind, probability, number }) {
   const row = element("tr");
   row.insertCell().append(element("bdi", name));
@@ -246,7 +251,7 @@ function rowOf({ name, kind, probability, number }) {
       cell.append(bar);
     }
   }
-  row.append(element("td", (number ?? probability)?.toFixed(4), "number"));
+  row.append(element("td", number?.toFixed(4) ?? percent(probability), "number"));
   return row;
 }
 
