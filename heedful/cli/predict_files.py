@@ -132,4 +132,5 @@ def progress_line(progress: BatchProgress) -> str:
         return f"waiting for {progress.waiting:,} parts of other processes"
     errors = f", {progress.errors:,} failed" if progress.errors else ""
     left = "" if progress.left is None else f", about {format_duration(progress.left)} left"
-    return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {100 * progress.share:.0f} % of the input{left}"
+    share = f"{100 * progress.share:.0f} % of the input"
+    return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {share}{left}"

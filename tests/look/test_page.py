@@ -583,10 +583,7 @@ def test_alignment_has_what_was_written_down_its_side(chrome: Browser, tmp_path:
         chrome.focus(".heat")
         chrome.keys("\ue015")  # row 1, key 0
         share = 100 * float(inside.weights("cross", 1, [2])[0, 1, 0])
-        assert (
-            chrome.text(".told")
-            == f"{names[1]} from {inside.sides['source'][0]['text']}: {share:.1f} %"
-        )
+        assert chrome.text(".told") == f"{names[1]} from {inside.sides['source'][0]['text']}: {share:.1f} %"
         chrome.click('[data-view="decoder"]')
         assert chrome.js("return document.querySelectorAll('.decoder-view .table tr').length") == 6
     assert chrome.complaints() == []

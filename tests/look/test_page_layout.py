@@ -46,7 +46,8 @@ TEXTS = {
     "chinese": "猫坐在垫子上，因为它累了。東京は日本の首都です。안녕하세요",
 }
 WIDTHS = (390, 1280, 1920)
-REVIEWS = {"short": "the film was not good . the end .", "long": "the film was not good . the end . " * 30, "one word": "film"}
+REVIEW = "the film was not good . the end . "
+REVIEWS = {"short": REVIEW, "long": REVIEW * 30, "one word": "film"}
 SOURCE_ATTENTION: dict[str, SourceAttentionConfigs] = {
     "global": GlobalAttention(),
     "location": GlobalAttention(score="location"),
