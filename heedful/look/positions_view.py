@@ -9,9 +9,16 @@ from torch import Tensor
 
 from heedful.checkpoint import ModelBundle
 from heedful.model.classic_config import ClassicConfig, Recurrent, RecurrentSeq2Seq
-from heedful.model.config import Buckets, Learned, Rotary, Shaw, Sinusoidal, StackConfig, TransformerXl
+from heedful.model.config import Buckets, Disentangled, Learned, Rotary, Shaw, Sinusoidal, StackConfig, TransformerXl
 from heedful.model.stack import Stack
-from heedful.nn.positions import BucketedPosition, RotaryPosition, ShawPosition, distance_buckets, sinusoid
+from heedful.nn.positions import (
+    BucketedPosition,
+    DisentangledPosition,
+    RotaryPosition,
+    ShawPosition,
+    distance_buckets,
+    sinusoid,
+)
 
 RECURRENT = (
     "A recurrent network reads one token after another, so that each state depends on the order of the tokens before "
@@ -107,4 +114,16 @@ def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
             about = "Sinusoids of the distance, projected in each layer and multiplied with the query."
             tensors = {"bands": waves, "gaps": gaps.flip(0)}
             return PositionsView(name=f"{part}: relative sinusoids", about=about, tensors=tensors)
+        case Disentangled(buckets=count, reach=reach):
+            (relation,) = stack.relations
+            assert isinstance(relation, DisentangledPosition)
+            about = (
+                f"A trained vector for each of {count} buckets of distances on each side, exact for near ones and "
+                f"coarse for far ones, up to {reach}. Each layer projects them by its own query and key matrices, and "
+                "adds their products with keys and queries to the scores."
+            )
+            tensors = _table_tensors(relation.norm(relation.table.weight[relation.rows(-gaps)]))
+            del tensors["distance"]  # rows are distances already
+            tensors["gaps"] = gaps
+            return PositionsView(name=f"{part}: vectors of distances", about=about, tensors=tensors)
     raise AssertionError(config.relation)

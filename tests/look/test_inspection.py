@@ -22,6 +22,7 @@ from heedful.look.head_masking import gated_heads, open_gates
 from heedful.look.inspection import Inspection
 from heedful.look.page import collect_answers
 from heedful.look.page_api import PageAPI
+from heedful.look.positions_view import positions_view
 from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
 from heedful.look.word_vectors import analogy, contextual_similarity
 from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
@@ -106,6 +107,18 @@ def test_page_data_equals_attention_of_transformers(tmp_path: Path, family: str)
 @pytest.mark.parametrize("family", sorted(TINY.keys() - set(QUICK)))
 def test_page_data_equals_attention_of_transformers_in_other_families(tmp_path: Path, family: str) -> None:
     _check_family(tmp_path, family)
+
+
+@pytest.mark.parametrize("family", sorted(TINY))
+def test_every_family_shows_its_positions(tmp_path: Path, family: str) -> None:
+    reference = save_tiny(tmp_path, family, next(iter(FAMILIES[family].heads)))
+    views = positions_view(heedful.load(tmp_path))
+    assert views and all(tensor.isfinite().all() for view in views for tensor in view.tensors.values())
+    if family == "deberta-v2":
+        (view,) = views
+        gaps, table = view.tensors["gaps"], reference.base_model.encoder.get_rel_embedding()
+        near = gaps.abs() <= 4  # half of the 8 buckets are single distances
+        assert torch.allclose(view.tensors["bands"][near], table[8 - gaps[near]], atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])

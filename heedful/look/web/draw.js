@@ -26,7 +26,7 @@ export function colours(where, names) {
 }
 
 export const GAIN = 0.6; // shares are coloured by their power of this, so that small ones can be seen
-const MANY_CELLS = 4_096; // numbers of a map, from which on colours are relative to the largest unless something else was chosen
+const MANY_KEYS = 64; // tokens that a row may look at, from which on colours are relative to the largest unless something else was chosen
 const TICKS = [0, 0.05, 0.2, 0.5, 1];
 const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // where colours follow the numbers themselves
 
@@ -57,12 +57,12 @@ export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, 
 }
 
 /**
- * Whether colours are relative to the largest number of a picture: as chosen, else if there are many.
+ * Whether colours are relative to the largest number of a picture: as chosen, else if its weights are of many tokens.
  * @param {boolean | null} chosen
- * @param {number} count
+ * @param {number} keys
  */
-export function isRelative(chosen, count) {
-  return chosen ?? count > MANY_CELLS;
+export function isRelative(chosen, keys) {
+  return chosen ?? keys > MANY_KEYS;
 }
 
 /**
@@ -127,7 +127,7 @@ export function heatmap(where, values, map) {
     make("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": `${map.name}: ${n} rows, ${m} columns` })
   );
   const limit = map.signed ? (map.limit ?? reach(values)) || 1 : 0;
-  const relative = !!map.scale && isRelative(map.scale.chosen, n * m);
+  const relative = !!map.scale && isRelative(map.scale.chosen, m);
   const most = relative ? reach(values) || 1 : 1;
   paint(canvas, values, n, m, { signed: limit, gain: map.gain, most, lut: colours(where, map.signed ? SIGNED : HEAT) });
   const cursor = make("div", { class: "cursor", hidden: true });

@@ -226,6 +226,7 @@ function picture(context, heads, weights, sides) {
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
     else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
+    else if (!drawn.length) told.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
     else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
   const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, right, shares));

@@ -9,6 +9,10 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
+const MAX_THUMB = 80; // pixels of a thumbnail
+const GAP = 4; // pixels between two
+const BESIDE = 600; // pixels of the large map and of all that is beside the thumbnails
+
 /**
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
@@ -16,6 +20,7 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 export async function modelView(context) {
   const { part, state } = context;
   const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
+  grid.style.setProperty("--thumb", `${thumbSize(context)}px`);
   grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : "var(--thumb)"})`;
   grid.append(make("span", { class: "axis" }, "layer"));
   for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
@@ -61,6 +66,16 @@ export async function modelView(context) {
 }
 
 /**
+ * The side of a thumbnail: what fits beside the large map and into the window.
+ * @param {Context} context
+ */
+function thumbSize({ root, part }) {
+  const least = parseFloat(getComputedStyle(root).getPropertyValue("--thumb"));
+  const room = Math.min((root.clientWidth - BESIDE) / part.heads, (0.7 * window.innerHeight) / part.layers) - GAP;
+  return Math.max(least, Math.min(MAX_THUMB, Math.floor(room)));
+}
+
+/**
  * @param {Context} context
  * @param {HTMLElement} grid
  * @param {number} layer
@@ -71,7 +86,7 @@ async function fillLayer(context, grid, layer) {
     const found = unpack((await context.source.ask("thumbnails", { side: state.side, part: part.part, layer })).heads);
     const [, n, m] = found.shape;
     const lut = colours(context.root, HEAT);
-    const relative = isRelative(state.relative, tokensOf(context, part.rows).length * tokensOf(context, part.keys).length);
+    const relative = isRelative(state.relative, tokensOf(context, part.keys).length);
     for (const [head, each] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {
       const values = found.values.subarray(head * n * m, (head + 1) * n * m);
       paint(/** @type {HTMLCanvasElement} */ (each), values, n, m, { most: relative ? reach(values) || 1 : 1, lut });

@@ -125,7 +125,7 @@ function others(context, panel, found) {
  */
 function tinted(context, names, values, signed) {
   const lut = colours(context.root, signed ? SIGNED : HEAT);
-  const relative = signed || isRelative(context.state.relative, 0);
+  const relative = signed || isRelative(context.state.relative, names.length);
   const most = relative ? reach(values) || 1 : 1;
   const line = make("p", { class: "tinted" });
   for (const [place, name] of names.entries()) {
