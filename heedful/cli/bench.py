@@ -30,27 +30,33 @@ def bench(
     from dataclasses import asdict
 
     from heedful.runs.bench import bench as measure
+    from heedful.runs.results import format_metric
 
     report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
         return print_json(asdict(report))
     lengths = list(report.results[0].latency)
-    rows = []
+    columns = []
     for result in report.results:
         trial = result.trial
         latencies = [result.latency.get(length) for length in lengths]
         times = ["–" if times is None else f"{times['p50']:.1f} / {times['p99']:.1f}" for times in latencies]
-        quality = [] if report.metric is None else ["–" if trial.metric_value is None else f"{trial.metric_value:.4f}"]
-        memory = f"{result.resident_bytes / 1e6:,.0f}"
-        verdict = "taken by auto" if trial.precision == report.auto_precision else trial.refused or "slower"
-        speeds = [f"{result.throughput:,}", f"{trial.speed:,.0f}"]
-        rows.append([trial.precision, *speeds, *times, memory, f"{trial.scores:.4f}", *quality, verdict])
-    quality = [] if report.metric is None else [f"{report.metric} ({report.split})"]
-    head = ["", "tokens/s", "sample", *(f"ms at {length}" for length in lengths), "MB", "change", *quality, ""]
-    print_table(rows, head=head, right=set(range(1, len(head) - 1)))
+        column = [f"{result.throughput:,}", f"{trial.speed:,.0f}", *times, f"{result.resident_bytes / 1e6:,.0f}"]
+        column.append(f"{trial.scores:.4f}")
+        if report.metric is not None:
+            column.append("–" if trial.metric_value is None else format_metric(report.metric, trial.metric_value))
+        columns.append([trial.precision, *column])
+    names = ["", "tokens/s", "tokens/s, sample", *(f"ms, {length} tokens" for length in lengths), "MB", "change"]
+    names += [] if report.metric is None else [f"{report.metric} ({report.split})"]
+    head, *rows = [list(row) for row in zip(names, *columns, strict=True)]
+    print_table(rows, head=head, right=set(range(1, len(head))))
+    print()
+    trials = [result.trial for result in report.results]
+    verdicts = ["taken by auto" if trial.precision == report.auto_precision else trial.refused for trial in trials]
+    print_table([[trial.precision, verdict or "slower"] for trial, verdict in zip(trials, verdicts, strict=True)])
     note(
-        "tokens/s: throughput for texts of 64 tokens. sample: tokens/s of the sample texts, by which auto decides. ms: "
-        "latency of one text, p50 / p99. All of these exclude tokenization. "
+        "tokens/s: throughput for texts of 64 tokens; sample: for the sample texts, by which auto decides. ms: latency "
+        "of one text, p50 / p99. All of these exclude tokenization. "
         "MB: resident memory of a process that predicts. change: of scores, as a share of their standard deviation. –: "
         "too slow to be measured on more than a few texts."
     )

@@ -332,8 +332,9 @@ def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Ite
     if lacking and split.examples:
         some = ", ".join(map(shown, lacking[:10])) + (", ..." if len(lacking) > 10 else "")
         yield Problem(kind="missing-label", count=len(lacking), message=f"{name}: no example of {some}")
+    texts = "text" if split.contradicting == 1 else "texts"
     for kind, count, what, key in (
-        ("contradiction", split.contradicting, "texts with different targets", "contradicting"),
+        ("contradiction", split.contradicting, f"{texts} with different targets", "contradicting"),
         (
             "repeat",
             split.alike,

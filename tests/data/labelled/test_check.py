@@ -59,7 +59,7 @@ def test_lines(tmp_path: Path) -> None:
     assert report(tmp_path, train=TRAIN, dev=DEV).lines() == [
         "! leaks: train and dev share 2 texts but for case and punctuation (2 exactly): "
         "train.jsonl:1 = dev.jsonl:3, train.jsonl:4 = dev.jsonl:1",
-        "! contradiction: train: 1 texts with different targets: train.jsonl:1",
+        "! contradiction: train: 1 text with different targets: train.jsonl:1",
         "! repeats: train: 2 repeat earlier ones but for case and punctuation (1 exactly): "
         "train.jsonl:2, train.jsonl:3",
         "! repeat: dev: 1 repeat earlier ones but for case and punctuation (0 exactly): dev.jsonl:2",
