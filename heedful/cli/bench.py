@@ -47,7 +47,8 @@ def bench(
             column.append("–" if trial.metric_value is None else format_metric(report.metric, trial.metric_value))
         columns.append([trial.precision, *column])
     names = ["", "tokens/s", "tokens/s, sample", *(f"ms, {length} tokens" for length in lengths), "MB", "change"]
-    names += [] if report.metric is None else [f"{report.metric} ({report.split})"]
+    if data is not None:
+        names.append(f"{report.metric} ({data.name if data.is_file() else report.split})")
     head, *rows = [list(row) for row in zip(names, *columns, strict=True)]
     print_table(rows, head=head, right=set(range(1, len(head))))
     print()

@@ -85,7 +85,8 @@ def compare_seeds(
     seeds, difference = len(numbers[0]), _difference(abs(interval.mean), unit)
     if seeds < ENOUGH:
         few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
-        return f"{on}: {first} {_signed(interval.mean, unit)} against {second}, of {few}"
+        points = " points" if unit == "share" else ""
+        return f"{on}: {first} {_signed(interval.mean, unit)}{points} against {second}, of {few}"
     higher = sum(our > their for our, their in zip(*numbers, strict=True))
     bounds = f"{100 - 5 / comparisons:.3g} % interval {_signed(interval.low, unit)} to {_signed(interval.high, unit)}"
     bounds += f", above with {higher} of {seeds} seeds"

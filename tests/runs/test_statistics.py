@@ -31,7 +31,7 @@ def test_wording() -> None:
     assert compare_seeds("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
     assert compare_seeds("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")
     few = compare_seeds("a", "b", ([0.9, 0.8], [0.5, 0.4]), on="x")
-    assert few == "x: a +40.0 against b, of 2 seeds, too few for a verdict: give 3 or more"
+    assert few == "x: a +40.0 points against b, of 2 seeds, too few for a verdict: give 3 or more"
 
 
 def test_equal_differences_of_coarse_numbers_are_no_certainty() -> None:

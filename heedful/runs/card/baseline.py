@@ -74,7 +74,9 @@ def baseline_warning(results: JsonObject) -> str:
         both = f"the model and {baseline['name']} score the same"
         return f"On {headline[0]} {both}: the split is too small or too easy to compare them"
     how = "is worse than" if high < 0 else "is not measurably better than"
-    within = f"{results['metric']} differs by {low:+.3f} to {high:+.3f}, a {100 * difference['level']:g} % interval"
+    is_share = metric_bounds(results["metric"]) == (0.0, 1.0)
+    interval = f"{100 * low:+.1f} to {100 * high:+.1f} points" if is_share else f"{low:+.3f} to {high:+.3f}"
+    within = f"{results['metric']} differs by {interval}, a {100 * difference['level']:g} % interval"
     return f"On {headline[0]} the model {how} {baseline['name']} ({within}): {NEXT}"
 
 

@@ -45,6 +45,7 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.runs.overrides import Overrides, changed_settings
 from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_run_json, read_settings, write_file
+from heedful.runs.statistics import seed_count
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
@@ -93,7 +94,7 @@ class DistilPlan:
 
 def _why(settings: FinetuneSettings) -> str:
     train = settings.train
-    return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {settings.seeds} seeds"
+    return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {seed_count(settings.seeds)}"
 
 
 def plan_distil(

@@ -283,11 +283,17 @@ def verdict_sentence(verdict: JsonObject) -> str:
     if "delta_vs_baseline" not in verdict:
         return f"{text}; what it would have learned without the teacher was not measured."
     delta = verdict["delta_vs_baseline"]
-    by = f"{delta['difference']:+.4f} beside the same student without the teacher"
+    is_share = metric_bounds(verdict["metric"]) == (0.0, 1.0)
+    points = " points" if is_share else ""
+
+    def signed(value: float) -> str:
+        return f"{100 * value:+.1f}" if is_share else f"{value:+.4f}"
+
+    by = f"{signed(delta['difference'])}{points} beside the same student without the teacher"
     if delta["seeds"] < ENOUGH:
         few = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
         return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
-    by += f" (95 % interval {delta['low']:+.4f} to {delta['high']:+.4f})"
+    by += f" (95 % interval {signed(delta['low'])} to {signed(delta['high'])}{points})"
     if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {by}: no difference seen."
     return f"{text}; {by}: {'the teacher was worth it' if delta['low'] > 0 else 'the teacher made it worse'}."

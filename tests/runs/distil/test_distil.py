@@ -451,7 +451,7 @@ def test_the_sentence_says_what_was_seen() -> None:
     assert "keeps 94.4 % of the teacher's f1 on dev (85.00 % in float32 of 90.00 % in float32)" in said
     assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
     assert gain["low"] == pytest.approx(0.05 - 4.3027 * 0.01 / 3**0.5, abs=1e-6), "equal differences are a grain apart"
-    assert said.endswith("(95 % interval +0.0252 to +0.0748): the teacher was worth it.")
+    assert said.endswith("(95 % interval +2.5 to +7.5 points): the teacher was worth it.")
     assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in said
     figure = drawn(found, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
     (axes,) = figure.axes
