@@ -46,11 +46,11 @@ def quickstart(
         [escape(answer["text"]), escape(answer["label"]), percent(answer["probability"])] for answer in quick.answers
     ]
     print_table(rows, right={2}, indent=2)
-    worst = quick.mistakes[0]["input"] if quick.mistakes else quick.answers[0]["text"]
+    texts = [row["input"] for row in quick.mistakes] or [quick.answers[0]["text"]]
     print_text(
         f"\nThe run is in {out}: the model, report.html, plots, predictions (the worst first), a model card in "
         f"model/README.md.\n\nNext:\n{_activation()}"
-        f"  heedful look {folder} {quote(escape(worst))}\n"
+        f"  heedful look {folder} {quote(escape(min(texts, key=len)))}\n"
         f'  heedful predict {folder} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"

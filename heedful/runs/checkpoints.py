@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from heedful.atomic_io import remove
 from heedful.errors import RunError
-from heedful.runs.results import RESULTS, read_results
+from heedful.runs.results import RESULTS, format_difference, read_results
 
 CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside those of its model, and training state
 LAST = "last"  # in CHECKPOINTS
@@ -52,9 +52,10 @@ def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, f
     gain, width = best["metric_value"] - last["metric_value"], interval["high"] - interval["low"]
     if width <= gain:
         return ""
+    above, wide = (format_difference(metric, value, sign="") for value in (gain, width))
     return (
-        f"dev is too small to choose a checkpoint: its {metric} of the best one (step {best['step']:,}) is {gain:.4f} "
-        f"above that of the last one (step {last['step']:,}), but its 95 % interval is {width:.4f} wide; evaluate and "
+        f"dev is too small to choose a checkpoint: its {metric} of the best one (step {best['step']:,}) is {above} "
+        f"above that of the last one (step {last['step']:,}), but its 95 % interval is {wide} wide; evaluate and "
         "predict take the last one with --checkpoint last"
     )
 

@@ -100,6 +100,17 @@ def format_metric(name: str, value: float) -> str:
     return f"{100 * value:.2f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
 
 
+def format_difference(name: str, *values: float, sign: str = "+") -> str:
+    """Return a difference of a metric, or both ends of its interval: in points if the metric is a share.
+
+    >>> format_difference("accuracy", 0.011), format_difference("loss", -0.1, 0.2)
+    ('+1.1 points', '-0.1000 to +0.2000')
+    """
+    is_share = metric_bounds(name) == (0.0, 1.0)
+    numbers = [f"{100 * value:{sign}.1f}" if is_share else f"{value:{sign}.4f}" for value in values]
+    return " to ".join(numbers) + (" points" if is_share else "")
+
+
 def seed_entry(results: JsonObject) -> JsonObject:
     """The entry of one seed in results.json: steps, seconds, and the metric on each split."""
     scores = {split: scored["numbers"][results["metric"]] for split, scored in results["splits"].items()}

@@ -149,7 +149,7 @@ def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, mo
         patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), metrics={}))
         found = tune("classify", given, tmp_path / "run", MANY, reporter=told).results
     (sentence,) = [each for each in told.messages if each.startswith("dev is too small to choose")]
-    assert sentence in found["notes"] and "0.0100 above" in sentence
+    assert sentence in found["notes"] and "1.0 points above" in sentence
 
 
 @pytest.mark.parametrize(

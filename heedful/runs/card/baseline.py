@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from heedful.runs.card.markdown import format_number
-from heedful.runs.results import JsonObject, as_float, headline_split
+from heedful.runs.results import JsonObject, as_float, format_difference, headline_split
 from heedful.tasks.metrics import metric_bounds
 
 NEXT = "train longer, label more rows, or start from another encoder with --model"
@@ -74,8 +74,7 @@ def baseline_warning(results: JsonObject) -> str:
         both = f"the model and {baseline['name']} score the same"
         return f"On {headline[0]} {both}: the split is too small or too easy to compare them"
     how = "is worse than" if high < 0 else "is not measurably better than"
-    is_share = metric_bounds(results["metric"]) == (0.0, 1.0)
-    interval = f"{100 * low:+.1f} to {100 * high:+.1f} points" if is_share else f"{low:+.3f} to {high:+.3f}"
+    interval = format_difference(results["metric"], low, high)
     within = f"{results['metric']} differs by {interval}, a {100 * difference['level']:g} % interval"
     return f"On {headline[0]} the model {how} {baseline['name']} ({within}): {NEXT}"
 

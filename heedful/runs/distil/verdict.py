@@ -33,7 +33,7 @@ from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.figures import wilson
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
-from heedful.runs.results import JsonObject, format_metric, read_results, summarize_seeds
+from heedful.runs.results import JsonObject, format_difference, format_metric, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
 from heedful.tasks.metrics import metric_bounds
@@ -283,17 +283,12 @@ def verdict_sentence(verdict: JsonObject) -> str:
     if "delta_vs_baseline" not in verdict:
         return f"{text}; what it would have learned without the teacher was not measured."
     delta = verdict["delta_vs_baseline"]
-    is_share = metric_bounds(verdict["metric"]) == (0.0, 1.0)
-    points = " points" if is_share else ""
-
-    def signed(value: float) -> str:
-        return f"{100 * value:+.1f}" if is_share else f"{value:+.4f}"
-
-    by = f"{signed(delta['difference'])}{points} beside the same student without the teacher"
+    difference = format_difference(verdict["metric"], delta["difference"])
+    by = f"{difference} beside the same student without the teacher"
     if delta["seeds"] < ENOUGH:
         few = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
         return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
-    by += f" (95 % interval {signed(delta['low'])} to {signed(delta['high'])}{points})"
+    by += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
     if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {by}: no difference seen."
     return f"{text}; {by}: {'the teacher was worth it' if delta['low'] > 0 else 'the teacher made it worse'}."
