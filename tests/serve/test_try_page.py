@@ -176,7 +176,7 @@ Rows = list[list[str]]
 
 
 def sure(name: str, share: float) -> list[str]:
-    return [name, "bar", f"{share:.4f}"]
+    return [name, "bar", f"{100 * share:.1f} %"]
 
 
 def labels(answer: Any) -> Rows:
@@ -185,7 +185,7 @@ def labels(answer: Any) -> Rows:
 
 def tagged(answer: Any) -> Rows:
     names = [(entity["text"], entity["label"], entity["probability"]) for entity in answer["entities"]]
-    return [[text, label, "bar", f"{share:.4f}"] for text, label, share in names]
+    return [[text, label, "bar", f"{100 * share:.1f} %"] for text, label, share in names]
 
 
 def filled(mask: Any) -> Rows:
