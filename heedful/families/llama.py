@@ -160,7 +160,10 @@ def _masked(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _summary(reader: ConfigReader) -> head_maps.Arguments:
-    """Read a classifier's pooling; "late" is the mean of all tokens' scores, or the scores of the mean before them."""
+    """Read a classifier's pooling.
+
+    "late" is the mean of all tokens' scores: those of the mean of their vectors, since the last layer is linear.
+    """
     name = reader.choice("classifier_pooling", {name: name for name in _POOLINGS}, "late")
     why = "transformers reads classifier_pooling and not clf_pooling: rename the key"
     reader.only("clf_pooling", name, None, why=why)
