@@ -209,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="no part is begun for which no time is left")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes, also without a GPU, without a record")
+    parser.add_argument("--only", choices=("training", "serving"), help="measure these parts alone")
     parser.add_argument("--output", type=Path, help="another folder for the record")
     chosen = parser.parse_args()
     clock = Clock(chosen.minutes)
@@ -224,6 +225,8 @@ def main() -> None:
     if folder is not None:
         check_destination(folder)
     for name, seconds, run in parts(results, size, device, clock):
+        if chosen.only is not None and ("length" in name) != (chosen.only == "training"):
+            continue
         if clock.left < seconds:
             results.missing[name] = f"{max(0.0, clock.left):.0f} s were left, {seconds:.0f} are needed"
             continue

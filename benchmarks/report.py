@@ -156,7 +156,12 @@ def check_destination(path: Path) -> None:
 
 
 def current_commit(checkout: Path) -> str:
-    """Return the git commit of a checkout, with a note if it has uncommitted changes; "unknown" without git."""
+    """Return the git commit of a checkout, with a note if it has uncommitted changes; "unknown" without git.
+
+    A copy made by scripts/gpu_bundle.py has a file with its commit.
+    """
+    if (checkout / "COMMIT").is_file():
+        return (checkout / "COMMIT").read_text(encoding="utf-8").strip()
     commit = _git(checkout, "rev-parse", "HEAD").strip()
     note = " with uncommitted changes" if commit and uncommitted_files(checkout) else ""
     return f"{commit}{note}" if commit else "unknown"

@@ -1,0 +1,117 @@
+"""Make a folder that tests and measures Heedful on a GPU machine which has PyTorch and no package index.
+
+python scripts/gpu_bundle.py FOLDER --python 3.12 --has numpy scipy pyarrow     # here, with a package index
+python FOLDER/run_gpu.py --part tests                                           # there
+
+The folder has the committed code, wheels of everything that Heedful, its tests and its benchmarks import for that
+version of Python, and run_gpu.py, which unpacks them beside themselves and runs one part: `kernels` and `tests` are
+those of tests/gpu, `training` (peak memory included) and `serving` are measured by benchmarks/gpu.py. Each part ends
+after eight minutes, and writes its output and a record to FOLDER/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CODE = ("heedful", "tests", "benchmarks", "scripts", "examples", "docs", "pyproject.toml", "README.md", "LICENSE")
+TESTS = ("pytest", "hypothesis", "beartype", "transformers", "sentence-transformers", "accelerate", "psutil", "pillow")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def canonical(name: str) -> str:
+    """Return the name of a package as indexes write it.
+
+    >>> canonical("Typing_Extensions")
+    'typing-extensions'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def closure(names: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
+    """Return the installed packages that these need, with themselves, and their versions; extras are left out.
+
+    Args:
+        names: Of packages; those that are not installed are left out.
+        without: Packages that are left out with everything that only they need.
+    """
+    left_out, versions, waiting = set(map(canonical, without)), dict[str, str](), list(map(canonical, names))
+    while waiting:
+        name = waiting.pop()
+        if name in versions or name in left_out:
+            continue
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        versions[name] = package.version
+        for requirement in package.requires or ():
+            wanted, _, marker = requirement.partition(";")
+            if "extra" not in marker and (match := NAME.match(wanted.strip())):
+                waiting.append(canonical(match[0]))
+    return versions
+
+
+def write_code(folder: Path) -> None:
+    """Write the files of the last commit, and its hash.
+
+    Raises:
+        SystemExit: If the checkout has uncommitted changes.
+    """
+    git = ("git", "-C", str(ROOT))
+    if subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout:
+        raise SystemExit("the checkout has uncommitted changes, which a record could not name: commit them first")
+    archive = subprocess.run([*git, "archive", "--format=tar", "HEAD", *CODE], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    (folder / "COMMIT").write_text(commit, encoding="utf-8")
+    shutil.copy(ROOT / "heedful/_version.py", folder / "heedful/_version.py")
+
+
+def download_wheels(folder: Path, packages: dict[str, str], python: str, platform: str) -> None:
+    """Download a wheel of each package for that Python; a package without one is named, and left out."""
+    folder.mkdir()
+    for name, version in sorted(packages.items()):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        command += ["--python-version", python, "--platform", platform, "--dest", str(folder), f"{name}=={version}"]
+        if subprocess.run(command, check=False).returncode:
+            print(f"no wheel of {name} {version} for Python {python}: left out")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
+    parser.add_argument("--platform", default="manylinux_2_28_x86_64", help="platform tag of its wheels")
+    parser.add_argument("--has", nargs="*", default=[], help="packages beside torch that the machine has")
+    parser.add_argument("--no-wheels", action="store_true", help="the machine has all packages")
+    options = parser.parse_args(arguments)
+    if options.folder.exists():
+        raise SystemExit(f"{options.folder} exists: name a new folder")
+    code = options.folder / "code"
+    code.mkdir(parents=True)
+    write_code(code)
+    shutil.copy(ROOT / "scripts/run_gpu.py", options.folder / "run_gpu.py")
+    if not options.no_wheels:
+        on_machine = [*options.has, *closure(["torch"]), "heedful"]
+        needs = [NAME.match(text)[0] for text in metadata.requires("heedful") or () if "extra" not in text]  # type: ignore[index]
+        download_wheels(
+            options.folder / "wheels", closure([*needs, *TESTS], on_machine), options.python, options.platform
+        )
+    size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
+    print(f"{options.folder}: {size / 2**20:.1f} MiB. There: python {options.folder.name}/run_gpu.py --part tests")
+
+
+if __name__ == "__main__":
+    main()

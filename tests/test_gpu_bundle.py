@@ -1,0 +1,67 @@
+"""The folder for a GPU machine: packages that are needed, wheels that are unpacked, parts that run."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def script(name: str) -> ModuleType:
+    """Import a script of the project."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_packages_come_with_what_they_need_and_without_what_the_machine_has() -> None:
+    bundle = script("gpu_bundle")
+    needed = bundle.closure(["pydantic", "not-installed-anywhere"])
+    assert {"pydantic", "pydantic-core", "annotated-types", "typing-extensions"} <= needed.keys()
+    assert "not-installed-anywhere" not in needed
+    on_machine = bundle.closure(["torch"])
+    assert "sympy" in on_machine and "mpmath" in on_machine
+    less = bundle.closure(["pydantic", "torch"], ["Pydantic_Core", *on_machine])
+    assert "pydantic" in less and not {"pydantic-core", "torch", "sympy"} & less.keys()
+
+
+def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="exists: name a new folder"):
+        script("gpu_bundle").main([str(tmp_path)])
+
+
+def test_wheels_are_unpacked_once(tmp_path: Path) -> None:
+    run_gpu = script("run_gpu")
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels/one-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("one/__init__.py", "VALUE = 1")
+    run_gpu.unpack_wheels(tmp_path / "wheels", tmp_path / "site")
+    assert (tmp_path / "site/one/__init__.py").read_text() == "VALUE = 1"
+    (tmp_path / "site/one/__init__.py").unlink()
+    run_gpu.unpack_wheels(tmp_path / "wheels", tmp_path / "site")
+    assert not (tmp_path / "site/one/__init__.py").exists()
+
+
+def test_a_part_runs_in_the_folder_and_keeps_its_output(tmp_path: Path) -> None:
+    (tmp_path / "run_gpu.py").write_bytes((ROOT / "scripts/run_gpu.py").read_bytes())
+    (tmp_path / "code/benchmarks").mkdir(parents=True)
+    (tmp_path / "code/benchmarks/gpu.py").write_text("import sys; print(*sys.argv[1:]); raise SystemExit(3)")
+    command = [sys.executable, str(tmp_path / "run_gpu.py"), "--part", "serving", "--rehearse"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "serving: exit status 3" in done.stdout, done.stderr
+    assert (tmp_path / "results/serving.txt").read_text().split() == [
+        "--only",
+        "serving",
+        "--minutes",
+        "7.5",
+        "--rehearse",
+    ]
