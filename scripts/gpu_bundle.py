@@ -23,8 +23,9 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CODE = ("heedful", "tests", "benchmarks", "scripts", "examples", "docs", "pyproject.toml", "README.md", "LICENSE")
+CODE = ("heedful", "tests", "benchmarks", "scripts", "pyproject.toml", "README.md", "LICENSE")
 TESTS = ("pytest", "hypothesis", "beartype", "transformers", "sentence-transformers", "accelerate", "psutil", "pillow")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -78,12 +79,14 @@ def write_code(folder: Path) -> None:
     shutil.copy(ROOT / "heedful/_version.py", folder / "heedful/_version.py")
 
 
-def download_wheels(folder: Path, packages: dict[str, str], python: str, platform: str) -> None:
+def download_wheels(folder: Path, packages: dict[str, str], python: str) -> None:
     """Download a wheel of each package for that Python; a package without one is named, and left out."""
     folder.mkdir()
     for name, version in sorted(packages.items()):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--platform", platform, "--dest", str(folder), f"{name}=={version}"]
+        command += ["--python-version", python, "--dest", str(folder), f"{name}=={version}"]
+        for platform in PLATFORMS:
+            command += ["--platform", platform]
         if subprocess.run(command, check=False).returncode:
             print(f"no wheel of {name} {version} for Python {python}: left out")
 
@@ -93,7 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
-    parser.add_argument("--platform", default="manylinux_2_28_x86_64", help="platform tag of its wheels")
     parser.add_argument("--has", nargs="*", default=[], help="packages beside torch that the machine has")
     parser.add_argument("--no-wheels", action="store_true", help="the machine has all packages")
     options = parser.parse_args(arguments)
@@ -106,9 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.no_wheels:
         on_machine = [*options.has, *closure(["torch"]), "heedful"]
         needs = [NAME.match(text)[0] for text in metadata.requires("heedful") or () if "extra" not in text]  # type: ignore[index]
-        download_wheels(
-            options.folder / "wheels", closure([*needs, *TESTS], on_machine), options.python, options.platform
-        )
+        download_wheels(options.folder / "wheels", closure([*needs, *TESTS], on_machine), options.python)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
     print(f"{options.folder}: {size / 2**20:.1f} MiB. There: python {options.folder.name}/run_gpu.py --part tests")
 
