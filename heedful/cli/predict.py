@@ -32,7 +32,7 @@ OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head a
     "sequence_classification": ("pair",),
     "pretraining": ("pair",),
     "embedding": ("pair",),
-    "language_model": ("num_beams", "temperature", "max_new_tokens", "seed"),
+    "language_model": ("num_beams", "temperature", "max_new_tokens", "seed", "src_lang", "tgt_lang"),
 }
 HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")
 
@@ -94,6 +94,8 @@ def predict(
         typer.Option(help="Beam search with N beams; unless given, as the model's folder says, else greedy."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (> 0).")] = None,
+    src_lang: Annotated[str | None, typer.Option(help="Language of the texts, as the model's code: en_XX.")] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="Language to translate into, as the model's code.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum new tokens; unless given, as the model's folder says, else 128.")
     ] = None,
@@ -140,11 +142,15 @@ def predict(
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
+        "src_lang": src_lang,
+        "tgt_lang": tgt_lang,
     }
     options = {name for name, value in (inputs | generation).items() if value is not None}
     if file and (input_options := sorted(options & inputs.keys())):
         raise HeedfulError(f"--{input_options[0]} cannot be used with --file: put it in a column of the file")
     _check_options(engine, options, needed=not file)
+    if src_lang is not None or tgt_lang is not None:
+        engine.set_languages(src_lang, tgt_lang)
     engine.writing = generation_settings(engine.writing, top_k, num_beams, temperature, max_new_tokens, seed)
     if file:
         from heedful.cli.predict_files import predict_files

@@ -36,6 +36,7 @@ FAMILIES: dict[str, Family] = {
     "xlnet": xlnet.FAMILY,
     "t5": t5.FAMILY,
     "bart": bart.BART,
+    "mbart": bart.MBART,
     "marian": marian.FAMILY,
     "gpt2": gpt2.FAMILY,
     "modernbert": modernbert.FAMILY,

@@ -1,12 +1,13 @@
-"""BART (Lewis et al. 2020, arXiv:1910.13461): an encoder and a decoder, post-norm, with learned positions.
+"""BART (Lewis et al. 2020, arXiv:1910.13461): an encoder and a decoder, post-norm, with learned positions; mBART.
 
 Both sides share the token vectors, with the output layer too; each has its own positions, of which position p takes row
-p + 2, and a norm after their sum.
+p + 2, and a norm after their sum. mBART (Liu et al. 2020, arXiv:2001.08210) is pre-norm, with a norm after the last
+block; its texts have language codes.
 """
 
 from __future__ import annotations
 
-from heedful.families import head_maps
+from heedful.families import head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family, HeadMap
 from heedful.families.names import CONCAT, ROW_VECTOR, Named, NameRow, NameTable, name_rows
@@ -30,17 +31,13 @@ IGNORED_KEYS = frozenset(
 _SHARED = "encoder, decoder and output layer share one matrix of token vectors"
 
 
-def read(reader: ConfigReader, *, default_start: int | None = 2) -> ModelConfig:
-    """Read config.json.
-
-    Args:
-        default_start: Token that the decoder starts with, unless decoder_start_token_id is another.
-    """
+def read(reader: ConfigReader, *, pre_norm: bool = False) -> ModelConfig:
+    """Read config.json; `pre_norm`: mBART's."""
     return read_parts(
         reader,
         positions=Learned(count=reader.integer("max_position_embeddings", 1024) + OFFSET, offset=OFFSET),
-        layout={"normalize_before": False, "normalize_embedding": True, "add_final_layer_norm": False},
-        default_start=default_start,
+        layout={"normalize_before": pre_norm, "normalize_embedding": True, "add_final_layer_norm": pre_norm},
+        default_start=None if pre_norm else 2,
     )
 
 
@@ -52,6 +49,7 @@ def read_parts(
     Args:
         layout: Keys of older versions, and their values for the family: "normalize_before" (pre-norm),
             "normalize_embedding" (a norm after the embedding), "add_final_layer_norm".
+        default_start: Token that the decoder starts with, unless decoder_start_token_id is another.
     """
     old_keys = layout | {
         "static_position_embeddings": isinstance(positions, Sinusoidal),
@@ -214,5 +212,21 @@ BART = Family(
         "bart-base": size(50_265, 6, 768),
         "bart-large": size(50_265, 12, 1024),
         "bart-large-cnn": size(50_264, 12, 1024),
+    },
+)
+MBART = Family(
+    prefix="model.",
+    read=lambda reader: read(reader, pre_norm=True),
+    write=write,
+    body=body,
+    needs_decoder=True,
+    ignored_keys=IGNORED_KEYS,
+    generation_defaults={"bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2},
+    special_token_ids=SPECIAL_TOKEN_IDS,
+    tokenizer_defaults=tokenizer_defaults.MBART,
+    heads={"MBartModel": head_maps.bare(), "MBartForConditionalGeneration": language_model()},
+    sizes={
+        "mbart-large-cc25": size(250_027, 12, 1024) | {"scale_embedding": True},
+        "mbart-large-50": size(250_054, 12, 1024) | {"scale_embedding": True},
     },
 )

@@ -36,7 +36,13 @@ from heedful.tasks.answering import (
     group_by_window,
     input_windows,
 )
-from heedful.tasks.generation import GenerationConfig, decoder_prompts, encode_truncated, folder_generation
+from heedful.tasks.generation import (
+    GenerationConfig,
+    decoder_prompts,
+    encode_truncated,
+    folder_generation,
+    with_languages,
+)
 from heedful.tasks.metrics.conformal import MIN_CALIBRATION_EXAMPLES, least_probability
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
@@ -166,6 +172,12 @@ class BundleEngine:
         self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+
+    def set_languages(self, src_lang: str | None, tgt_lang: str | None) -> None:
+        """Translate from and into other languages, as `heedful.tasks.generation.with_languages` says."""
+        self.loaded = with_languages(self.loaded, src_lang, tgt_lang)
+        assert self.loaded.tokenizer is not None
+        self.tokenizer = self.loaded.tokenizer
 
     @property
     def kind(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from heedful.checkpoint import ModelBundle
-from heedful.checkpoint.config import GENERATION
+from heedful.checkpoint.config import GENERATION, BundleConfig
 from heedful.errors import HeedfulError, ModelError, quoted
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
@@ -118,13 +119,7 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
     Raises:
         ModelError: If a setting is not supported, or has an unexpected value.
     """
-    config = bundle.config
-    if config.generation is not None:
-        values, file = dict(config.generation), GENERATION
-    else:
-        defaults = FAMILIES[config.family].generation_defaults if config.hf_config else {}
-        named = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
-        values, file = {**defaults, **named}, "config.json"
+    values, file = _values(bundle.config)
     reader = ConfigReader(
         {key: value for key, value in values.items() if value is not None}, f"{bundle.source}: {file}"
     )
@@ -136,6 +131,37 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
     stop = _ids(reader, "eos_token_id")
     reader.check_all_read(IGNORED_KEYS)
     return FolderGeneration(defaults=settings, constraints=constraints, start=start, stop=stop)
+
+
+def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | None) -> ModelBundle:
+    """Return the model for translation between two languages, by their codes; None: unchanged.
+
+    The tokenizer puts the code of the source language beside each text; that of the target language is the first token
+    that the model generates (forced_bos_token_id).
+
+    Raises:
+        HeedfulError: If the model has no such language codes.
+    """
+    bundle, tokenizer = copy(bundle), bundle.tokenizer
+    if tokenizer is None:
+        raise HeedfulError(
+            f"{bundle.source} has no tokenizer, which knows the language codes: put tokenizer.json there"
+        )
+    if src_lang is not None:
+        bundle.tokenizer = tokenizer.with_source_language(src_lang)
+    if tgt_lang is not None:
+        forced = {"forced_bos_token_id": tokenizer.check_language(tgt_lang)}
+        bundle.config = replace(bundle.config, generation=_values(bundle.config)[0] | forced)
+    return bundle
+
+
+def _values(config: BundleConfig) -> tuple[dict[str, object], str]:
+    """Return the generation settings of a folder, and the name of the file that has them."""
+    if config.generation is not None:
+        return dict(config.generation), GENERATION
+    defaults = FAMILIES[config.family].generation_defaults if config.hf_config else {}
+    named = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
+    return {**defaults, **named}, "config.json"
 
 
 def _defaults(reader: ConfigReader) -> GenerationConfig:

@@ -26,6 +26,7 @@ from heedful.tasks.generation import (
     folder_generation,
     start_generation,
     trained_ends,
+    with_languages,
 )
 from heedful.tasks.metrics import Bleu, Result, TextScore, text_scores
 from heedful.tasks.metrics.bleu import INSTALL_HINT, ORDER, STATISTICS, bleu_of
@@ -103,8 +104,11 @@ class Seq2Seq(Task[Seq2SeqExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        settings, loaded = setup.settings, setup.loaded
+        settings = setup.settings
         assert isinstance(settings, Seq2SeqSettings)
+        if settings.src_lang is not None or settings.tgt_lang is not None:
+            setup = replace(setup, loaded=with_languages(setup.loaded, settings.src_lang, settings.tgt_lang))
+        loaded = setup.loaded
         mark = trained_ends(loaded, require_tokenizer(loaded))
         suffix = "" if mark.start is not None else TEXT_SUFFIX
         beam_search = folder_generation(loaded).defaults.beam_search

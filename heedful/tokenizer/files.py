@@ -62,6 +62,9 @@ def read_tokenizer_files(folder: Path, defaults: Mapping[str, object] | None = N
         vocabulary, merges = _vocabulary_json(folder, "vocab.json"), _merges(folder, "merges.txt", notes)
         backend = build_byte_level_bpe(vocabulary, merges, config, folder / "vocab.json", notes)
     elif model := next((folder / name for name in sentencepiece_model.NAMES if (folder / name).is_file()), None):
+        by_class = (defaults or {}).get("by_class", {})
+        assert isinstance(by_class, dict)
+        defaults = by_class.get(config.get("tokenizer_class"), defaults)
         if defaults is not None and defaults.get("file", model.name) != model.name:
             defaults = None  # they are for a file with another name
         if defaults is None:

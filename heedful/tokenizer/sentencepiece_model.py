@@ -159,8 +159,8 @@ def build_sentencepiece(
         model: The model.
         defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
             ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), those in place
-            of the first pieces ("leading", "replaced"), "do_lower_case", "keep_accents", and whether double quotes are
-            normalised ("quotes").
+            of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"), "do_lower_case",
+            "keep_accents", and whether double quotes are normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
         path: Of the model, for messages.
     """
@@ -203,7 +203,10 @@ def _with_leading(model: SentencePieceModel, defaults: Mapping[str, object], pat
         raise TokenizerError(f"{path} begins with {quoted(first)}; the family of its model expects {quoted(replaced)}")
     unknown = leading.index(replaced[0])
     pieces = [(text, 0.0, UNKNOWN if number == unknown else CONTROL) for number, text in enumerate(leading)]
-    return replace(model, pieces=(*pieces, *model.pieces[len(replaced) :]), unknown=unknown)
+    trailing = defaults.get("trailing", [])
+    assert isinstance(trailing, list)
+    last = [(text, 0.0, CONTROL) for text in trailing]
+    return replace(model, pieces=(*pieces, *model.pieces[len(replaced) :], *last), unknown=unknown)
 
 
 def _unigram(model: SentencePieceModel) -> models.Unigram:

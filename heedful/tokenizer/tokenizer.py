@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import processors
 
 from heedful.atomic_io import atomic_path, write_synced
-from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError
+from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError, did_you_mean
 from heedful.packed import Packed
 from heedful.tokenizer import files
 from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
@@ -39,6 +40,7 @@ from heedful.tokenizer.joint_vocabulary import JointVocabulary
 from heedful.tokenizer.limits import TokenizerConfig
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
+LANGUAGE_CODE = re.compile("[a-z]{2,3}_[A-Z]{2}")
 UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
 
 
@@ -123,6 +125,8 @@ class Tokenizer:
             tokenizer = cls(source.backend, source.config)
         except HeedfulError as error:
             raise TokenizerError(f"{folder}: {error}") from error
+        if isinstance(language := source.config.get("src_lang"), str) and language in tokenizer.languages:
+            tokenizer = tokenizer.with_source_language(language)
         stored = source.config.get("do_lower_case")
         if isinstance(stored, bool) and tokenizer.lowercases is not None and stored != tokenizer.lowercases:
             source.notes.append(
@@ -153,6 +157,41 @@ class Tokenizer:
         if not isinstance(self._backend, JointVocabulary):
             return self
         return Tokenizer(cast(tokenizers.Tokenizer, self._backend.for_targets()), self._config)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Language codes among the special tokens, such as en_XX."""
+        special = (token["content"] for token in self._state["added_tokens"] if token["special"])
+        return tuple(token for token in special if LANGUAGE_CODE.fullmatch(token))
+
+    def with_source_language(self, code: str) -> Tokenizer:
+        """Return the tokenizer of texts in another language, whose code it puts beside each text.
+
+        Raises:
+            TokenizerError: If the language is unknown, or the tokenizer puts no code beside texts.
+        """
+        state = self._tokenizer_json()
+        around = {step["SpecialToken"]["id"] for step in _walk(state["post_processor"]) if "SpecialToken" in step}
+        if not (codes := around.intersection(self.languages)):
+            raise TokenizerError("this tokenizer puts no language code beside a text: leave the source language out")
+        self.check_language(code)
+        template = state["post_processor"]
+        for step in _walk(template):
+            if "SpecialToken" in step and step["SpecialToken"]["id"] in codes:
+                step["SpecialToken"]["id"] = code
+        template["special_tokens"][code] = {"id": code, "ids": [self.id(code)], "tokens": [code]}
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), self._config | {"src_lang": code})
+
+    def check_language(self, code: str) -> int:
+        """Return the id of a language code; raises TokenizerError if it is unknown."""
+        if code not in self.languages:
+            known = ", ".join(self.languages) or "none"
+            raise TokenizerError(
+                f"{code!r} is no language of this model{did_you_mean(code, self.languages)}; it has {known}"
+            )
+        id = self.id(code)
+        assert id is not None
+        return id
 
     @property
     def lowercases(self) -> bool | None:

@@ -62,6 +62,8 @@ COUNTS = {
     "t5-11b": {"none": 11_307_321_344},
     "bart-base": {"none": 139_420_416, "language_model": 139_420_416 + 50_265},  # its bias is a buffer in transformers
     "bart-large": {"none": 406_291_456, "sequence_classification": 407_343_106},
+    "mbart-large-cc25": {"none": 610_851_840},
+    "mbart-large-50": {"none": 610_879_488},
     "opus-mt-en-de": {"none": 73_886_208, "language_model": 73_886_208 + 58_101},
     "gpt2": {"none": 124_439_808, "language_model": 124_439_808},
     "gpt2-medium": {"none": 354_823_168},

@@ -17,14 +17,16 @@ from heedful.data import Seq2SeqExample
 from heedful.errors import HeedfulError
 from heedful.model.decode import BeamSearch, Greedy, Sampling
 from heedful.packed import Packed
-from heedful.tasks.generation import GenerationConfig, folder_generation, start_generation, trained_ends
+from heedful.tasks.generation import GenerationConfig, folder_generation, start_generation, trained_ends, with_languages
 from heedful.tasks.seq2seq import Seq2Seq
 from heedful.tokenizer import Tokenizer
+from tests.support.sentencepiece_models import train_sentencepiece
 from tests.support.tiny_models import ENCODER_DECODER, in_double, save_tiny
 
 ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
+    "mbart": "MBartForConditionalGeneration",
     "t5": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
 }
@@ -148,3 +150,26 @@ def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
     inputs = task.tokenizer_inputs(example)
     (sample,) = task.make_samples(example, [[encoding] for encoding in tokenizer.encode_batch(inputs)])
     assert (list(sample.target or ()), list(sample.tokens)) == ([0, 8, 2], [7, 2, 0, 8])
+
+
+def test_languages_of_a_model(tmp_path: Path) -> None:
+    """The target's code is the first token; the source's stands beside the text; both are saved."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())
+    save_tiny(folder, "mbart", ARCHITECTURES["mbart"], vocab_size=120)
+    loaded = heedful.load(folder)
+    translator = with_languages(loaded, "de_DE", "fr_XX")
+    assert loaded.tokenizer is not None and translator.tokenizer is not None
+    french = loaded.tokenizer.id("fr_XX")
+    assert folder_generation(translator).constraints.forced_bos_token_id == french
+    assert folder_generation(loaded).constraints.forced_bos_token_id is None
+    assert translator.tokenizer.encode("Ada").ids[-1] == loaded.tokenizer.id("de_DE")
+    ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([[5, 2, 9]]), GenerationConfig()).run()
+    assert best.tokens[0] == french
+    heedful.save(translator, tmp_path / "saved")
+    saved = heedful.load(tmp_path / "saved")
+    assert saved.tokenizer is not None and saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
+    assert folder_generation(saved).constraints.forced_bos_token_id == french
+    with pytest.raises(HeedfulError, match=r"'fr_FR' is no language of this model.*fr_XX"):
+        with_languages(loaded, None, "fr_FR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import unicodedata
@@ -127,6 +128,37 @@ def test_what_the_configuration_says_counts(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(HeedfulError, match=r"spiece\.model has no \[CLS\], \[SEP\], which its model expects"):
         Tokenizer.load(folder, FAMILIES["albert"].tokenizer_defaults)
+
+
+@pytest.mark.parametrize("tokenizer_class", ["MBartTokenizer", "MBart50Tokenizer"])
+def test_language_codes_around_texts(tmp_path: Path, tokenizer_class: str) -> None:
+    """The code of the source language is put beside each text; transformers reads the same from what is saved."""
+    model = train_sentencepiece()
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    ours = Tokenizer.load(tmp_path, FAMILIES["mbart"].tokenizer_defaults)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
+    text = "Ada reads the map of Spain"
+    pieces = [id + 1 for id in theirs.encode(text)]  # fairseq has one token more in front
+    codes = importlib.import_module(getattr(transformers, tokenizer_class).__module__).FAIRSEQ_LANGUAGE_CODES
+
+    def expected(code: str) -> list[int]:
+        id = theirs.get_piece_size() + 1 + codes.index(code)
+        return [id, *pieces, 2] if "50" in tokenizer_class else [*pieces, 2, id]
+
+    assert list(ours.languages) == codes and ours.special.eos_or_sep == 2
+    assert list(ours.encode(text).ids) == expected("en_XX")
+    german = ours.with_source_language("de_DE")
+    assert list(german.encode(text).ids) == expected("de_DE")
+    german.save(tmp_path / "saved")
+    again = Tokenizer.load(tmp_path / "saved")
+    assert again.fingerprint == german.fingerprint and again.languages == ours.languages
+    read = getattr(transformers, tokenizer_class).from_pretrained(tmp_path / "saved")
+    assert read(text).input_ids == expected("de_DE")
+    with pytest.raises(HeedfulError, match=r"'en_UK' is no language of this model.*; it has ar_AR, cs_CZ"):
+        ours.with_source_language("en_UK")
+    with pytest.raises(HeedfulError, match="this tokenizer puts no language code beside a text"):
+        Tokenizer.load(tmp_path, FAMILIES["xlm-roberta"].tokenizer_defaults).with_source_language("de_DE")
 
 
 @pytest.mark.parametrize(

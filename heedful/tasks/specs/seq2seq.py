@@ -38,6 +38,8 @@ class Seq2SeqSettings(TaskSettings):
     num_beams: int = 1  # beams in evaluations; 1: greedy decoding
     label_smoothing: float = 0.0  # share of the target spread over the vocabulary (Szegedy et al. 2016, section 7)
     metric: Literal["f1", "bleu"] = "f1"  # ranks models; bleu needs sacrebleu
+    src_lang: str | None = None  # language code of the texts, for a multilingual model
+    tgt_lang: str | None = None  # language code of the targets
     bleu: BleuTokenizer = "13a"  # tokenisation of BLEU; char: characters, for texts without spaces or of few words
 
     def __post_init__(self) -> None:
