@@ -24,7 +24,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CODE = ("heedful", "tests", "benchmarks", "scripts", "pyproject.toml", "README.md", "LICENSE")
-TESTS = ("pytest", "hypothesis", "beartype", "transformers", "sentence-transformers", "accelerate", "psutil", "pillow")
+TESTS = (
+    "pytest",
+    "pytest-xdist",
+    "pytest-timeout",
+    "hypothesis",
+    "beartype",
+    "transformers",
+    "sentence-transformers",
+    "accelerate",
+    "psutil",
+    "pillow",
+)
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "linux_x86_64")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
