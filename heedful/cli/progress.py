@@ -12,6 +12,7 @@ from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
 EVERY = 30.0  # seconds between lines that are not live
+COUNTS = ("correct", "count")  # numbers of examples among the metrics
 
 
 class Progress(Reporter):
@@ -75,7 +76,7 @@ class Progress(Reporter):
         """Report the metrics of an evaluation."""
         from heedful.runs.results import format_metric
 
-        metrics = {name: value for name, value in result.metrics.items() if name != "count"}
+        metrics = {name: value for name, value in result.metrics.items() if name not in COUNTS}
         # by which checkpoints are ranked; a loss is ranked by its negative
         compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
         value = metrics.get(compared, result.metric_value)

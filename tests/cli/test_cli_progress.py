@@ -89,3 +89,10 @@ def test_ctrl_c_before_there_are_steps(capsys: pytest.CaptureFixture[str], quiet
     progress.__exit__(ValueError, ValueError(), None)
     message = "" if quiet else "interrupted; finished work is kept, and the same command resumes.\n"
     assert capsys.readouterr() == ("", message)
+
+
+def test_a_number_of_examples_is_no_share(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"accuracy": 0.67, "correct": 67, "count": 100}
+    with Progress() as progress:
+        progress.evaluated(60, EvalResult(metric_value=0.67, metrics=metrics), best=True)
+    assert "step 60, dev: accuracy 67.00 % (best so far)\n" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 
 const MAX_THUMB = 80; // pixels of a thumbnail
 const GAP = 4; // pixels between two
-const BESIDE = 600; // pixels of the large map and of all that is beside the thumbnails
+const BESIDE = 210; // pixels beside the thumbnails and the large map: labels, borders and gaps
 
 /**
  * @param {Context} context
@@ -66,12 +66,21 @@ export async function modelView(context) {
 }
 
 /**
+ * The side of the large map.
+ * @param {Context} context
+ */
+function mapSize({ root }) {
+  return Math.max(440, Math.min(680, 0.33 * root.clientWidth));
+}
+
+/**
  * The side of a thumbnail: what fits beside the large map and into the window.
  * @param {Context} context
  */
-function thumbSize({ root, part }) {
+function thumbSize(context) {
+  const { root, part } = context;
   const least = parseFloat(getComputedStyle(root).getPropertyValue("--thumb"));
-  const room = Math.min((root.clientWidth - BESIDE) / part.heads, (0.7 * window.innerHeight) / part.layers) - GAP;
+  const room = Math.min((root.clientWidth - BESIDE - mapSize(context)) / part.heads, (0.7 * window.innerHeight) / part.layers) - GAP;
   return Math.max(least, Math.min(MAX_THUMB, Math.floor(room)));
 }
 
@@ -107,7 +116,7 @@ async function enlarge(context, large) {
     const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
     large.replaceChildren(
       heatmap(context.root, found.values, {
-        rows, columns: keys, size: Math.max(440, Math.min(680, 0.33 * context.root.clientWidth)), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
+        rows, columns: keys, size: mapSize(context), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
