@@ -846,14 +846,12 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
 
 
 def test_a_seed_without_sampling_is_refused() -> None:
+    greedy = GenerationConfig()
     with pytest.raises(HeedfulError, match="--seed is for sampling, which needs --temperature"):
-        generation_settings(GenerationConfig(), 5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
-    assert (
-        generation_settings(GenerationConfig(), 5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed
-        == 3
-    )
+        generation_settings(greedy, 5, num_beams=None, temperature=None, max_new_tokens=None, seed=3)
+    assert generation_settings(greedy, 5, num_beams=None, temperature=0.5, max_new_tokens=None, seed=3).seed == 3
     with pytest.raises(HeedfulError, match="temperature is 1e-07; give a number from 1e-06"):
-        generation_settings(GenerationConfig(), 5, num_beams=None, temperature=1e-7, max_new_tokens=None, seed=None)
+        generation_settings(greedy, 5, num_beams=None, temperature=1e-7, max_new_tokens=None, seed=None)
 
 
 # -- standard streams -----------------------------------------------------------------------------------------------
