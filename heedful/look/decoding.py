@@ -8,7 +8,7 @@ from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.decode import BeamSearch, Greedy, beam_search, stream
 from heedful.packed import Packed
-from heedful.tasks.generation import sequence_ends
+from heedful.tasks.generation import folder_generation, sequence_ends
 
 MAX_NEW_TOKENS = 48
 CANDIDATES = 10  # tokens listed at each step
@@ -56,10 +56,11 @@ def decoding_report(
     loaded, tokenizer = inspection.loaded, inspection.tokenizer
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
         raise RequestError("this model has no language modelling head: give a model that generates text")
-    ends = sequence_ends(loaded.config.model, tokenizer)
+    ends, folder = sequence_ends(loaded.config.model, tokenizer), folder_generation(loaded)
     prompt, source = inspection.source, None
     if ends.start is not None:
-        prompt, source = Packed.of([[ends.start]]), inspection.source
+        start = ends.start if folder.start is None else folder.start
+        prompt, source = Packed.of([[start]]), inspection.source
     stop = [ends.stop]
     steps: list[DecodingView] = []
     greedy_ids: list[int] = []
@@ -73,6 +74,7 @@ def decoding_report(
         max_new_tokens=max_new_tokens,
         stop=stop,
         source=source,
+        constraints=folder.constraints,
     ):
         assert step.distribution is not None
         log_probabilities = step.distribution[0]
@@ -89,7 +91,14 @@ def decoding_report(
         log_probability += step.log_probabilities[0]
     beam = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
     (sequences, *_) = beam_search(
-        loaded.model, loaded.head, prompt, beam, max_new_tokens=max_new_tokens, stop=stop, source=source
+        loaded.model,
+        loaded.head,
+        prompt,
+        beam,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        source=source,
+        constraints=folder.constraints,
     )
 
     def decode(ids: list[int]) -> str:
