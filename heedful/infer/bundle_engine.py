@@ -43,7 +43,7 @@ from heedful.tasks.generation import (
     folder_generation,
     with_languages,
 )
-from heedful.tasks.metrics.conformal import MIN_CALIBRATION_EXAMPLES, least_probability
+from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES, least_probability
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -117,7 +117,7 @@ def check_prediction_set(coverage: float | None, loaded: ModelBundle) -> None:
     if not loaded.calibration:
         raise HeedfulError(
             f"{loaded.source} has no calibration for prediction sets: `heedful finetune classify` makes one if the "
-            f"data has one label for each text and a dev split of {MIN_CALIBRATION_EXAMPLES} examples or more"
+            f"data has one label for each text and a dev split of {MIN_SET_EXAMPLES} examples or more"
         )
 
 

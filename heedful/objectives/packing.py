@@ -209,10 +209,20 @@ def _fit_block(
 
 
 def held_out(corpus: Corpus, share: float) -> NDArray[np.bool_]:
-    """Mark the documents of the validation split; equal documents are in the same split."""
+    """Mark the documents of the validation split; equal documents are in the same split.
+
+    Documents are chosen by a hash of their text. If that would leave one of the two splits without any, the document
+    that is next by its hash is moved there.
+    """
     mark = np.uint64(0x9E3779B97F4A7C15)
     mixed_up = (np.asarray(corpus.hashes) ^ (np.asarray(corpus.hashes) >> np.uint64(29))) * mark
-    return (mixed_up >> np.uint64(11)).astype(np.float64) < share * 2.0**53
+    ranks = (mixed_up >> np.uint64(11)).astype(np.float64)
+    held = ranks < share * 2.0**53
+    if len(np.unique(ranks)) > 1 and held.all():
+        held = ranks < ranks.max()
+    elif len(np.unique(ranks)) > 1 and not held.any():
+        held = ranks == ranks.min()
+    return held
 
 
 # -- windows ----------------------------------------------------------------------------------------------------

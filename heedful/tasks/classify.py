@@ -44,7 +44,7 @@ from heedful.tasks.metrics import (
     macro_f1_of,
     mean_of,
 )
-from heedful.tasks.metrics.conformal import MIN_CALIBRATION_EXAMPLES, calibration_probabilities
+from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES, calibration_probabilities
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction, Regression
 from heedful.tasks.specs.classify import ClassifySettings, MultiLabelSettings
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat, evaluate_task, log_loss
@@ -57,7 +57,7 @@ Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
-MIN_CALIBRATION_MISTAKES = 10  # of dev, for a temperature to be fitted on it
+MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
 MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
 
 
@@ -222,7 +222,7 @@ class Classify(TextTask[LabelledExample]):
             gold.append(answer["probabilities"][example.label])
 
         evaluate_task(self, engine, examples, on_answer=record)
-        return calibration_probabilities(gold) if len(gold) >= MIN_CALIBRATION_EXAMPLES else ()
+        return calibration_probabilities(gold) if len(gold) >= MIN_SET_EXAMPLES else ()
 
     def new_metrics(self) -> EvalMetrics:
         count = len(self.labels)

@@ -192,6 +192,15 @@ def test_held_out_by_the_text_alone(tmp_path: Path, tokenizer: Tokenizer) -> Non
     assert found.tolist() == [*kept[0.1][700:], *kept[0.1][:700], *kept[0.1][:100]]  # equal texts: the same side
 
 
+def test_both_splits_have_a_document_if_there_are_two_different_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    first, second, third = documents(3, seed=2)
+    corpus = corpus_of(tmp_path / "few", [first, second, first, third], tokenizer)
+    assert held_out(corpus, 1e-9).sum() in (1, 2), "equal documents are in the same split"
+    assert (~held_out(corpus, 1 - 1e-9)).sum() in (1, 2)
+    alike = corpus_of(tmp_path / "alike", [first] * 3, tokenizer)
+    assert held_out(alike, 1e-9).sum() == 0
+
+
 # -- pairs --------------------------------------------------------------------------------------------------------
 
 

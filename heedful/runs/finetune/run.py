@@ -297,6 +297,9 @@ class FinetuneTraining:
             self._save(model, folder)
             notes = [*notes, f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev"]
             self.run.reporter.message(notes[-1])
+        elif settings.task.fits_temperature() and "dev" in self.splits:
+            notes = [*notes, "probabilities are not calibrated: dev needs 100 examples, 10 of them answered wrongly"]
+            self.run.reporter.message(notes[-1])
         if "dev" in self.splits and settings.task.fits_temperature():
             model.calibration = calibration_of(task, model, self.source.examples("dev"))
             self._save(model, folder)

@@ -193,10 +193,9 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
     learned, validation = np.flatnonzero(~held), np.flatnonzero(held)
     if not len(learned) or not len(validation):
         raise HeedfulError(
-            f"the number of documents, {len(corpus):,}, is too small to hold out a share of "
-            f"{settings.eval_fraction:g}: {len(validation)} would be held out. Give more documents, raise "
-            "eval_fraction, or set corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document "
-            "is one"
+            f"the number of different documents in {len(corpus):,} is too small to hold out a share of "
+            f"{settings.eval_fraction:g}: {len(validation)} would be held out. Give more documents, or set "
+            "corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
         )
     builder, seed = components.builder, settings.train.seed
     builder.check_documents(len(learned), len(validation))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_CALIBRATION_EXAMPLES = 100  # of dev, for a model to be calibrated on it
+MIN_SET_EXAMPLES = 20  # of dev, for a model to answer with prediction sets
 MAX_PROBABILITIES = 1000  # that are kept for a model
 
 

@@ -991,7 +991,7 @@ def test_wrong_names_and_times(text: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "message"),
     [
-        ("mlm", 1, r"documents, 1, is too small to hold out a share of 0\.1: [01] would be held out\. Give more"),
+        ("mlm", 1, r"documents in 1 is too small to hold out a share of 0\.1: [01] would be held out\. Give more"),
         ("mlm+nsp", 12, r"needs two documents at least, but of 12 there are \d+ to learn from and 1 held out"),
     ],
 )
