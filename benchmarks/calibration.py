@@ -1,6 +1,6 @@
 """Calibration of fine-tuned classifiers on AG News and IMDB: errors before and after the temperature, prediction sets.
 
-HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --tasks "AG News" --out FILE
+HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/calibration.py --tasks "AG News" --output FILE
 
 A model is fine-tuned by the command's defaults. The expected calibration error (ECE) is that of its predictions on the
 official test, with the temperature that was fitted on dev and without it. For prediction sets the test is split into
@@ -99,9 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rows", type=int, help="of each split, instead of all")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    check_destination(options.out)
+    check_destination(options.output)
     record: dict[str, Any] = {"facts": facts(), "seed": options.seed, "tasks": {}}
     for task in options.tasks:
         labels, table, gold, temperature = predicted(task, options.seed, options.rows)
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "sets": measured_sets(labels, table, gold),
         }
         print(json.dumps(record["tasks"][task]), flush=True)
-        options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

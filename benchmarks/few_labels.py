@@ -1,6 +1,6 @@
 """Methods for few labels on SST-2 and AG News, beside a bag of words and SetFit's recipe in sentence-transformers.
 
-HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/few_labels.py --shots 8 16 64 --draws 1 2 3 4 5 --out FILE
+HEEDFUL_DATA=folder OMP_NUM_THREADS=2 python benchmarks/few_labels.py --shots 8 16 64 --draws 1 2 3 4 5 --output FILE
 
 Each draw has the same number of training rows for each label. All arms of a draw train on the same rows and are scored
 on the same ROWS rows that none of them saw. The defaults of the methods were fixed on other data: the sample `intents`
@@ -152,12 +152,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", nargs="+", choices=("shipped", "minilm"), default=["shipped"])
     parser.add_argument("--shots", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    check_destination(options.out)
+    check_destination(options.output)
     record: dict[str, Any] = {"facts": facts(), "runs": []}
-    if options.out.exists():
-        record = json.loads(options.out.read_text(encoding="utf-8"))
+    if options.output.exists():
+        record = json.loads(options.output.read_text(encoding="utf-8"))
     models: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     for draw in options.draws:
         for task in options.tasks:
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         print(json.dumps(run), flush=True)
                         record["runs"].append(run)
                         record["summary"] = summary(record["runs"])
-                        options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+                        options.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def folder_of(model: str) -> str:

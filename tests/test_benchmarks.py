@@ -521,8 +521,8 @@ def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, mo
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     path = tmp_path / "few.json"
-    options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2", "--out", str(path)]
-    script.main(options)
+    options = ["--tasks", "SST-2", "--arms", "linear", "words", "--shots", "8", "--draws", "1", "2"]
+    script.main([*options, "--output", str(path)])
     record = json.loads(path.read_text())
     assert [(row["arm"], row["draws"]) for row in record["summary"]] == [("linear", 2), ("words", 2)]
     assert all(row["mean"] > 90 and row["std"] is not None for row in record["summary"])

@@ -164,5 +164,5 @@ def show_verdict(results: JsonObject) -> None:
         print()
     head, lines = verdict_table(results["verdict"])
     models = list(zip(head, *lines, strict=True))  # a column for each model, which is narrower than a row
-    print_table([list(map(escape, row)) for row in models[1:]], head=models[0], right=set(range(1, len(models[0]))))
+    print_table([list(map(escape, row)) for row in models[1:]], head=models[0])
     print_text(f"\n{escape(results['verdict']['sentence'])}")

@@ -126,7 +126,7 @@ BERT: list[tuple[dict[str, Any], str]] = [
     ({f"unknown{number}": number for number in range(1000)}, "does not know the key 'unknown0'"),
     ({"\x1b[2J": "\ud800"}, "does not know the key"),
     # which model, which head
-    *(({"model_type": value}, "model_type") for value in (MORE, None, "", "brt", 5, ["bert"], {}, "../bert", "llama")),
+    *(({"model_type": value}, "model_type") for value in (MORE, None, "", "brt", 5, ["bert"], {}, "../bert", "mamba")),
     ({"architectures": ["Evil"]}, "architectures"),
     ({"architectures": ["BertModel", "BertForMaskedLM"]}, "architectures"),
     *(({"architectures": value}, "architectures") for value in ("BertModel", 5, [5], [None], [[]], [{}], {"a": 1})),

@@ -206,11 +206,12 @@ def test_left_padding_needs_positions_and_packing_does_not(tmp_path: Path) -> No
     assert torch.equal(ours.named_tensors()["decoder.blocks.0.mlp.up.weight"], kept.T)
 
 
-def test_only_the_original_scales_its_embedding() -> None:
+def test_only_the_original_and_its_heirs_scale_their_embedding() -> None:
     for kind, family in FAMILIES.items():
         for name, values in family.sizes.items():
             embedding = read_config({**values, "model_type": kind}, name).model.embedding
-            assert embedding.scale == (embedding.width**0.5 if kind == "heedful" else 1.0), name
+            scales = kind in ("heedful", "mbart", "marian")
+            assert embedding.scale == (embedding.width**0.5 if scales else 1.0), name
 
 
 def test_relative_positions_of_transformers_4(tmp_path: Path) -> None:

@@ -174,8 +174,11 @@ def test_norm_of_a_sum(native: Kernels, dtype: torch.dtype, p: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "width", "out"), [(1, 48, 64), (7, 32, 16), (65, 80, 112), (433, 64, 192), (600, 192, 48)]
 )
-def test_linear_layers_in_training(native: Kernels, rows: int, width: int, out: int) -> None:
+def test_linear_layers_in_training(
+    native: Kernels, rows: int, width: int, out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     skip_without_half(native, torch.bfloat16)
+    monkeypatch.setattr(of, "trains_in_bfloat16", lambda: True)  # also where the rule prefers oneDNN: with AMX
     layer = of.TrainedLinear(width, out)
     x = drawn(rows, width).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):

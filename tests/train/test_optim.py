@@ -471,6 +471,9 @@ def test_depth_and_decay_of_every_parameter_of_the_families(family: str, archite
     for depth, part in [(len(blocks) + 1, model.embedding), *zip(range(len(blocks), 0, -1), blocks, strict=True)]:
         names = {ids.pop(id(each)) for each in part.parameters()}
         assert names and {found[name] for name in names} == {depth}
+    if model.config.decoder_embedding:  # it may share the tokens with the other one
+        own = [ids.pop(id(each)) for each in model.decoder_embedding.parameters() if id(each) in ids]
+        assert {found[name] for name in own} <= {len(blocks) + 1}
     below = {"encoder": len(blocks), "decoder": len(model.decoder.blocks) if model.decoder else 0}
     for name in list(ids.values()):
         if ".relations." in name:

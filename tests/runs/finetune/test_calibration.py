@@ -102,6 +102,9 @@ def test_prediction_sets_contain_the_label_as_often_as_asked(tmp_path: Path) -> 
 
 def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
     results = run(tmp_path / "run", False, dev=99).results
-    with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
-        heedful.Engine(tmp_path / "run", prediction_set=0.9)
     assert "temperature" not in results and not any("divided by" in note for note in results["notes"])
+    assert any("not calibrated: dev needs 100 examples" in note for note in results["notes"])
+    assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]
+    run(tmp_path / "small", False, dev=19)
+    with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
+        heedful.Engine(tmp_path / "small", prediction_set=0.9)
