@@ -115,7 +115,7 @@ def finetune(
     if as_json:
         return print_json({"folder": str(folder)} | result.results)
     show_results(result.results)
-    if not result.results["splits"] and "method_comparison" not in result.results:
+    if not result.results["splits"] and not result.results.get("method_comparison", {}).get("methods"):
         print_text("nothing was evaluated: the data has neither a dev nor a test split")
     patterns = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
     patterns |= {"report.html": "report.html"}

@@ -19,6 +19,7 @@ from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
 from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.settings import Method
+from heedful.runs.finetune.training_time import estimate_seconds
 from heedful.runs.results import JsonObject, format_metric
 from heedful.runs.run import Run
 from heedful.runs.run_folder import METHOD, read_run_json
@@ -85,22 +86,52 @@ def _measured(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetuneP
     compared: dict[str, Any] = {}
     for method in candidates:
         own = replan(method) if settings.method == "auto" else plan
+        own = replace(own, settings=run.resolve(own.settings))
         started = time.monotonic()
-        compared[method] = _evaluate(replace(own, settings=run.resolve(own.settings)), folds)
+        if settings.method == "auto":
+            expected = len(folds) * _training_seconds(own, folds[0].train)
+            if started - began + expected > settings.method_seconds:
+                if not compared:
+                    return _uncompared(plan, method, expected)
+                continue
+        compared[method] = _evaluate(own, folds)
         seconds = time.monotonic() - started
         compared[method]["seconds"] = round(seconds, 1)
         run.reporter.message(f"{method}: {_shown(compared[method])} on {how} ({seconds:.0f} s)")
-        if time.monotonic() - began > settings.method_seconds:
-            break
     scores = {method: (result["metric_value"], result["tie_breaker"]) for method, result in compared.items()}
     best = max(scores, key=scores.__getitem__)
     named = ", ".join(f"{method} {_shown(result)}" for method, result in compared.items())
     why = f"{named} on {how}"
     if settings.method == "auto":
         untried = [method for method in METHODS if method not in compared]
-        spent = f"; {' and '.join(untried)} not tried after {settings.method_seconds:g} s" if untried else ""
+        spent = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
         why = f"method {best}, chosen for {plan.survey.counts['train']:,} examples ({why}{spent})"
     return {"method": best, "why": why, "folds": len(folds), "measured_on": how, "methods": compared}
+
+
+def _uncompared(plan: FinetunePlan, method: Method, seconds: float) -> JsonObject:
+    """Return the choice of a method without comparison, where that would take too long."""
+    why = (
+        f"method {method} for {plan.survey.counts['train']:,} examples; comparing methods would take about "
+        f"{seconds:.0f} s or more (--method_seconds)"
+    )
+    return {"method": method, "why": why, "folds": 0, "measured_on": "", "methods": {}}
+
+
+def _training_seconds(plan: FinetunePlan, examples: Sequence[Example]) -> float:
+    """Estimate the seconds of one training on examples, from a few steps."""
+    settings = plan.settings
+    if settings.method == "linear":
+        return 0.0
+    base = initial_model(
+        settings.init, plan.source, plan.survey.counts, settings.train.seed, settings.max_length, lambda text: None
+    )
+    task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
+    if settings.method != "finetune":
+        model = with_vector_head(model, base)
+    encoded = task.encode_split(examples)
+    trainer = Trainer(model, body_objective(settings, task), encoded.samples, settings.train)
+    return estimate_seconds(trainer, encoded.tokens)[0]
 
 
 def _shown(result: JsonObject) -> str:

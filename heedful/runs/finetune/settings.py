@@ -45,7 +45,7 @@ class FinetuneSettings:
     # train the sentence vectors by pairs first (SetFit); auto: the one that is best on held-out examples
     method: Method = "finetune"
     folds: int = 0  # also evaluate by cross-validation with this number of folds of train; 0: do not
-    method_seconds: float = 120.0  # time after which auto tries no further method
+    method_seconds: float = 120.0  # time for comparing methods; those that do not fit are not compared
     seeds: int = 1  # number of runs, with train.seed, train.seed + 1, ...
     max_length: int | None = None  # maximum tokens of a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"  # longer texts: overlapping windows, or truncation

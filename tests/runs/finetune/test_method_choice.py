@@ -106,10 +106,19 @@ def test_folds_evaluate_the_method_of_the_run_out_of_fold(tmp_path: Path, encode
     assert list(tuned["method_comparison"]["methods"]) == ["finetune"]
 
 
-def test_no_further_method_is_tried_after_the_time_for_comparing(tmp_path: Path, encoder: str) -> None:
+def test_methods_that_take_too_long_are_not_compared(
+    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     comparison = run(tmp_path / "run", encoder, method_seconds=0.0)["method_comparison"]
-    assert list(comparison["methods"]) == ["contrastive"]
-    assert "linear and finetune not tried after 0 s" in comparison["why"]
+    assert comparison["method"] == "contrastive" and not comparison["methods"]
+    assert "comparing methods would take about" in comparison["why"]
+    seconds = {"contrastive": 1.0, "linear": 0.0, "finetune": 1000.0}
+    monkeypatch.setattr(
+        "heedful.runs.finetune.method_choice._training_seconds", lambda plan, examples: seconds[plan.settings.method]
+    )
+    comparison = run(tmp_path / "some", encoder)["method_comparison"]
+    assert list(comparison["methods"]) == ["contrastive", "linear"]
+    assert "finetune not tried within 120 s" in comparison["why"]
 
 
 def test_contrastive_training_resumes(tmp_path: Path, encoder: str) -> None:
