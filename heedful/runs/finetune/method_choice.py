@@ -89,7 +89,8 @@ def _measured(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetuneP
         own = replace(own, settings=run.resolve(own.settings))
         started = time.monotonic()
         if settings.method == "auto":
-            expected = len(folds) * _training_seconds(own, folds[0].train)
+            shares = sum(len(fold.train) for fold in folds) / plan.survey.counts["train"]
+            expected = shares * _training_seconds(own, list(plan.source.examples("train")))
             if started - began + expected > settings.method_seconds:
                 if not compared:
                     return _uncompared(plan, method, expected)
