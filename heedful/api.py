@@ -253,6 +253,8 @@ def predict(
             "revision, head, precision, device, min_confidence or prediction_set was given with an Engine: give it to "
             "Engine() instead"
         )
+    if candidate_labels is not None and model.prediction_set is not None:
+        raise HeedfulError("prediction_set is for the labels that a model was trained on, not for candidate_labels")
     if candidate_labels is not None:
         candidates = CandidateLabels.of(candidate_labels, template, multi_label)
         return zero_shot_engine(model, candidates).predict(inputs, answer_type)

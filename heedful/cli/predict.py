@@ -126,6 +126,8 @@ def predict(
         min_confidence=0.0 if candidate_labels else least,
         prediction_set=prediction_set,
     )
+    if candidate_labels is not None and prediction_set is not None:
+        raise HeedfulError("--prediction-set is for the labels that a model was trained on, not for --candidate-labels")
     if candidate_labels is not None:
         from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
 

@@ -1,9 +1,8 @@
 """BART (Lewis et al. 2020, arXiv:1910.13461): an encoder and a decoder, post-norm, with learned positions; mBART.
 
-Both sides share the token vectors, with the output layer too; each has its own positions, of which position p takes row
-p + 2, and a norm after their sum. mBART (Liu et al. 2020, arXiv:2001.08210) is pre-norm, with a norm after the last
-block; its texts have language codes.
-"""
+Encoder, decoder and output layer share the token vectors. Encoder and decoder have positions of their own, where
+position p is row p + 2 of the table, and a norm after the sum. mBART (Liu et al. 2020, arXiv:2001.08210) is pre-norm,
+with a norm after the last block; its texts have language codes."""
 
 from __future__ import annotations
 

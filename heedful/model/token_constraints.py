@@ -32,7 +32,7 @@ class TokenConstraints:
         no_repeat_ngram_size: Length of token sequences that may occur only once; 0: all may be repeated.
         bad_words_ids: Sequences of tokens that are not generated.
         forced_bos_token_id: The token after a prompt of one token.
-        forced_eos_token_id: The tokens of which one is the last one that can be generated.
+        forced_eos_token_id: Tokens that end a text of the maximum length: one of them is forced at its last position.
         max_length: Most tokens of a sequence, its prompt included; None: any number.
     """
 
@@ -62,7 +62,7 @@ class TokenConstraints:
         return log_p
 
     def _forced(self, sequence: SequenceSoFar) -> tuple[int, ...]:
-        """Return the tokens of which one must come next; none: any token may."""
+        """Return the only tokens that are allowed next; empty: every token is allowed."""
         if sequence.next_is_last and self.forced_eos_token_id:
             return self.forced_eos_token_id
         is_first = len(sequence.prompt) + len(sequence.generated) == 1

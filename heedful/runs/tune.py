@@ -131,6 +131,9 @@ def tune(
     space = dict(space or {"train.optimizer.lr": _rates(plan)})
     for name, values in space.items():
         search.check_values(name, values)
+    if "method" in space:  # not every setting has an effect with every method
+        for settings in configurations(space, 0):
+            search.plan(settings)
     with lock_run(folder):
         state = search.begin({"task": task, "space": {name: list(values) for name, values in space.items()}}, minutes)
         best = search.run(state, configurations(space, plan.settings.train.seed))
@@ -248,12 +251,15 @@ class _Search:
     def _trial(self, state: JsonObject, place: int, rung: Rung, settings: dict[str, Json]) -> JsonObject | None:
         """Train and evaluate one configuration for a share of the duration, and record it."""
         began = time.monotonic()
-        train = self.plan(settings).settings.train
-        duration: dict[str, Json] = (
-            {"train.epochs": train.epochs * rung.share}
-            if train.epochs is not None
-            else {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
-        )
+        planned = self.plan(settings).settings
+        train = planned.train
+        duration: dict[str, Json] = {}
+        if planned.method != "linear":
+            duration = (
+                {"train.epochs": train.epochs * rung.share}
+                if train.epochs is not None
+                else {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
+            )
         name = f"{TRIALS}/{place}-{len([trial for trial in state['trials'] if trial['rung'] == place]):02}"
         brief: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
         done = finetune(

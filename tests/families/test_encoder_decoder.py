@@ -193,7 +193,7 @@ def test_other_variants_are_refused_by_name(family: str, changed: dict[str, Any]
 
 
 def test_a_folder_without_final_logits_bias(tmp_path: Path) -> None:
-    """As transformers loads it: the bias is zero; a bare model can be loaded with the output layer too."""
+    """A bare model loads with the output layer, and with a bias of zero, as transformers loads it."""
     theirs = save_tiny(tmp_path, "bart", "BartModel", torch.float64)
     ours = heedful.load(tmp_path, head="language_model", dtype=torch.float64)
     assert ours.head is not None and not ours.named_tensors()["head.decoder.bias"].any()

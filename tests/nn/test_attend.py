@@ -142,7 +142,7 @@ def test_a_dense_bias_gets_the_gradient_of_its_scores() -> None:
 @pytest.mark.parametrize("bias", ["none", "table", "dense"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_groups_of_query_heads_share_keys_and_values(backend: str, bias: str, kv_heads: int) -> None:
-    """As if each query head had a copy, whose gradients are summed."""
+    """Sharing key heads equals a copy of them for each query head, with the gradients of the copies summed."""
     layout = layout_of([5, 2, 4], [2, 6, 4])
     q, k, v = (tensor.detach().requires_grad_() for tensor in draw(layout, heads=4))
     bias_values = draw_bias(bias, layout, heads=4)

@@ -79,7 +79,7 @@ def test_a_search_trains_the_final_model_with_the_best_settings(tmp_path: Path) 
     result = search(tmp_path / "tuned")
     state = result.results["tune"]
     first, last = ([trial for trial in state["trials"] if trial["rung"] == rung] for rung in (0, 1))
-    assert len(first) == 4 and len(last) == 1, "the best of four goes on"
+    assert len(first) == 4 and len(last) == 1, "one of four enters the second rung"
     best = max(first, key=lambda trial: (trial["metric_value"], trial["tie_breaker"]))
     assert last[0]["settings"] == best["settings"] == state["chosen"]
     for trial in state["trials"]:

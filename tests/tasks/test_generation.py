@@ -87,7 +87,7 @@ def test_settings_of_the_folder_are_obeyed_as_in_transformers(tmp_path: Path, fa
 
 
 def test_settings_in_config_json_count_without_generation_config(tmp_path: Path) -> None:
-    """As before transformers 4.26; what the config's class has as defaults counts too."""
+    """Before transformers 4.26, generation settings were in config.json, with defaults of its class for the others."""
     reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
     (tmp_path / "generation_config.json").unlink()
     old = {"num_beams": 4, "length_penalty": 2.0, "max_length": 12, "no_repeat_ngram_size": 3, "early_stopping": True}
@@ -153,7 +153,7 @@ def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
 
 
 def test_languages_of_a_model(tmp_path: Path) -> None:
-    """The target's code is the first token; the source's stands beside the text; both are saved."""
+    """The target language's code is the first generated token, the source's is added to the text; both are saved."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())

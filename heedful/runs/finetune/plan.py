@@ -22,17 +22,17 @@ from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import ClassicInit, Pretrained, RecurrentInit, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
-    EVERY_METHOD,
     FEW,
-    FINETUNE_ONLY,
     FinetuneSettings,
     Method,
     check_batch_groups,
+    check_method_settings,
     check_task,
     finetune_defaults,
     finetune_overrides,
     preview_settings,
     resolve_finetune,
+    training_settings,
     training_summary,
 )
 from heedful.runs.overrides import Overrides
@@ -104,6 +104,7 @@ def plan_finetune(
     )
     resolved = resolve_finetune(overrides, defaults)
     settings = replace(resolved.settings, init=init, data=reading)
+    check_method_settings(settings.method, tuple(resolved.sources))
     if isinstance(init, ClassicInit):
         spec.check_reader(init.reader, "init.reader", len(source.labels))
     check_batch_groups(settings.train, group_size)
@@ -132,8 +133,7 @@ def _method(overrides: Overrides, preview: FinetuneSettings, source: Dataset[Exa
     few = _count(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
     if resolved.has("method") or not few or not isinstance(preview.init, Pretrained):
         return preview.method
-    by_hand = [path for path in resolved.sources if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
-    return "finetune" if by_hand else "auto"
+    return "finetune" if training_settings(resolved.sources) else "auto"
 
 
 def _trains_on_all(

@@ -5,7 +5,7 @@ Imports nothing heavy, so that a wrong setting is refused at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -29,6 +29,7 @@ CONTRASTIVE_STEPS = 100  # at least
 FEW = 200  # training examples below which methods are compared
 FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # if one of these is given, no other method is tried
 LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
+EVALUATING = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # settings of evaluations in training
 EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # except these
 
 
@@ -175,6 +176,23 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
         fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
     return settings, f"defaults for {examples:,} examples and {model} with random weights{compared}"
+
+
+def training_settings(given: Iterable[str]) -> list[str]:
+    """Return those of the settings given by hand that only training with its own steps follows."""
+    return [path for path in given if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
+
+
+def check_method_settings(method: Method, given: Iterable[str]) -> None:
+    """Refuse settings given by hand that would change nothing with a method."""
+    reasons: dict[Method, str] = {
+        "auto": "methods are compared with their own defaults; name one with method",
+        "linear": "method is linear, which trains no weights below the last layer",
+        "contrastive": "method is contrastive, which is not evaluated while it trains",
+    }
+    for path in training_settings(given):
+        if method in ("auto", "linear") or (method == "contrastive" and path in EVALUATING):
+            raise SettingError(f"{path} would change nothing: {reasons[method]}; leave it out", path=path)
 
 
 def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:

@@ -170,6 +170,21 @@ def test_methods_that_cannot_be_used_are_refused(encoder: str) -> None:
     assert refused.value.path == "method"
 
 
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("auto", {"epochs": 2}),
+        ("linear", {"epochs": 2}),
+        ("linear", {"patience": 2}),
+        ("contrastive", {"patience": 2}),
+        ("contrastive", {"load_best_at_end": False}),
+    ],
+)
+def test_settings_without_effect_are_refused(encoder: str, method: str, setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="would change nothing"):
+        plan_finetune("classify", classified(24), model=encoder, overrides={"method": method} | setting)
+
+
 def test_more_folds_than_texts_are_refused(tmp_path: Path, encoder: str) -> None:
     rows = [{"text": text, "label": label} for text, label in [("a cat", "x"), ("a dog", "y")] * 3]
     with pytest.raises(DataError, match="2 different texts"):
