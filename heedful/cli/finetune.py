@@ -35,21 +35,24 @@ TASKS_HELP = ", ".join(
     f"{name} ({specs_named(name)[0].help})" if specs_named(name)[0].help else name for name in task_names()
 )
 
+TaskName = Annotated[str, typer.Argument(metavar="TASK", help=f"{TASKS_HELP}.")]
+LabelledData = Annotated[
+    list[Path], typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE.")
+]
+InitialModel = Annotated[
+    str,
+    typer.Option(
+        help="Pretrained model: a folder, or NAME[@REVISION] on the hub; by default the small English encoder that "
+        "ships with Heedful."
+    ),
+]
+
 
 def finetune(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="TASK", help=f"{TASKS_HELP}.")],
-    data: Annotated[
-        list[Path],
-        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Pretrained model: a folder, or NAME[@REVISION] on the hub; by default the small English encoder that "
-            "ships with Heedful."
-        ),
-    ] = "",
+    task: TaskName,
+    data: LabelledData,
+    model: InitialModel = "",
     out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",

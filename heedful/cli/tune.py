@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from heedful.cli.finetune import TASKS_HELP
+from heedful.cli.finetune import InitialModel, LabelledData, TaskName
 from heedful.cli.options import (
     AsJson,
     DataFiles,
@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 def tune(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(metavar="TASK", help=f"{TASKS_HELP}.")],
-    data: Annotated[
-        list[Path],
-        typer.Argument(metavar="DATA", help="A file, a folder with splits, or train=FILE dev=FILE test=FILE."),
-    ],
+    task: TaskName,
+    data: LabelledData,
     time_budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time of the whole search with the final training, as 20m or 1h30m.")
     ] = "20m",
@@ -49,13 +46,7 @@ def tune(
             "learning rate is tried.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Pretrained model: a folder, or NAME[@REVISION] on the hub; by default the small English encoder that "
-            "ships with Heedful."
-        ),
-    ] = "",
+    model: InitialModel = "",
     out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",

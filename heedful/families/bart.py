@@ -2,7 +2,8 @@
 
 Encoder, decoder and output layer share the token vectors. Encoder and decoder have positions of their own, where
 position p is row p + 2 of the table, and a norm after the sum. mBART (Liu et al. 2020, arXiv:2001.08210) is pre-norm,
-with a norm after the last block; its texts have language codes."""
+with a norm after the last block; its texts have language codes.
+"""
 
 from __future__ import annotations
 

@@ -178,19 +178,19 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
     return settings, f"defaults for {examples:,} examples and {model} with random weights{compared}"
 
 
-def training_settings(given: Iterable[str]) -> list[str]:
-    """Return those of the settings given by hand that only training with its own steps follows."""
-    return [path for path in given if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
+def training_settings(paths: Iterable[str]) -> list[str]:
+    """Return the paths of settings that only training of all weights follows."""
+    return [path for path in paths if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
 
 
-def check_method_settings(method: Method, given: Iterable[str]) -> None:
-    """Refuse settings given by hand that would change nothing with a method."""
+def check_method_settings(method: Method, paths: Iterable[str]) -> None:
+    """Refuse settings, by the paths that were given by hand, that would change nothing with a method."""
     reasons: dict[Method, str] = {
         "auto": "methods are compared with their own defaults; name one with method",
         "linear": "method is linear, which trains no weights below the last layer",
         "contrastive": "method is contrastive, which is not evaluated while it trains",
     }
-    for path in training_settings(given):
+    for path in training_settings(paths):
         if method in ("auto", "linear") or (method == "contrastive" and path in EVALUATING):
             raise SettingError(f"{path} would change nothing: {reasons[method]}; leave it out", path=path)
 
