@@ -90,7 +90,7 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
     began = time.perf_counter()
     torch.manual_seed(draw)
     stream = random.Random(draw)
-    encoder = SentenceTransformer(model, device="cpu").float()
+    encoder = SentenceTransformer(model).float()  # on a GPU where there is one
     pairs = []
     for row in train:
         alike = [other for other in train if other.label == row.label and other is not row] or [row]
@@ -109,7 +109,8 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
             group["lr"] = 2e-5 * rate
         features = [encoder.preprocess(list(texts)) for texts in list(zip(*batch, strict=True))[:2]]
         optimizer.zero_grad()
-        loss(features, torch.tensor([score for _, _, score in batch])).backward()
+        features = [{name: value.to(encoder.device) for name, value in part.items()} for part in features]
+        loss(features, torch.tensor([score for _, _, score in batch], device=encoder.device)).backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
     encoder.eval()
