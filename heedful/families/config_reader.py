@@ -92,6 +92,20 @@ class ConfigReader:
         )
         return float(value) if isinstance(value, int) else value
 
+    def numbers(self, name: str, count: int, *, most: float) -> tuple[float, ...]:
+        """Read a list of `count` positive numbers up to most."""
+        values: list[float] = self._take(
+            name,
+            _REQUIRED,
+            f"a list of {count} numbers above 0, up to {most:g}",
+            lambda v: (
+                isinstance(v, list)
+                and len(v) == count
+                and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 < x <= most for x in v)
+            ),
+        )
+        return tuple(map(float, values))
+
     def flag(self, name: str, default: Default = _REQUIRED) -> bool | Default:
         """Read true or false."""
         value: bool | Default = self._take(name, default, "true or false", lambda v: isinstance(v, bool))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from heedful.errors import ModelError
 from heedful.families.config_reader import ConfigReader
-from heedful.model.config import DynamicNtk, LinearScaling, Rotary, Scaling, Yarn
+from heedful.model.config import DynamicNtk, LinearScaling, Llama3Scaling, LongRope, Rotary, Scaling, Yarn
 
 _WHY = "other ways to stretch rotary positions are not built"
-_KINDS = {"default": "default", "linear": "linear", "ntk": "ntk", "dynamic": "dynamic", "yarn": "yarn"}
+_KINDS = {kind: kind for kind in ("default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")}
 _MAX_BASE = 1e9
 
 
@@ -73,6 +74,10 @@ def read_scaling(
             scaling = DynamicNtk(factor=part.number("factor", least=1.0, most=1e6), trained=trained)
         case "yarn":
             scaling = _yarn(reader, part)
+        case "llama3":
+            scaling = _llama3(reader, part)
+        case "longrope":
+            scaling = _longrope(reader, part, head_width)
         case _:
             part.only("rope_type", kind, why=_WHY)
             part.only("factor", 1.0, None, why=_WHY)
@@ -81,12 +86,8 @@ def read_scaling(
 
 
 def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
-    positions: int | None = reader.integer("max_position_embeddings", None)
-    original: int | None = part.integer("original_max_position_embeddings", None)
-    trained = reader.integer("max_position_embeddings") if original is None else original
-    factor: float | None = part.number("factor", None, least=1.0, most=1e6)
-    if factor is None:
-        factor = (positions or trained) / trained
+    trained = _trained(reader, part)
+    factor = _factor(reader, part, trained)
     magnitude = part.number("attention_factor", None, most=1e3)
     over, under = (part.number(name, None, most=1e3) for name in ("mscale", "mscale_all_dim"))
     if magnitude is None:
@@ -100,6 +101,37 @@ def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
         slow=slow or 1.0,
         truncate=part.flag("truncate", True),
     )
+
+
+def _llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
+    low, high = part.number("low_freq_factor", most=1e6), part.number("high_freq_factor", most=1e6)
+    if low >= high:
+        raise ModelError(f"{part.source}: low_freq_factor is {low:g}; expected less than high_freq_factor, {high:g}")
+    factor = part.number("factor", least=1.0, most=1e6)
+    return Llama3Scaling(factor=factor, trained=_trained(reader, part), low=low, high=high)
+
+
+def _longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> LongRope:
+    trained = _trained(reader, part)
+    factor = _factor(reader, part, trained)
+    magnitude = part.number("attention_factor", None, most=1e3)
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    short, long = (part.numbers(f"{name}_factor", head_width // 2, most=1e6) for name in ("short", "long"))
+    return LongRope(short=short, long=long, trained=trained, magnitude=magnitude)
+
+
+def _trained(reader: ConfigReader, part: ConfigReader) -> int:
+    """Read the number of positions that the model was first trained with."""
+    original: int | None = part.integer("original_max_position_embeddings", None, least=2)
+    return reader.integer("max_position_embeddings", least=2) if original is None else original
+
+
+def _factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
+    """Read the factor, or compute it from the number of positions."""
+    positions: int | None = reader.integer("max_position_embeddings", None)
+    factor: float | None = part.number("factor", None, least=1.0, most=1e6)
+    return (positions or trained) / trained if factor is None else factor
 
 
 def _mscale(factor: float, scale: float) -> float:
@@ -130,5 +162,21 @@ def write_scaling(base: float, scaling: Scaling | None) -> dict[str, object]:
                 "beta_fast": scaling.fast,
                 "beta_slow": scaling.slow,
                 "truncate": scaling.truncate,
+            }
+        case Llama3Scaling():
+            values |= {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.trained,
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+            }
+        case LongRope():
+            values |= {
+                "rope_type": "longrope",
+                "short_factor": list(scaling.short),
+                "long_factor": list(scaling.long),
+                "original_max_position_embeddings": scaling.trained,
+                "attention_factor": scaling.magnitude,
             }
     return values

@@ -91,7 +91,33 @@ class Yarn:
     truncate: bool = True  # the bounds of both in whole pairs of numbers
 
 
-Scaling = LinearScaling | DynamicNtk | Yarn
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Llama3Scaling:
+    """Slow rotations are divided by a factor, fast ones are not, as in Llama 3.1 (arXiv:2407.21783)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: float = 8.0
+    trained: int = 8192  # positions
+    low: float = 1.0  # rotations within the trained positions, up to which they are divided by the whole factor
+    high: float = 4.0  # rotations from which on they are not divided
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ModelError(f"low is {self.low} and high {self.high}; expected a low below high")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongRope:
+    """Each rotation has its own divisor; long sequences have other divisors (Ding et al. 2024, arXiv:2402.13753)."""
+
+    kind: Literal["longrope"] = "longrope"
+    short: tuple[float, ...] = ()  # divisors, head_width / 2 numbers
+    long: tuple[float, ...] = ()  # the same for sequences of more than `trained` tokens
+    trained: int = 512  # positions
+    magnitude: float = 1.0  # queries and keys are multiplied by it
+
+
+Scaling = LinearScaling | DynamicNtk | Yarn | Llama3Scaling | LongRope
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,8 +246,8 @@ class StackConfig:
             raise ModelError(f"blocks is {self.blocks}; expected 1 to {self.layers}, the number of layers")
         if isinstance(self.relation, Rotary) and self.head_width % 2:
             raise ModelError(f"head_width is {self.head_width}; rotary positions rotate numbers in pairs: make it even")
-        if isinstance(self.relation, Rotary) and isinstance(self.relation.scaling, DynamicNtk) and self.causal:
-            raise ModelError("a base that grows with the sequence (dynamic NTK) is for encoders; this stack is causal")
+        if isinstance(self.relation, Rotary):
+            self._check_rotary(self.relation)
         if isinstance(self.relation, Buckets):
             count, reach, minimum = self.relation.count, self.relation.reach, 2 if self.causal else 4
             if count < minimum:
@@ -252,6 +278,20 @@ class StackConfig:
             "final_dropout",
             "norm_eps",
         )
+
+    def _check_rotary(self, relation: Rotary) -> None:
+        for scaling in (relation.scaling, relation.local_scaling):
+            if isinstance(scaling, DynamicNtk | LongRope) and self.causal:
+                raise ModelError(
+                    f"rotations by the length of a sequence ({scaling.kind}) are for encoders; this stack is causal"
+                )
+            if isinstance(scaling, LongRope):
+                for name, divisors in (("short", scaling.short), ("long", scaling.long)):
+                    if len(divisors) != self.head_width // 2 or min(divisors) <= 0:
+                        raise ModelError(
+                            f"relation.scaling.{name} is {divisors}; expected {self.head_width // 2} positive numbers, "
+                            "half of head_width"
+                        )
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:

@@ -19,6 +19,8 @@ from heedful.model.config import (
     Disentangled,
     DynamicNtk,
     LinearScaling,
+    Llama3Scaling,
+    LongRope,
     ModelConfig,
     Rotary,
     Scaling,
@@ -39,6 +41,9 @@ from heedful.nn.layout import AttentionArgs, Layout
 from heedful.nn.positions import (
     BucketedPosition,
     DisentangledPosition,
+    DynamicNtkShape,
+    Llama3Shape,
+    LongRopeShape,
     RelativePosition,
     RotaryPosition,
     ShawPosition,
@@ -229,10 +234,15 @@ def _rotary(base: float, scaling: Scaling | None, width: int) -> RotaryPosition:
         case LinearScaling(factor=factor):
             return RotaryPosition(base, width, factor=factor)
         case DynamicNtk(factor=factor, trained=trained):
-            return RotaryPosition(base, width, dynamic=(factor, trained))
+            return RotaryPosition(base, width, by_length=DynamicNtkShape(factor=factor, trained=trained))
         case Yarn(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate):
             yarn = YarnShape(factor=factor, trained=trained, fast=fast, slow=slow, truncate=truncate)
-            return RotaryPosition(base, width, yarn=yarn, magnitude=scaling.magnitude)
+            return RotaryPosition(base, width, shape=yarn, magnitude=scaling.magnitude)
+        case Llama3Scaling(factor=factor, trained=trained, low=low, high=high):
+            return RotaryPosition(base, width, shape=Llama3Shape(factor=factor, trained=trained, low=low, high=high))
+        case LongRope(short=short, long=long, trained=trained):
+            longrope = LongRopeShape(short=short, long=long, trained=trained)
+            return RotaryPosition(base, width, shape=longrope, by_length=longrope, magnitude=scaling.magnitude)
     return RotaryPosition(base, width)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -122,6 +122,69 @@ class YarnShape:
         return frequencies / self.factor * share + frequencies * (1 - share)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Llama3Shape:
+    """The numbers of Llama 3.1's stretch; see `heedful.model.config.Llama3Scaling`."""
+
+    factor: float
+    trained: int
+    low: float
+    high: float
+
+    def stretch(self, frequencies: Tensor, base: float) -> Tensor:
+        """Return frequencies: fast ones unchanged, slow ones divided by the factor, those between interpolated."""
+        rotations = self.trained * frequencies / (2 * math.pi)
+        share = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies / self.factor * (1 - share) + frequencies * share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DynamicNtkShape:
+    """Dynamic NTK: in a sequence of n > L rows, the base is (s n / L - s + 1)^(d / (d - 2)) times as large.
+
+    s is `factor`, L is `trained`.
+    """
+
+    factor: float
+    trained: int
+
+    def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
+        """Return the factors of each sequence's frequencies."""
+        growth = [self.factor * max(length, self.trained) / self.trained - (self.factor - 1) for length in lengths]
+        powers = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / (width - 2)
+        if len(growth) == 1:  # nothing passes from host to device, as recording a CUDA graph asks for
+            alone: Tensor = growth[0] ** powers
+            return alone[None]
+        changed: Tensor = torch.tensor(growth, dtype=torch.float64).to(device)[:, None] ** powers
+        return changed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LongRopeShape:
+    """Divisors of each frequency (Ding et al. 2024): `short` in sequences of up to `trained` rows, else `long`."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    trained: int
+
+    def stretch(self, frequencies: Tensor, base: float) -> Tensor:
+        """Return the frequencies of short sequences."""
+        return frequencies / _filled(self.short, frequencies.device)
+
+    def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
+        """Return the factors of each sequence's frequencies."""
+        changed = _filled([short / long for short, long in zip(self.short, self.long, strict=True)], device)
+        if len(lengths) == 1:
+            return changed[None] if lengths[0] > self.trained else torch.ones_like(changed)[None]
+        is_long = torch.tensor([length > self.trained for length in lengths]).to(device)
+        return torch.where(is_long[:, None], changed, 1.0)
+
+
+def _filled(numbers: Sequence[float], device: torch.device) -> Float[Tensor, " numbers"]:
+    """Return a vector without a copy from host to device, which the recording of a CUDA graph forbids."""
+    return torch.stack([torch.full((), number, dtype=torch.float64, device=device) for number in numbers])
+
+
 class RotaryPosition(RelativePosition):
     """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
@@ -131,9 +194,8 @@ class RotaryPosition(RelativePosition):
     Args:
         width: d, numbers of a head.
         factor: Divides the positions.
-        yarn: How frequencies are stretched.
-        dynamic: (s, L) of dynamic NTK scaling: in a sequence of n > L rows the base is (s n / L - s + 1)^(d / (d - 2))
-            times as large.
+        shape: How frequencies are stretched.
+        by_length: How frequencies change in sequences longer than the trained ones.
         magnitude: Factor of the rotated queries and keys.
     """
 
@@ -143,42 +205,31 @@ class RotaryPosition(RelativePosition):
         width: int,
         *,
         factor: float = 1.0,
-        yarn: YarnShape | None = None,
-        dynamic: tuple[float, int] | None = None,
+        shape: YarnShape | Llama3Shape | LongRopeShape | None = None,
+        by_length: DynamicNtkShape | LongRopeShape | None = None,
         magnitude: float = 1.0,
     ) -> None:
         super().__init__()
         self.base, self.width, self.factor = base, width, factor
-        self.yarn, self.dynamic, self.magnitude = yarn, dynamic, magnitude
+        self.shape, self.by_length, self.magnitude = shape, by_length, magnitude
 
     def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-        """Return the angles per position of a sequence of up to L rows."""
+        """Return the angles per position of a sequence that is no longer than the trained ones."""
         frequencies = rotary_frequencies(self.base, self.width, device)
         frequencies = frequencies if self.factor == 1.0 else frequencies / self.factor
-        return frequencies if self.yarn is None else self.yarn.stretch(frequencies, self.base)
+        return frequencies if self.shape is None else self.shape.stretch(frequencies, self.base)
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Rotations:
         frequencies = self.frequencies(like.device)
-        if self.dynamic is not None and max(batch.lengths, default=0) > self.dynamic[1]:
-            frequencies = frequencies * self._growth(batch, like.device)
+        if self.by_length is not None and max(batch.lengths, default=0) > self.by_length.trained:
+            change = self.by_length.change(batch.lengths, self.width, like.device)
+            sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths))
+            frequencies = frequencies * (change if len(batch) == 1 else change[sequences.to(like.device)])
         angles = batch.positions[:, None].double() * frequencies
         cos, sin = angles.cos(), angles.sin()
         if self.magnitude != 1.0:
             cos, sin = cos * self.magnitude, sin * self.magnitude
         return cos.to(like.dtype)[:, None], sin.to(like.dtype)[:, None]
-
-    def _growth(self, batch: Packed, device: torch.device) -> Tensor:
-        """Return the factor of each row's frequencies, [rows or 1, pairs]; one row for a sequence alone."""
-        assert self.dynamic is not None
-        factor, trained = self.dynamic
-        growth = [factor * max(length, trained) / trained - (factor - 1) for length in batch.lengths]
-        powers = -torch.arange(0, self.width, 2, dtype=torch.float64, device=device) / (self.width - 2)
-        if len(growth) == 1:  # nothing passes from host to device, as recording a CUDA graph asks for
-            alone: Tensor = growth[0] ** powers
-            return alone[None]
-        rows = torch.tensor(growth, dtype=torch.float64).repeat_interleave(torch.tensor(batch.lengths))
-        grown: Tensor = rows.to(device)[:, None] ** powers
-        return grown
 
     def rotate(self, q: Heads, k: Keys, prepared: Rotations) -> tuple[Tensor, Tensor]:
         cos, sin = prepared

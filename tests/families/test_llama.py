@@ -23,6 +23,7 @@ from heedful.checkpoint.new_head import make_head_config
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, NextToken, SentenceEmbedding
 from tests.support.tiny_models import (
+    in_double,
     our_outputs,
     packed,
     save_tiny,
@@ -58,6 +59,9 @@ def values_of(family: str, architecture: str, **changed: object) -> dict[str, An
     return {**values, "architectures": [architecture], **changed}
 
 
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
 @pytest.mark.parametrize(
     ("family", "architecture", "changed", "message"),
     [
@@ -71,8 +75,8 @@ def values_of(family: str, architecture: str, **changed: object) -> dict[str, An
         ("eurobert", "EuroBertForSequenceClassification", {"clf_pooling": "mean"}, "clf_pooling is 'mean'.*rename"),
         ("eurobert", "EuroBertForSequenceClassification", {"classifier_pooling": "max"}, "one of bos, mean, late"),
         ("llama", "LlamaModel", {"rope_interleaved": True}, "rope_interleaved is True; only False"),
-        ("llama", "LlamaModel", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
         ("llama", "LlamaModel", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "this stack is causal"),
+        ("llama", "LlamaModel", {"rope_parameters": LONGROPE}, r"\(longrope\) are for encoders; this stack is causal"),
         ("llama", "LlamaModel", {"num_attention_heads": 5}, "num_attention_heads is 5, which does not divide"),
         ("qwen3", "Qwen3Model", {"use_sliding_window": True}, "use_sliding_window is True.*sliding windows are not"),
         ("qwen3", "Qwen3Model", {"layer_types": ["sliding_attention"] * 4}, "layer_types is .*sliding windows are not"),
@@ -94,6 +98,26 @@ def test_a_missing_key_ties_no_output(architecture: str) -> None:
     assert read_config(values | {"tie_word_embeddings": True}, "config.json").head == NextToken(tied=True)
     del values["tie_word_embeddings"]
     assert read_config(values, "config.json").head == NextToken(tied=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.1, "high_freq_factor": 1.2},
+        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 2.0},
+    ],
+    ids=["llama3", "yarn"],
+)
+def test_stretched_positions_of_decoders(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
+    described = {"rope_theta": 500.0, "original_max_position_embeddings": 10} | parameters
+    architecture = f"{family.capitalize()}ForCausalLM"
+    theirs = save_tiny(tmp_path, family, architecture, torch.float64, rope_parameters=described)
+    ours, lengths = heedful.load(tmp_path, dtype=torch.float64), (3, 10, 11, 37)
+    ids, types = sequences(family, lengths)
+    with in_double():
+        (expected,) = their_outputs(theirs, family, ids, types)
+        assert (our_outputs(ours, packed(family, lengths))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize("tied", [True, False])

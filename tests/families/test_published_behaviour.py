@@ -310,7 +310,7 @@ def test_the_same_said_in_other_keys(family: str, values: dict[str, Any]) -> Non
         ),
         ({"layer_types": "full_attention"}, "expected a list of full_attention and sliding_attention"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "expected objects under full_attention and sliding_attention"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "llama3"}}}, "rope_type is 'llama3'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "llama3"}}}, "low_freq_factor is missing"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "transformers reads rope_type and not type here"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "transformers ignores it here"),
     ],
@@ -321,6 +321,10 @@ def test_other_rotary_positions_are_refused(values: dict[str, Any], told: str) -
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "beta_fast": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 10}
+LLAMA3 |= {"low_freq_factor": 0.1, "high_freq_factor": 1.2}
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 10}
+LONGROPE |= {"short_factor": [1.0, 1.0625, 1.5, 2.25], "long_factor": [1.0, 2.5, 8.0, 31.5]}
 
 
 @pytest.mark.parametrize(
@@ -331,6 +335,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
         {"rope_parameters": {"full_attention": YARN | {"rope_theta": 500.0}}},
         {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 3.0}}},
+        {"rope_parameters": {"full_attention": LLAMA3 | {"rope_theta": 500.0}, "sliding_attention": LLAMA3}},
+        {"rope_parameters": {"full_attention": LONGROPE | {"rope_theta": 500.0}, "sliding_attention": LONGROPE}},
         {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), YARN)},
         {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 4.0}}, "max_position_embeddings": 10},
     ],

@@ -193,6 +193,20 @@ def test_other_models_of_gte_are_refused_by_key(changed: dict[str, Any], message
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 0.1,
+    "high_freq_factor": 1.2,
+    "original_max_position_embeddings": 10,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0625, 1.5, 2.25],
+    "long_factor": [1.0, 2.5, 8.0, 31.5],
+    "factor": 4.0,
+    "original_max_position_embeddings": 10,
+}
 STRETCHES: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 2.0},
     {"rope_type": "dynamic", "factor": 2.0},
@@ -203,10 +217,15 @@ STRETCHES: list[dict[str, Any]] = [
     YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 4.0},
     YARN | {"mscale": 0.7, "factor": 1.0},
     YARN | {"beta_fast": 1e4, "beta_slow": 1e4},
+    LLAMA3,
+    LLAMA3 | {"low_freq_factor": 0.01, "high_freq_factor": 0.5, "factor": 32.0},
+    LONGROPE,
+    LONGROPE | {"factor": 1.0},
+    LONGROPE | {"attention_factor": 1.5},
 ]
 
 
-@pytest.mark.parametrize("family", ["gte", "jina_embeddings_v3", "nomic_bert"])
+@pytest.mark.parametrize("family", ["eurobert", "gte", "jina_embeddings_v3", "nomic_bert"])
 @pytest.mark.parametrize("parameters", STRETCHES, ids=lambda each: "-".join(f"{value}" for value in each.values()))
 def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, parameters: dict[str, Any]) -> None:
     """Texts shorter and longer than the trained positions; what is written describes the same model."""
@@ -224,17 +243,18 @@ def test_stretched_positions_equal_transformers(tmp_path: Path, family: str, par
     assert read_config(values, "config.json").model == ours.config.model
 
 
-def test_dynamic_positions_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parameters", [{"rope_type": "dynamic", "factor": 4.0}, LONGROPE], ids=["dynamic", "longrope"])
+def test_rotations_by_length_do_not_depend_on_the_batch(tmp_path: Path, parameters: dict[str, Any]) -> None:
     """A packed text is computed as alone, with gradients."""
-    given = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0}
-    save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=given, max_position_embeddings=10)
+    described = {"rope_theta": 500.0} | parameters
+    save_tiny(tmp_path, "gte", "GteModel", torch.float64, rope_parameters=described, max_position_embeddings=10)
     model = heedful.load(tmp_path, dtype=torch.float64).model
     batch = packed("gte", (3, 30, 12))
     together = batch.unpack(model(batch))
     for number, rows in enumerate(batch.unpack(batch.tokens)):
         alone = model(heedful.Packed.of([rows.tolist()], types=[batch.unpack(batch.types)[number].tolist()]))
         assert (alone - together[number]).abs().max() < 1e-12
-    with pytest.raises(HeedfulError, match=r"dynamic NTK. is for encoders; this stack is causal"):
+    with pytest.raises(HeedfulError, match=r"\((dynamic_ntk|longrope)\) are for encoders; this stack is causal"):
         replace(model.config.encoder, causal=True)  # type: ignore[type-var]
 
 
@@ -258,8 +278,11 @@ def test_ntk_stretch_is_its_formula(key: str) -> None:
         ({"rope_scaling": {"type": "dynamic"}}, "factor is missing"),
         ({"rope_scaling": {"type": "yarn", "factor": 0.5}}, "factor is 0.5; expected a number from 1"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta": 1}}, "does not know the key 'beta'"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longrope'"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3'"),
+        ({"rope_parameters": LONGROPE | {"long_factor": [1.0, 2.0]}}, "expected a list of 2 numbers above 0"),
+        ({"rope_parameters": LONGROPE | {"short_factor": [0.0] * 2}}, "expected a list of 2 numbers above 0"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": 2}}, r"is 2; expected less than high_freq_factor, 1\.2"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type is 'proportional'; expected one of default"),
         ({"rope_scaling": {"factor": 2.0}}, "factor is 2.0"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.75}}, "mixed_b is 0.75"),

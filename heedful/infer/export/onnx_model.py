@@ -173,8 +173,10 @@ def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> Posi
         case c.Rotary():
             rotary = part.relations[0 if window is None else len(part.relations) - 1]
             assert isinstance(rotary, RotaryPosition)
-            if rotary.dynamic is not None:
-                raise HeedfulError("rotary positions that depend on a text's length (dynamic NTK) cannot be exported")
+            if rotary.by_length is not None:
+                raise HeedfulError(
+                    "rotations that depend on a text's length (dynamic NTK, LongRoPE) cannot be exported"
+                )
             angles = torch.arange(feed.most)[:, None] * rotary.frequencies()
             table = (torch.cat([angles.sin(), angles.cos()], -1) * rotary.magnitude).float().numpy()
             waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
