@@ -99,6 +99,10 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
             pairs += [(row.text, stream.choice(alike).text, 1.0), (row.text, stream.choice(unlike).text, 0.0)]
     stream.shuffle(pairs)
     loss = CosineSimilarityLoss(encoder)
+
+    def on_device(value: Any) -> Any:
+        return value.to(encoder.device) if isinstance(value, torch.Tensor) else value
+
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
     batches = [pairs[start : start + 16] for start in range(0, len(pairs), 16)]
     warmup = max(1, len(batches) // 10)
@@ -109,7 +113,7 @@ def by_setfit(model: str, train: Rows, held: Rows, draw: int) -> dict[str, Any]:
             group["lr"] = 2e-5 * rate
         features = [encoder.preprocess(list(texts)) for texts in list(zip(*batch, strict=True))[:2]]
         optimizer.zero_grad()
-        features = [{name: value.to(encoder.device) for name, value in part.items()} for part in features]
+        features = [{name: on_device(value) for name, value in part.items()} for part in features]
         loss(features, torch.tensor([score for _, _, score in batch], device=encoder.device)).backward()
         torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
         optimizer.step()
