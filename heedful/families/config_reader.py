@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
 from heedful.errors import ModelError, did_you_mean
-from heedful.model.config import Activation, ProblemType
+from heedful.model.config import Activation, ProblemType, StackConfig
 
 _REQUIRED: Any = object()
 Default = TypeVar("Default")
@@ -213,3 +213,23 @@ def read_activation(reader: ConfigReader, name: str, default: Any = _REQUIRED) -
 def activation_name(activation: Activation) -> str:
     """Return the first HF name of our activation."""
     return next(hf for hf, name in _ACTIVATIONS.items() if name == activation)
+
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | None:
+    """Read the numbers of the layers that see everything from `layer_types`; None: the key is missing or null."""
+    kinds = reader.values.get("layer_types")
+    if not isinstance(kinds, list):
+        reader.only("layer_types", None, why=f"expected a list of {FULL} and {LOCAL}")
+        return None
+    if len(kinds) != layers or any(kind not in (FULL, LOCAL) for kind in kinds):
+        reader.only("layer_types", None, why=f"expected {FULL} or {LOCAL} for each of {layers} layers")
+    reader.only("layer_types", kinds, why="")
+    return tuple(number for number, kind in enumerate(kinds) if kind == FULL)
+
+
+def layer_types(stack: StackConfig) -> list[str]:
+    """Return the values of `layer_types`."""
+    return [FULL if stack.window_of(layer) is None else LOCAL for layer in range(stack.layers)]

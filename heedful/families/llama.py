@@ -12,7 +12,14 @@ from dataclasses import replace
 from functools import partial
 
 from heedful.families import head_maps
-from heedful.families.config_reader import ConfigReader, activation_name, read_activation
+from heedful.families.config_reader import (
+    FULL,
+    ConfigReader,
+    activation_name,
+    layer_types,
+    read_activation,
+    read_global_layers,
+)
 from heedful.families.family import Family, HeadMap
 from heedful.families.names import CONCAT, NameTable, concat, name_rows
 from heedful.families.rope import read_rotary, write_rotary
@@ -27,8 +34,6 @@ from heedful.model.config import (
     Rotary,
     StackConfig,
 )
-
-_FULL = "full_attention"
 
 
 def read(
@@ -93,13 +98,23 @@ def read_eurobert(reader: ConfigReader) -> ModelConfig:
 
 
 def read_qwen3(reader: ConfigReader) -> ModelConfig:
-    """Read config.json; sliding windows are refused."""
+    """Read config.json; of a sliding window's tokens, the last one is the token that looks."""
     model = read(reader, head_width=128, qk_norm=True)
-    assert model.decoder is not None
-    why = "sliding windows are not built for this family"
-    reader.only("use_sliding_window", False, None, why=why)
-    reader.only("layer_types", [_FULL] * model.decoder.layers, None, why=why)
-    return model
+    decoder = model.decoder
+    assert decoder is not None
+    window: int | None = reader.integer("sliding_window", None) if "sliding_window" in reader.values else 4096
+    first_local = reader.integer("max_window_layers", 28, least=0)
+    if not reader.flag("use_sliding_window", False) or window is None:
+        reader.only(
+            "layer_types", [FULL] * decoder.layers, None, why="use_sliding_window and sliding_window are not set"
+        )
+        return model
+    global_layers = read_global_layers(reader, decoder.layers)
+    if global_layers is None:
+        global_layers = tuple(range(min(first_local, decoder.layers)))
+    if len(global_layers) == decoder.layers:
+        return model
+    return replace(model, decoder=replace(decoder, window=window - 1, global_layers=global_layers))
 
 
 def write(model: ModelConfig) -> dict[str, object]:
@@ -122,7 +137,14 @@ def write(model: ModelConfig) -> dict[str, object]:
         "initializer_range": getattr(model.initialisation, "std", 0.02),
         "pad_token_id": model.embedding.padding,
         **write_rotary(stack.relation),
+        **_written_window(stack),
     }
+
+
+def _written_window(stack: StackConfig) -> dict[str, object]:
+    if stack.window is None:
+        return {}
+    return {"use_sliding_window": True, "sliding_window": stack.window + 1, "layer_types": layer_types(stack)}
 
 
 def _body(model: ModelConfig) -> NameTable:
@@ -260,7 +282,7 @@ LLAMA = _decoder(
 )
 QWEN3 = _decoder(
     read=read_qwen3,
-    ignored_keys=_IGNORED | {"sliding_window", "max_window_layers"},
+    ignored_keys=_IGNORED,
     heads=_heads("Qwen3"),
     sizes={
         "qwen3-embedding-0.6b": size(28, 1024, 3072, (16, 8), vocab_size=151_669, **_QWEN3),

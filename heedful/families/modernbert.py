@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from heedful.families import head_maps
-from heedful.families.config_reader import ConfigReader, activation_name, read_activation
+from heedful.families.config_reader import (
+    FULL,
+    LOCAL,
+    ConfigReader,
+    activation_name,
+    layer_types,
+    read_activation,
+    read_global_layers,
+)
 from heedful.families.family import Family
 from heedful.families.names import NameTable, name_rows
 from heedful.families.rope import read_scaling, write_scaling
@@ -18,8 +26,6 @@ from heedful.model.config import (
     Summary,
     TruncatedNormal,
 )
-
-FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 def read(reader: ConfigReader) -> ModelConfig:
@@ -102,14 +108,9 @@ def _rotary(reader: ConfigReader, head_width: int) -> Rotary:
 def _global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
     """Read which layers are global: every n-th, given as that number or layer by layer, or else their numbers."""
     every: int = reader.integer("global_attn_every_n_layers", 3)
-    kinds = reader.values.get("layer_types")
-    if not isinstance(kinds, list):
-        reader.only("layer_types", None, why=f"expected a list of {FULL} and {LOCAL}")
+    numbers = read_global_layers(reader, layers)
+    if numbers is None:
         return every
-    if len(kinds) != layers or any(kind not in (FULL, LOCAL) for kind in kinds):
-        reader.only("layer_types", None, why=f"expected {FULL} or {LOCAL} for each of {layers} layers")
-    reader.only("layer_types", kinds, why="")
-    numbers = tuple(number for number, kind in enumerate(kinds) if kind == FULL)
     step = numbers[1] if len(numbers) > 1 else layers
     return step if numbers == tuple(range(0, layers, step)) else numbers
 
@@ -144,8 +145,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 def _written_layers(encoder: StackConfig) -> dict[str, object]:
     if encoder.global_layers is None:
         return {"global_attn_every_n_layers": encoder.global_every}
-    kinds = [FULL if encoder.window_of(layer) is None else LOCAL for layer in range(encoder.layers)]
-    return {"global_attn_every_n_layers": 1, "layer_types": kinds}
+    return {"global_attn_every_n_layers": 1, "layer_types": layer_types(encoder)}
 
 
 def _written_rotary(relation: Rotary) -> dict[str, object]:

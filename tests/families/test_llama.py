@@ -22,6 +22,7 @@ from heedful.checkpoint import read_config
 from heedful.checkpoint.new_head import make_head_config
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, NextToken, SentenceEmbedding
+from heedful.model.decode import Greedy, generate
 from tests.support.tiny_models import (
     in_double,
     our_outputs,
@@ -59,6 +60,8 @@ def values_of(family: str, architecture: str, **changed: object) -> dict[str, An
     return {**values, "architectures": [architecture], **changed}
 
 
+FULL, LOCAL = "full_attention", "sliding_attention"
+WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4}
 LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
 
@@ -78,8 +81,9 @@ LONGROPE = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "
         ("llama", "LlamaModel", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "this stack is causal"),
         ("llama", "LlamaModel", {"rope_parameters": LONGROPE}, r"\(longrope\) are for encoders; this stack is causal"),
         ("llama", "LlamaModel", {"num_attention_heads": 5}, "num_attention_heads is 5, which does not divide"),
-        ("qwen3", "Qwen3Model", {"use_sliding_window": True}, "use_sliding_window is True.*sliding windows are not"),
-        ("qwen3", "Qwen3Model", {"layer_types": ["sliding_attention"] * 4}, "layer_types is .*sliding windows are not"),
+        ("qwen3", "Qwen3Model", {"layer_types": [LOCAL] * 4}, "layer_types is .*use_sliding_window and sliding_window"),
+        ("qwen3", "Qwen3Model", WINDOW | {"layer_types": [LOCAL] * 3}, "sliding_attention for each of 4 layers"),
+        ("qwen3", "Qwen3Model", WINDOW | {"sliding_window": 0}, "sliding_window is 0; expected a whole number from 1"),
         ("qwen3", "Qwen3Model", {"mlp_bias": True}, "does not know the key 'mlp_bias'"),
         ("qwen3", "Qwen3Model", {"head_dim": 7}, "head_width is 7; rotary positions .*make it even"),
     ],
@@ -118,6 +122,38 @@ def test_stretched_positions_of_decoders(tmp_path: Path, family: str, parameters
     with in_double():
         (expected,) = their_outputs(theirs, family, ids, types)
         assert (our_outputs(ours, packed(family, lengths))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        WINDOW | {"max_window_layers": 2},
+        WINDOW | {"max_window_layers": 0, "sliding_window": 2},
+        WINDOW | {"layer_types": [LOCAL, FULL, FULL, LOCAL]},
+        WINDOW | {"max_window_layers": 9},
+        {"sliding_window": 4, "max_window_layers": 0},
+    ],
+    ids=str,
+)
+def test_sliding_windows_of_qwen3(tmp_path: Path, windows: dict[str, Any]) -> None:
+    """Outputs, tokens that are generated one by one, and what is saved again are those of transformers."""
+    theirs = save_tiny(tmp_path / "theirs", "qwen3", "Qwen3ForCausalLM", torch.float64, **windows)
+    loaded, lengths = heedful.load(tmp_path / "theirs", dtype=torch.float64), (3, 4, 11, 30)
+    ids, types = sequences("qwen3", lengths)
+    with in_double():
+        (expected,) = their_outputs(theirs, "qwen3", ids, types)
+        assert (our_outputs(loaded, packed("qwen3", lengths))[0] - expected).abs().max() < 1e-12 * expected.abs().max()
+    inputs, options = torch.tensor([ids[2]]), {"do_sample": False, "max_new_tokens": 7, "eos_token_id": 200}
+    with in_double():
+        written = theirs.generate(inputs, attention_mask=torch.ones_like(inputs), pad_token_id=0, **options)
+    assert loaded.head is not None
+    texts = generate(loaded.model, loaded.head, packed("qwen3", lengths), Greedy(), max_new_tokens=7, stop=[])
+    assert texts[2][0].tokens == written[0, len(ids[2]) :].tolist()
+    heedful.save(loaded, tmp_path / "ours")
+    with in_double():
+        again = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
+        (resaved,) = their_outputs(again, "qwen3", ids, types)
+        assert (resaved - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 @pytest.mark.parametrize("tied", [True, False])
