@@ -25,12 +25,18 @@ from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
 
 if TYPE_CHECKING:
+    from heedful.runs.evaluate import Evaluated
     from heedful.runs.results import JsonObject
 
 
 def evaluate(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run, a model folder, NAME[@REVISION] on the hub, or a file with a TREC run."
+        ),
+    ],
     data: Annotated[list[Path], typer.Option(help="A file or a folder; with --suite the folder that holds its tasks.")],
     suite: Annotated[str | None, typer.Option(help="A suite of public tasks: glue.")] = None,
     checkpoint: Checkpoint = None,
@@ -50,12 +56,17 @@ def evaluate(
 ) -> None:
     """Evaluate a model on labelled data.
 
+    A model of sentence embeddings is evaluated on retrieval if --data is a folder in BEIR's layout (corpus.jsonl,
+    queries.jsonl, qrels/test.tsv); a TREC run if --data is its file of judgments or such a folder.
+
     Metrics follow their official definitions and do not depend on the batch size; memory does not grow with the data.
     --json also has the metrics of each class.
     """
     from heedful.data import DataOptions, Quarantine, Raise
     from heedful.data.bad_rows import remove_quarantine
     from heedful.data.labelled.split_files import parse_data_arguments
+    from heedful.data.retrieval.beir import beir_folder
+    from heedful.data.retrieval.trec import ranking_file_of
     from heedful.runs.data_settings import data_settings_for
     from heedful.runs.overrides import override
 
@@ -64,6 +75,26 @@ def evaluate(
         raise HeedfulError("--overwrite would change nothing: it is for the file of --predictions; leave it out")
     files: DataFiles = parse_data_arguments(data)
     assignments = context_assignments(context)
+    if suite is None and (ranking_file_of(run) or beir_folder(files)):
+        from heedful.runs.evaluate import evaluate as evaluate_retrieval
+
+        for name, value in {"data": assignments, "on-bad-row": on_bad_row != "raise"}.items():
+            if value:
+                raise HeedfulError(f"--{name} has no effect on the evaluation of retrieval: leave it out")
+        return _show(
+            evaluate_retrieval(
+                run,
+                files,
+                checkpoint=checkpoint,
+                split=split,
+                predictions=predictions,
+                overwrite=overwrite,
+                precision=checked_precision,
+                device=device,
+            ),
+            checked_precision,
+            as_json,
+        )
     run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
     settings = override(DataOptions(data=run_settings), assignments).data
     bad_rows_file = None
@@ -99,6 +130,21 @@ def evaluate(
     if evaluated.trained_on:
         names = ", ".join(Path(path).name for path in evaluated.trained_on[:3])
         note(escape(f"{names}: this run was trained on it, so the metrics do not measure generalization"))
+    is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
+    _show(
+        evaluated, checked_precision, as_json, title=data[0].name if is_one_file else None, bad_rows_file=bad_rows_file
+    )
+
+
+def _show(
+    evaluated: Evaluated,
+    precision: PrecisionOrAuto,
+    as_json: bool,
+    *,
+    title: str | None = None,
+    bad_rows_file: Path | None = None,
+) -> None:
+    """Print the metrics of a split; `title` replaces its name."""
     if as_json:
         return print_json(
             {
@@ -109,14 +155,13 @@ def evaluate(
                 "precision": evaluated.precision,
             }
         )
-    if checked_precision == "auto":
+    if precision == "auto":
         note(f"precision {evaluated.precision}, as predict and serve choose it with auto")
     for sentence in evaluated.stated:
         note(escape(sentence))
     for file, count in evaluated.bad_rows.items():
         note(escape(f"bad rows of {file} that were skipped: {count:,}; they are in {bad_rows_file}"))
-    is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
-    show_split(data[0].name if is_one_file else evaluated.split, evaluated.numbers, evaluated.intervals)
+    show_split(title or evaluated.split, evaluated.numbers, evaluated.intervals)
 
 
 def _evaluate_suite(

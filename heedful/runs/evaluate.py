@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,14 +14,25 @@ from heedful.data import Dataset, DataSettings, Raise, read
 from heedful.data.bad_rows import BadRowPolicy
 from heedful.data.examples import Example
 from heedful.data.labelled.statistics import compute_stats
+from heedful.data.retrieval.beir import beir_folder
+from heedful.data.retrieval.trec import ranking_file_of, read_rankings
 from heedful.data.tag_schemes import unknown_labels
 from heedful.device import resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
 from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
 from heedful.runs.data_settings import data_settings_for
+from heedful.runs.evaluate_retrieval import (
+    Relevance,
+    rank_by_vectors,
+    read_relevance,
+    retrieval_notes,
+    save_rankings,
+    score_rankings,
+)
 from heedful.runs.finetune.settings import LongInputs, run_data_settings
 from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_run_json
@@ -87,16 +99,19 @@ def evaluate(
     Memory does not grow with the data except for Spearman's rho, thresholds and retrieval; results do not depend on
     batches.
 
+    Sentence embeddings rank the documents of a data set in BEIR's layout, and a TREC run is compared with a file of
+    relevance judgments or with such a data set.
+
     Args:
-        run: A run, a model folder, NAME[@REVISION] on the hub, or a loaded model.
-        data: As `data.source_of` takes it.
+        run: A run, a model folder, NAME[@REVISION] on the hub, a loaded model, or a file with a TREC run.
+        data: As `data.source_of` takes it; or a folder in BEIR's layout.
         checkpoint: "best", "last" or a step of a finished run, instead of the weights of its model.
         split: None: test, else dev, else the first one.
         settings: How data are read; None: as the run read its own.
         long_inputs: "stride" or "truncate"; None: as in the run.
         generation: Beams and tokens of a seq2seq model; None: as in the run.
         on_bad_row: What happens to rows that cannot be read; None: an error.
-        predictions: A file for all answers, the worst mistakes first.
+        predictions: A file for all answers, the worst mistakes first; of retrieval a TREC run.
         overwrite: Whether an existing file of predictions is replaced.
         precision: Of an engine; "auto": the one that an engine takes.
         revision: Of a name on the hub.
@@ -107,16 +122,23 @@ def evaluate(
     """
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
-    taken: Precision = "float32"
+    retrieval = beir_folder(data)
+    ranking_file = None if isinstance(run, ModelBundle) else ranking_file_of(run)
+    if retrieval or ranking_file:
+        _refuse_without_effect(settings=settings, long_inputs=long_inputs, generation=generation, on_bad_row=on_bad_row)
+    if ranking_file:
+        _refuse_without_effect(checkpoint=checkpoint, predictions=predictions, revision=revision)
+        return _evaluate_rankings(read_rankings(ranking_file), read_relevance(data, split))
+    loaded, taken = _load_checkpoint(run, checkpoint, precision, revision, device)
+    if retrieval:
+        relevance = read_relevance(data, split)
+        rankings = rank_by_vectors(Engine(loaded), retrieval.documents(), retrieval.queries(relevance.split))
+        if predictions is not None:
+            save_rankings(predictions, rankings, loaded.source)
+        return _evaluate_rankings(rankings, relevance, taken)
     if isinstance(run, ModelBundle):
-        if precision != "float32":
-            raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
-        if checkpoint is not None:
-            raise HeedfulError(f"this model is loaded already: for its checkpoint {checkpoint}, give the run's folder")
-        loaded, usual, trained = run, DataSettings(dev_fraction=0.0), LONG
+        usual, trained = DataSettings(dev_fraction=0.0), LONG
     else:
-        place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
-        loaded, taken = load_in_precision(place, precision, revision, device)
         usual, trained = data_settings_for(run, data)
     source = open_for_model(loaded, data, settings or usual, on_bad_row or Raise())
     if predictions is not None and predictions.exists():
@@ -138,6 +160,46 @@ def evaluate(
         bad_rows=dict(source.row_errors.bad),
         trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.places.get(chosen, ())),
         precision=taken,
+    )
+
+
+def _load_checkpoint(
+    run: str | Path | ModelBundle,
+    checkpoint: str | int | None,
+    precision: PrecisionOrAuto,
+    revision: str | None,
+    device: str,
+) -> tuple[ModelBundle, Precision]:
+    if not isinstance(run, ModelBundle):
+        place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
+        return load_in_precision(place, precision, revision, device)
+    if precision != "float32":
+        raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
+    if checkpoint is not None:
+        raise HeedfulError(f"this model is loaded already: for its checkpoint {checkpoint}, give the run's folder")
+    return run, "float32"
+
+
+def _refuse_without_effect(**options: object) -> None:
+    """Raise HeedfulError for an option that does not change the evaluation of retrieval."""
+    if name := next((name for name, value in options.items() if value is not None), None):
+        raise HeedfulError(
+            f"{name} is {options[name]!r}, which has no effect on the evaluation of retrieval: leave it out"
+        )
+
+
+def _evaluate_rankings(
+    rankings: Mapping[str, Mapping[str, float]], relevance: Relevance, precision: Precision = "float32"
+) -> Evaluated:
+    scores = score_rankings(rankings, relevance.judgments)
+    return Evaluated(
+        split=relevance.split,
+        metric=scores.names[0],
+        numbers=scores.compute(),
+        intervals=scores.intervals(0),
+        stated=tuple(retrieval_notes(scores, rankings, relevance.judgments)),
+        bad_rows={},
+        precision=precision,
     )
 
 

@@ -21,6 +21,7 @@ from heedful.tasks.metrics.classification import Accuracy, ConfusionMatrix, Mult
 from heedful.tasks.metrics.coverage import Coverage
 from heedful.tasks.metrics.entities import EntityScores, entity_counts, entity_spans
 from heedful.tasks.metrics.glue import GLUE, GlueTask
+from heedful.tasks.metrics.ranking import RankingScores
 from heedful.tasks.metrics.regression import RankedRegressionScores, RegressionScores
 from heedful.tasks.metrics.retrieval import Retrieval
 from heedful.tasks.metrics.squad import SquadScore, SquadThreshold, answer_scores, apply_threshold, normalize_answer
@@ -41,6 +42,7 @@ __all__ = [
     "Metric",
     "MultiLabelScores",
     "RankedRegressionScores",
+    "RankingScores",
     "RegressionScores",
     "Result",
     "Retrieval",

@@ -1,0 +1,1 @@
+"""Data of retrieval: documents, queries, relevance judgments and rankings, in BEIR's and TREC's formats."""

@@ -1,0 +1,116 @@
+"""Evaluation of retrieval: sentence embeddings on a data set in BEIR's layout, or a ranking in TREC's format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from heedful.data.retrieval.beir import beir_folder
+from heedful.data.retrieval.documents import Document
+from heedful.data.retrieval.trec import read_judgments, write_rankings
+from heedful.errors import DataError, HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.search.vectors import TopRows, VectorTable, normalized_rows
+from heedful.tasks.metrics import RankingScores
+
+DEPTH = 1000  # documents in a ranking, as in TREC and BEIR
+DOCUMENTS = 4096  # documents whose vectors are in memory at once
+QUERIES = 1024  # queries that are compared with them at once
+
+
+def rank_by_vectors(
+    engine: BundleEngine, documents: Iterable[Document], queries: Mapping[str, str], depth: int = DEPTH
+) -> dict[str, dict[str, float]]:
+    """Return the cosines of the nearest `depth` documents of each query, by exact search.
+
+    Memory does not grow with the documents, except for their ids.
+
+    Raises:
+        HeedfulError: If the model makes no sentence embeddings.
+    """
+    if engine.kind != "embedding":
+        raise HeedfulError(
+            f"{engine.loaded.source} has a {engine.kind} head, and documents are ranked by sentence embeddings: give a "
+            "model with an embedding head, such as one of heedful finetune embed"
+        )
+    asked = normalized_rows(engine.encode_query(list(queries.values())))
+    parts = range(0, len(asked), QUERIES)
+    best = [TopRows(len(asked[start : start + QUERIES]), depth) for start in parts]
+    ids: list[str] = []
+    for chunk in _chunks(documents):
+        table = VectorTable.of(normalized_rows(engine.encode_document([document.content for document in chunk])))
+        for top, start in zip(best, parts, strict=True):
+            top.add(table.scores(asked[start : start + QUERIES], 0, len(chunk)), len(ids))
+        ids += [document.id for document in chunk]
+    if not ids:
+        raise DataError("there are no documents to rank: the corpus is empty")
+    rows = [row for top in best for row in zip(*top.result(), strict=True)]
+    return {
+        query: {ids[number]: float(score) for score, number in zip(scores, numbers, strict=True)}
+        for query, (scores, numbers) in zip(queries, rows, strict=True)
+    }
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    source = iter(documents)
+    while chunk := list(islice(source, DOCUMENTS)):
+        yield chunk
+
+
+def score_rankings(
+    rankings: Mapping[str, Mapping[str, float]], judgments: Mapping[str, Mapping[str, int]]
+) -> RankingScores:
+    """Return the metrics of rankings over all judged queries; a query without a ranking counts 0."""
+    scores = RankingScores()
+    for query, judged in judgments.items():
+        scores = scores.update(query, rankings.get(query, {}), judged)
+    if not scores.scores:
+        raise DataError(f"none of the {len(judgments)} judged queries has a relevant document: nothing can be scored")
+    return scores
+
+
+def retrieval_notes(
+    scores: RankingScores, rankings: Mapping[str, object], judgments: Mapping[str, object]
+) -> list[str]:
+    """Return sentences about queries that are left out, that have no ranking, and that have no judgment."""
+    counts = {
+        "queries without a relevant document, which are left out": len(judgments) - len(scores.scores),
+        "queries without a ranking, which count 0": sum(query not in rankings for query in scores.scores),
+        "rankings of queries without judgments, which are not used": sum(query not in judgments for query in rankings),
+    }
+    return [f"{what}: {count:,}" for what, count in counts.items() if count]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relevance:
+    """The relevance judgments of a split, or of a file, by query."""
+
+    split: str
+    judgments: dict[str, dict[str, int]]
+
+
+def read_relevance(data: object, split: str | None) -> Relevance:
+    """Return the judgments of a split of a data set in BEIR's layout, by default of test, or of a qrels file.
+
+    Raises:
+        HeedfulError: If `data` is neither, or has no such split.
+    """
+    if folder := beir_folder(data):
+        chosen = split or folder.splits[0]
+        return Relevance(split=chosen, judgments=folder.judgments(chosen))
+    if not isinstance(data, str | Path) or Path(data).is_dir():
+        raise HeedfulError(
+            f"{data} has no relevance judgments: give a qrels file, or a folder in BEIR's layout with corpus.jsonl, "
+            "queries.jsonl and qrels/test.tsv"
+        )
+    if split is not None:
+        raise HeedfulError(f"split is {split!r}, but {data} is a file of judgments without splits: leave it out")
+    return Relevance(split=Path(data).name, judgments=read_judgments(Path(data)))
+
+
+def save_rankings(path: Path, rankings: Mapping[str, Mapping[str, float]], source: str) -> None:
+    """Write rankings as a TREC run whose tag is made of the model's name."""
+    write_rankings(path, rankings.items(), re.sub(r"\W+", "-", Path(source).name).strip("-") or "heedful")

@@ -1,0 +1,1 @@
+"""Search over documents: an index of words and vectors, on disk."""

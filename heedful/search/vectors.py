@@ -1,0 +1,224 @@
+"""Exact search for the vectors with the largest inner products, in float32, int8 or binary with rescoring.
+
+An int8 row has one scale, max |x| / 127. The query is not rounded to 8 bits but to 15, as 128 high + low, so that the
+error is that of the rows alone; both products are integer products of PyTorch. A binary row has the signs of its
+coordinates: a query is compared with all rows by the Hamming distance, and with the nearest ones by int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int8, Int64, UInt64
+from numpy.typing import NDArray
+
+from heedful.atomic_io import write_synced
+from heedful.errors import HeedfulError, did_you_mean
+
+VectorFormat = Literal["float32", "int8", "binary"]
+VECTOR_FORMATS: tuple[VectorFormat, ...] = ("float32", "int8", "binary")
+BLOCK = 1 << 16  # rows that are compared with queries at once
+RESCORED = 10  # rows that are compared by int8 for each one that is asked for; see benchmarks/search.py
+HIGH = 128  # units of the low digit of a query in one of the high digit
+FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
+
+
+def check_vector_format(name: str) -> VectorFormat:
+    """Return the format of this name; raises HeedfulError for another name."""
+    for vector_format in VECTOR_FORMATS:
+        if name == vector_format:
+            return vector_format
+    raise HeedfulError(
+        f"the format of the vectors is {name!r}{did_you_mean(name, VECTOR_FORMATS)}; "
+        f"expected {', '.join(VECTOR_FORMATS)}"
+    )
+
+
+def normalized_rows(vectors: NDArray[np.float32]) -> Float32[np.ndarray, "rows width"]:
+    """Return vectors with length 1; a vector of zeros, which a text without tokens has, stays as it is."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    units: NDArray[np.float32] = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    return units
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorTable:
+    """Unit vectors in one format, in memory or memory-mapped."""
+
+    rows: Float32[np.ndarray, "rows width"] | Int8[np.ndarray, "rows width"]
+    scales: Float32[np.ndarray, " rows"] | None = None  # of int8 rows
+    bits: UInt64[np.ndarray, "rows words"] | None = None  # signs of the coordinates, 64 in a word
+
+    @classmethod
+    def of(cls, vectors: Float32[np.ndarray, "rows width"], vector_format: VectorFormat = "float32") -> VectorTable:
+        """Return unit vectors in a format."""
+        if vector_format == "float32":
+            return cls(rows=vectors)
+        scales = (np.abs(vectors).max(axis=1, initial=0) / 127).astype(np.float32)
+        rows = np.rint(vectors / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8)
+        return cls(rows=rows, scales=scales, bits=sign_bits(vectors) if vector_format == "binary" else None)
+
+    def save(self, folder: Path) -> None:
+        """Write the arrays as files of a folder."""
+        for name, file in FILES.items():
+            if (array := getattr(self, name)) is not None:
+                write_synced(folder / file, [np.ascontiguousarray(array).tobytes()])
+
+    @classmethod
+    def open(cls, folder: Path, count: int, width: int, vector_format: VectorFormat) -> VectorTable:
+        """Memory-map the files of a folder.
+
+        Raises:
+            HeedfulError: If a file is missing or has another size.
+        """
+        rows = _mapped(folder / FILES["rows"], (count, width), np.float32 if vector_format == "float32" else np.int8)
+        if vector_format == "float32":
+            return cls(rows=rows)
+        scales = _mapped(folder / FILES["scales"], (count,), np.float32)
+        binary = vector_format == "binary"
+        words = _mapped(folder / FILES["bits"], (count, _words(width)), np.uint64) if binary else None
+        return cls(rows=rows, scales=scales, bits=words)
+
+    def scores(self, queries: Float32[np.ndarray, "queries width"], start: int, stop: int) -> torch.Tensor:
+        """Return the inner products of rows `start` to `stop` with queries, [rows, queries], in float32."""
+        scales = None if self.scales is None else self.scales[start:stop]
+        return _products(self.rows[start:stop], scales, queries)
+
+    def at(self, numbers: NDArray[np.int64]) -> VectorTable:
+        """Return a table of some rows, without their signs."""
+        return VectorTable(rows=self.rows[numbers], scales=None if self.scales is None else self.scales[numbers])
+
+    def nearest(
+        self, queries: Float32[np.ndarray, "queries width"], count: int, alive: NDArray[np.bool_] | None = None
+    ) -> tuple[Float32[np.ndarray, "queries count"], Int64[np.ndarray, "queries count"]]:
+        """Return the largest inner products of each query, in descending order, and the numbers of their rows.
+
+        Args:
+            queries: Unit vectors.
+            count: Number of rows for each query; all of them if there are fewer.
+            alive: Whether each row can be returned; None: all. Where fewer than `count` can, the last scores are -inf.
+        """
+        if self.bits is not None:
+            return self._rescored(queries, count, alive)
+        return _blockwise(len(self.rows), len(queries), count, alive, lambda a, b: self.scores(queries, a, b))
+
+    def _rescored(
+        self, queries: Float32[np.ndarray, "queries width"], count: int, alive: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Find rows by the signs of their coordinates, and rank them by int8."""
+        assert self.bits is not None
+        bits, asked = self.bits, sign_bits(queries)
+
+        def matches(start: int, stop: int) -> torch.Tensor:
+            distances = [np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in asked]
+            return torch.from_numpy(-np.stack(distances, axis=1))
+
+        by_bits, candidates = _blockwise(len(bits), len(queries), RESCORED * count, alive, matches)
+        scores_by_query = [
+            self.at(numbers).scores(query[None], 0, len(numbers))[:, 0].masked_fill(torch.from_numpy(bad), -torch.inf)
+            for query, numbers, bad in zip(queries, candidates, np.isneginf(by_bits), strict=True)
+        ]
+        scores, order = torch.stack(scores_by_query).topk(min(count, candidates.shape[1]))
+        return scores.numpy(), np.take_along_axis(candidates, order.numpy(), axis=1)
+
+
+def sign_bits(vectors: Float32[np.ndarray, "rows width"]) -> UInt64[np.ndarray, "rows words"]:
+    """Return a bit for each coordinate, 1 where it is positive, as integers of 64 bits."""
+    packed = np.zeros((len(vectors), 8 * _words(vectors.shape[1])), np.uint8)
+    signs = np.packbits(vectors > 0, axis=1)
+    packed[:, : signs.shape[1]] = signs
+    return packed.view(np.uint64)
+
+
+def _words(width: int) -> int:
+    return -(-width // 64)
+
+
+def _products(
+    rows: NDArray[np.float32] | NDArray[np.int8],
+    scales: NDArray[np.float32] | None,
+    queries: Float32[np.ndarray, "queries width"],
+) -> torch.Tensor:
+    if scales is None:
+        return torch.from_numpy(rows) @ torch.from_numpy(np.ascontiguousarray(queries)).T
+    units = np.abs(queries).max(axis=1, initial=0) / (127 * HIGH)  # of each query
+    whole = np.rint(queries / np.where(units > 0, units, 1)[:, None])
+    high = np.rint(whole / HIGH)
+    digits = torch.from_numpy(np.concatenate([high, whole - HIGH * high]).astype(np.int8))
+    products = torch._int_mm(torch.from_numpy(rows), digits.T).float()  # [rows, 2 queries], exact before float32
+    count = len(queries)
+    sums = HIGH * products[:, :count] + products[:, count:]
+    return sums * torch.from_numpy(scales)[:, None] * torch.from_numpy(units.astype(np.float32))
+
+
+def _blockwise(
+    rows: int,
+    queries: int,
+    count: int,
+    alive: NDArray[np.bool_] | None,
+    scores_of: Callable[[int, int], torch.Tensor],
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the largest scores of each query over blocks of rows, and the numbers of the rows."""
+    best = TopRows(queries, count)
+    for start in range(0, rows, BLOCK):
+        stop = min(start + BLOCK, rows)
+        scores = scores_of(start, stop)
+        if alive is not None:
+            scores = scores.masked_fill(torch.from_numpy(~alive[start:stop])[:, None], -torch.inf)
+        best.add(scores, start)
+    return best.result()
+
+
+class TopRows:
+    """The rows with the largest scores for each query, from blocks of rows."""
+
+    def __init__(self, queries: int, count: int) -> None:
+        self.count = count
+        self._scores = torch.zeros(queries, 0)
+        self._numbers = torch.zeros(queries, 0, dtype=torch.int64)
+
+    def add(self, scores: torch.Tensor, first: int) -> None:
+        """Add the scores of a block, [rows, queries], whose first row has the number `first`."""
+        values, places = scores.T.topk(min(self.count, len(scores)))
+        values, numbers = torch.cat([self._scores, values], 1), torch.cat([self._numbers, places + first], 1)
+        self._scores, order = values.topk(min(self.count, values.shape[1]))
+        self._numbers = numbers.gather(1, order)
+
+    def result(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the scores in descending order, [queries, count], and the numbers of their rows."""
+        return self._scores.numpy(), self._numbers.numpy()
+
+
+def nearest_in_tables(
+    tables: Sequence[VectorTable],
+    queries: Float32[np.ndarray, "queries width"],
+    count: int,
+    alive: Iterable[NDArray[np.bool_]],
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the nearest rows of several tables, whose rows are numbered one after the other."""
+    first, scores, numbers = 0, [np.zeros((len(queries), 0), np.float32)], [np.zeros((len(queries), 0), np.int64)]
+    for table, living in zip(tables, alive, strict=True):
+        values, places = table.nearest(queries, count, living)
+        scores.append(values)
+        numbers.append(places + first)
+        first += len(table.rows)
+    values, places = np.concatenate(scores, axis=1), np.concatenate(numbers, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(values, order, axis=1), np.take_along_axis(places, order, axis=1)
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+    """Memory-map an array; copy-on-write, since PyTorch warns of arrays that cannot be written."""
+    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    try:
+        size = path.stat().st_size
+        if size == expected:
+            return np.memmap(path, dtype, "c", shape=shape) if size else np.zeros(shape, dtype)
+    except OSError as error:
+        raise HeedfulError(f"{path} cannot be read: {error.strerror}; build the index again") from None
+    raise HeedfulError(f"{path} has {size} bytes, expected {expected}: it is damaged; build the index again")

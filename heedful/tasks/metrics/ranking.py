@@ -1,0 +1,100 @@
+"""Retrieval metrics of TREC: MRR, MAP, nDCG and recall of rankings against relevance judgments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from heedful.errors import HeedfulError
+from heedful.tasks.metrics.base import Result, require_equal, require_examples
+from heedful.tasks.metrics.bootstrap import Bootstrap
+
+Ranking = Mapping[str, float]  # the score of each retrieved document, by its id
+Judgments = Mapping[str, int]  # the relevance of each judged document, by its id; from 1 on it is relevant
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RankingScores:
+    """MRR, MAP, nDCG@k and recall@k as trec_eval defines them, each the mean over queries.
+
+    Documents are ranked by decreasing score, and by decreasing id where scores are equal, as in trec_eval. Documents
+    without a judgment are not relevant. Queries without a relevant document are left out, since no ranking of theirs is
+    better than another.
+    """
+
+    ndcg_at: tuple[int, ...] = (10,)
+    recall_at: tuple[int, ...] = (10, 100)
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # in the order of `names`, by query
+
+    def __post_init__(self) -> None:
+        if wrong := [k for k in (*self.ndcg_at, *self.recall_at) if k < 1]:
+            raise HeedfulError(f"a cutoff is {wrong[0]}; expected a number of documents from 1")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the metrics."""
+        return (*(f"ndcg@{k}" for k in self.ndcg_at), "map", "mrr", *(f"recall@{k}" for k in self.recall_at))
+
+    def update(self, query: str, ranking: Ranking, judgments: Judgments) -> RankingScores:
+        """Add a query with its ranking, which is empty if nothing was retrieved, and its judgments.
+
+        Raises:
+            HeedfulError: If the query was added before, or a score is not a number.
+        """
+        if not any(relevance > 0 for relevance in judgments.values()):
+            return self
+        values = self._values([judgments.get(name, 0) for name in ranked(ranking)], judgments)
+        return self.merge_state(replace(self, scores={query: values}))
+
+    def _values(self, gains: Sequence[int], judgments: Judgments) -> tuple[float, ...]:
+        ideal = sorted(judgments.values(), reverse=True)
+        relevant = sum(gain > 0 for gain in ideal)
+        places = [rank for rank, gain in enumerate(gains, start=1) if gain > 0]
+        return (
+            *(_dcg(gains[:k]) / _dcg(ideal[:k]) for k in self.ndcg_at),
+            math.fsum(number / rank for number, rank in enumerate(places, start=1)) / relevant,
+            1 / places[0] if places else 0.0,
+            *(sum(rank <= k for rank in places) / relevant for k in self.recall_at),
+        )
+
+    def merge_state(self, incoming: RankingScores) -> RankingScores:
+        """Return the metric over the queries of both."""
+        require_equal(self.names, incoming.names, "metrics")
+        if twice := next((query for query in incoming.scores if query in self.scores), None):
+            raise HeedfulError(f'query "{twice}" has two rankings; expected one')
+        return replace(self, scores={**self.scores, **incoming.scores})
+
+    def compute(self) -> Result:
+        """Return the mean of each metric over the queries, and their "count"."""
+        require_examples(len(self.scores), "retrieval")
+        columns = zip(self.names, zip(*self.scores.values(), strict=True), strict=True)
+        return {name: math.fsum(column) / len(column) for name, column in columns} | {"count": len(self.scores)}
+
+    def intervals(self, seed: int) -> dict[str, Result]:
+        """Return the interval of each metric; queries are resampled, documents stay."""
+        require_examples(len(self.scores), "retrieval")
+        queries, rows = list(self.scores), np.array(list(self.scores.values()))
+        ones = np.ones(len(rows))
+        return {
+            name: Bootstrap(seed=seed, statistics=2).update(queries, np.stack([column, ones], 1)).interval()
+            for name, column in zip(self.names, rows.T, strict=True)
+        }
+
+
+def ranked(ranking: Ranking) -> list[str]:
+    """Return the ids of a ranking, best first; of equal scores the greater id first.
+
+    >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0})
+    ['b', 'c', 'a']
+    """
+    if wrong := next((name for name, score in ranking.items() if math.isnan(score)), None):
+        raise HeedfulError(f'the score of document "{wrong}" is not a number: no rank can be given to it')
+    return sorted(ranking, key=lambda name: (ranking[name], name), reverse=True)
+
+
+def _dcg(gains: Sequence[int]) -> float:
+    """Return the discounted cumulative gain, sum of gain / log2(1 + rank) (Järvelin and Kekäläinen 2002)."""
+    return math.fsum(gain / math.log2(1 + rank) for rank, gain in enumerate(gains, start=1) if gain > 0)

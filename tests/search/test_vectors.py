@@ -1,0 +1,100 @@
+"""Nearest vectors in each format against plain products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from heedful.errors import HeedfulError
+from heedful.search import vectors as module
+from heedful.search.vectors import VectorTable, check_vector_format, nearest_in_tables, normalized_rows
+
+
+def random_units(count: int, width: int = 40, seed: int = 0) -> NDArray[np.float32]:
+    return normalized_rows(np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32))
+
+
+@pytest.mark.parametrize("block", [1 << 16, 7])
+def test_float32_is_the_plain_product(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)
+    rows, queries = random_units(50), random_units(3, seed=1)
+    alive = np.arange(50) % 3 > 0
+    scores, numbers = VectorTable.of(rows).nearest(queries, 10, alive)
+    for query, values, places in zip(queries, scores, numbers, strict=True):
+        expected = np.where(alive, rows @ query, -np.inf)
+        assert places.tolist() == np.argsort(-expected)[:10].tolist()
+        assert values == pytest.approx(expected[places], abs=1e-6)
+
+
+def test_int8_rounds_the_rows_alone() -> None:
+    """The scores are those of the rounded rows with the unrounded query, but for its 15 bits."""
+    rows, queries = random_units(200, 37), random_units(5, 37, seed=1)
+    table = VectorTable.of(rows, "int8")
+    assert table.rows.dtype == np.int8 and table.scales is not None
+    rounded = table.rows * table.scales[:, None]
+    assert np.abs(rounded - rows).max() <= 0.5001 * table.scales.max()
+    scores = table.scores(queries, 0, 200).numpy()
+    assert np.abs(scores - rounded @ queries.T).max() < 1e-4
+    assert torch.equal(table.scores(queries, 50, 60), table.scores(queries, 0, 200)[50:60])
+
+
+@pytest.mark.parametrize("block", [1 << 16, 64])
+def test_binary_finds_by_signs_and_ranks_by_int8(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)
+    rows = random_units(500, 100)
+    queries = normalized_rows(rows[:4] + 0.05 * random_units(4, 100, seed=2))
+    alive = np.ones(500, bool)
+    alive[1] = False
+    table, int8 = VectorTable.of(rows, "binary"), VectorTable.of(rows, "int8")
+    scores, numbers = table.nearest(queries, 3, alive)
+    assert numbers[0, 0] == 0 and numbers[2, 0] == 2 and 1 not in numbers
+    for query, values, places in zip(queries, scores, numbers, strict=True):
+        assert (
+            values == pytest.approx(int8.scores(query[None], 0, 500).numpy()[places, 0])
+            and (np.diff(values) <= 0).all()
+        )
+    everything, _ = table.nearest(queries, 500, alive)  # all rows are rescored
+    assert everything[:, :-1] == pytest.approx(int8.nearest(queries, 500, alive)[0][:, :-1])
+    assert np.isneginf(everything[:, -1]).all()
+
+
+@pytest.mark.parametrize("vector_format", ["float32", "int8", "binary"])
+def test_files_are_mapped_as_they_were_saved(tmp_path: Path, vector_format: module.VectorFormat) -> None:
+    table = VectorTable.of(random_units(30, 70), vector_format)
+    table.save(tmp_path)
+    opened = VectorTable.open(tmp_path, 30, 70, vector_format)
+    queries = random_units(2, 70, seed=1)
+    for a, b in zip(table.nearest(queries, 5), opened.nearest(queries, 5), strict=True):
+        assert np.array_equal(a, b)
+    with pytest.raises(HeedfulError, match=r"vectors.bin has \d+ bytes, expected \d+: it is damaged"):
+        VectorTable.open(tmp_path, 31, 70, vector_format)
+    with pytest.raises(HeedfulError, match="cannot be read"):
+        VectorTable.open(tmp_path / "missing", 30, 70, vector_format)
+
+
+def test_tables_are_searched_as_one() -> None:
+    rows, queries = random_units(90), random_units(4, seed=1)
+    parts = [VectorTable.of(rows[a:b]) for a, b in ((0, 10), (10, 10), (10, 80), (80, 90))]
+    alive = np.arange(90) % 2 == 0
+    living = [alive[:10], alive[10:10], alive[10:80], alive[80:]]
+    scores, numbers = nearest_in_tables(parts, queries, 20, living)
+    expected, places = VectorTable.of(rows).nearest(queries, 20, alive)
+    assert np.array_equal(numbers, places) and scores == pytest.approx(expected)
+
+
+def test_a_vector_of_zeros_has_the_score_zero() -> None:
+    zero = np.zeros((1, 8), np.float32)
+    for vector_format in module.VECTOR_FORMATS:
+        table = VectorTable.of(normalized_rows(zero), vector_format)
+        assert table.nearest(random_units(1, 8), 1)[0].tolist() == [[0.0]]
+        assert VectorTable.of(random_units(3, 8), vector_format).nearest(zero, 2)[0].tolist() == [[0.0, 0.0]]
+
+
+def test_an_unknown_format_is_refused() -> None:
+    assert check_vector_format("int8") == "int8"
+    with pytest.raises(HeedfulError, match=r"'int4' \(did you mean \"int8\"\?\); expected float32, int8, binary"):
+        check_vector_format("int4")
