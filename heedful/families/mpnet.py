@@ -82,7 +82,7 @@ FAMILY = Family(
         "pair": "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0",
         "special": {
             **{"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "pad_token": "<pad>"},
-            "mask_token": {"content": "<mask>", "lstrip": True},
+            "mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True},
         },
     },
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
