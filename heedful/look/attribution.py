@@ -188,7 +188,8 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
         return ExplainedScore(lambda outputs, _: outputs[:, 0], "the score of: the second text follows", 0)
     if isinstance(head, SentenceEmbedding):
         raise RequestError("an embedding has no score: give a second text to explain their similarity")
-    raise RequestError(f"a model with {kind} head has no single score to explain")
+    reason = "without a head" if head is None else f"with a {kind} head"
+    raise RequestError(f"a model {reason} has no single score to explain")
 
 
 def similarity_score(inspection: Inspection, reference: Inspection) -> ExplainedScore:

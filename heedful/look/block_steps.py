@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from heedful.errors import RequestError
-from heedful.look.head_masking import layer_context, unfused
+from heedful.look.head_masking import unfused
 from heedful.look.inspection import Inspection
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import EmbeddingLayer
-from heedful.model.stack import Block, Stack, Transformer
+from heedful.model.stack import Block, Stack
 from heedful.model.trace import check_numbers
 from heedful.nn.positions import sinusoid
 
@@ -33,26 +33,13 @@ class BlockStep:
     of_head: bool = False  # whether the vectors are those of one head
 
 
-class _BlockRecorded(Exception):  # noqa: N818  # not an error: the rest of the model need not run
-    pass
-
-
 @contextmanager
-def _recording(model: Transformer, stack: Stack, layer: int, record: BlockRecord) -> Iterator[None]:
-    """Context in which inputs and outputs of the modules of one layer are recorded; stops the model behind them."""
-    block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
-    assert isinstance(block, Block)
-    current: list[int] = [-1]  # the layer that the block is run as; one block may be several layers
-
-    def store_layer(module: nn.Module, inputs: tuple[object, ...]) -> None:
-        current[0] = layer_context(inputs).layer
+def _recording(block: Block, record: BlockRecord) -> Iterator[None]:
+    """Context in which inputs and outputs of the modules of a block are recorded."""
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def store(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if current[0] == layer:
-                record[name] = inputs[0].detach(), output.detach()
-                if name == "block":
-                    raise _BlockRecorded
+            record[name] = inputs[0].detach(), output.detach()
 
         return store
 
@@ -66,8 +53,6 @@ def _recording(model: Transformer, stack: Stack, layer: int, record: BlockRecord
     if hasattr(block, "cross"):
         modules |= {"cross norm": block.cross_norm, "cross": block.cross, "cross out": block.cross.out}
     with ExitStack() as handles:
-        handles.enter_context(unfused(model))
-        handles.callback(block.register_forward_pre_hook(store_layer).remove)
         for name, module in modules.items():
             handles.callback(module.register_forward_hook(recorder(name)).remove)
         yield
@@ -101,20 +86,44 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
 
 
 def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -> BlockRecord:
-    """Run the model up to a block and return its record; the last record is cached in the inspection."""
+    """Run one block and return its record; the last record is cached in the inspection."""
     if inspection.block_record is not None and inspection.block_record[0] == (part, layer):
         return inspection.block_record[1]
+    block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
+    assert isinstance(block, Block)
     record: BlockRecord = {}
-    loaded = inspection.loaded
-    training = loaded.training
-    loaded.eval()
-    try:
-        with torch.no_grad(), _recording(loaded.model, stack, layer, record), suppress(_BlockRecorded):
-            loaded.hidden_states(inspection.source, inspection.target)
-    finally:
-        loaded.train(training)
+    with _inference(inspection), _recording(block, record):
+        block(*_block_inputs(inspection, part, stack)[layer])
     inspection.block_record = (part, layer), record
     return record
+
+
+def _block_inputs(inspection: Inspection, part: str, stack: Stack) -> list[tuple[object, ...]]:
+    """Return the arguments of the block of each layer; the model is run once, and they are cached in the inspection."""
+    if part not in inspection.block_inputs:
+        inputs: list[tuple[object, ...]] = []
+
+        def store(module: nn.Module, arguments: tuple[object, ...]) -> None:
+            inputs.append(arguments)  # one block may be several layers
+
+        with _inference(inspection), unfused(inspection.loaded.model), ExitStack() as handles:
+            for block in stack.blocks:
+                handles.callback(block.register_forward_pre_hook(store).remove)
+            inspection.loaded.hidden_states(inspection.source, inspection.target)
+        inspection.block_inputs[part] = inputs
+    return inspection.block_inputs[part]
+
+
+@contextmanager
+def _inference(inspection: Inspection) -> Iterator[None]:
+    """Context in which the model is in eval mode and no gradients are computed."""
+    training = inspection.loaded.training
+    inspection.loaded.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        inspection.loaded.train(training)
 
 
 def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[BlockStep]:

@@ -1,4 +1,4 @@
-"""The attention of one layer as a figure for papers and slides: lines from the tokens that look to those looked at."""
+"""The attention of one layer as a figure for papers and slides: lines from each token to those it attends to."""
 
 from __future__ import annotations
 

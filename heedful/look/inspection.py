@@ -108,7 +108,8 @@ class Inspection:
                 self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
         finally:
             loaded.train(training)
-        # inputs and outputs of the modules of one block, by (part, layer); a cache of block_steps.py
+        # caches of block_steps.py: arguments of the blocks by part and layer; the modules of one block, by (part, layer)
+        self.block_inputs: dict[str, list[tuple[object, ...]]] = {}
         self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
         self.views = tuple(self._views())
         self.sides: dict[str, list[TokenRecord]] = {

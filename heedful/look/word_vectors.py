@@ -197,7 +197,7 @@ def nearest_tokens(loaded: ModelBundle, vector: Tensor, exclude: set[int], count
     assert tokenizer is not None
     loaded.flush()
     table = loaded.model.embedding.tokens.weight.detach().float()[: tokenizer.size]
-    cosines = F.cosine_similarity(table, vector[None])
+    cosines = table @ F.normalize(vector, dim=-1) / table.norm(dim=-1).clamp(min=1e-8)
     special = tokenizer.special
     left_out = exclude | {special.bos_or_cls, special.eos_or_sep, special.pad, special.mask, special.unknown}
     cosines[[id for id in left_out if id is not None and id < len(cosines)]] = -2.0

@@ -247,7 +247,7 @@ def test_head_view_filters_and_merges_tokens(chrome: Browser, local: LocalServer
     best = int(line.argmax())
     token = inside.sides["source"][best]["text"]
     share = 100 * line[best]
-    assert chrome.text(".told").startswith(f"on looks at {token} {share:.1f} %")
+    assert chrome.text(".told").startswith(f"on attends to {token} {share:.1f} %")
     chrome.keys("\ue00c")  # Escape
     assert chrome.js("return document.querySelector('.token[aria-pressed=true]')") is None
     names = chrome.js("return [...document.querySelectorAll('.head-grid > .tokens .token')].map((e) => e.textContent)")
@@ -274,7 +274,7 @@ def test_keyboard_and_numbers(chrome: Browser, local: LocalServer, asks: PageAPI
     chrome.focus(".heat")
     chrome.keys("\ue015", "\ue015", "\ue014")  # down, down, right: row 2, key 1
     share = 100 * weights(asks, 1, 3)[2, 1]
-    assert chrome.text(".told") == f"cat looks at the: {share:.1f} %"
+    assert chrome.text(".told") == f"cat attends to the: {share:.1f} %"
     chrome.focus('.thumb[aria-pressed="true"]')
     chrome.keys("\ue012", "\ue007")  # left, Enter
     assert chrome.until(lambda: chrome.text(".large figcaption") == "Layer 1, head 2")

@@ -6,6 +6,7 @@ HEEDFUL_SHOTS=FOLDER keeps a picture of each page, to be looked at.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def recurrent_seq2seq(look: SourceAttentionConfigs) -> heedful.ModelBundle:
 
 def family_inspection(folder: Path, family: str) -> Inspection:
     """A tiny random model of a family, with the family's first head."""
-    save_tiny(folder / family, family, next(iter(FAMILIES[family].heads)), vocab_size=96)
+    save_tiny(folder / family, family, next(iter(FAMILIES[family].heads)))
     bundle = heedful.load(folder / family)
     bundle.tokenizer = ending(word_tokenizer(WORDS))
     return Inspection(bundle, TEXT)
@@ -102,8 +103,9 @@ def each_view(chrome: Browser, url: str) -> Iterator[str]:
 
 
 def keep_picture(chrome: Browser, name: str) -> None:
-    """Keep a picture of the window."""
+    """Keep a picture of the window, after thumbnails that are drawn when they become visible."""
     if folder := os.environ.get("HEEDFUL_SHOTS"):
+        time.sleep(0.3)
         chrome.driver.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 

@@ -1,5 +1,5 @@
 // @ts-check
-// Alignment: which words of the text each written word looked at.
+// Alignment: which source tokens each generated token attended to.
 
 import { choice, make, note, percent, plain, toggle } from "./parts.js";
 import { merged, unpack, wordsOf } from "./numbers.js";
@@ -8,11 +8,11 @@ import { namesOf, nearest, placesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
-const WRITTEN = "Down: what the model wrote; across: the text. Each row says where the decoder looked when it wrote that token.";
+const WRITTEN = "Rows: generated tokens; columns: source tokens. Each row is what the decoder attended to when it generated that token.";
 const GIVEN =
-  "Down: the tokens that were to be written; across: the text. Each row says where the decoder looked before that token; the " +
-  "last row is for what the model would write next.";
-const READ = "Down: what the decoder read; across: the text. Each row says where the decoder looked while it read that token.";
+  "Rows: the tokens of the target; columns: source tokens. Each row is what the decoder attended to before that token; the " +
+  "last row is for the token that the model would generate next.";
+const READ = "Rows: the tokens that the decoder read; columns: source tokens. Each row is what the decoder attended to while it read that token.";
 
 /**
  * @param {Context} context
@@ -40,7 +40,7 @@ export async function alignmentView(context) {
     picture.replaceChildren(
       heatmap(context.root, drawn.values, {
         rows: down, columns: across, size: 640, scale: { chosen: context.state.relative, change: (relative) => context.set({ relative }) },
-        name: part.layers > 1 || which ? `Layer ${layer}${which}` : "Where it looked",
+        name: part.layers > 1 || which ? `Layer ${layer}${which}` : "What it attended to",
         say: (i, j, value) => `${plain(down[i])} from ${plain(across[j])}: ${percent(value)}`,
       }),
     );

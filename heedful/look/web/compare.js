@@ -105,7 +105,7 @@ async function sideBySide(context, chosen) {
   const [first, second] = ["First", "Second"].map((each, n) => (models ? `${each}: ${nameOf(context.looks[n])}` : each));
   const made = [
     make("div", { class: "beside" }, map(first, found.a), map(second, found.b), map(`Second less first, up to ${percent(largest)}`, found.difference, true)),
-    note("Only tokens that both have, or that stand for each other, are compared. Orange: the second looks more; blue: less."),
+    note("Only tokens that both have, or that stand for each other, are compared. Orange: the second attends more; blue: less."),
   ];
   if (found.cosines) {
     const { shape, values } = unpack(found.cosines);

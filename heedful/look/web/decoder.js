@@ -1,5 +1,5 @@
 // @ts-check
-// Decoder: each step's distribution over the vocabulary, what the step looked at, and greedy beside beams.
+// Decoder: each step's distribution over the vocabulary, what the step attended to, and greedy beside beams.
 
 import { arrows, cut, make, note, percent, plain, short } from "./parts.js";
 import { rowOf, unpack } from "./numbers.js";
@@ -74,7 +74,7 @@ async function showStep(context, panel, found, place) {
     const best = [...line.entries()].sort((a, b) => b[1] - a[1]).slice(0, 10);
     const where = cross.layers * cross.heads > 1 ? `: layer ${layer}, ${headName(context, head)}` : "";
     both.append(
-      make("div", {}, make("h3", {}, `What it looked at${where}`), bars(best.map(([key, value]) => ({ text: keys[key].text, value, told: percent(value) })))),
+      make("div", {}, make("h3", {}, `What it attended to${where}`), bars(best.map(([key, value]) => ({ text: keys[key].text, value, told: percent(value) })))),
     );
   } catch (error) {
     both.append(note(/** @type {Error} */ (error).message, "problem"));

@@ -26,7 +26,7 @@ export function colours(where, names) {
 }
 
 export const GAIN = 0.6; // shares are coloured by their power of this, so that small ones can be seen
-const MANY_KEYS = 64; // tokens that a row may look at, from which on colours are relative to the largest unless something else was chosen
+const MANY_KEYS = 64; // tokens that a row may attend to, from which on colours are relative to the largest unless something else was chosen
 const TICKS = [0, 0.05, 0.2, 0.5, 1];
 const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // where colours follow the numbers themselves
 

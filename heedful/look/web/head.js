@@ -1,5 +1,5 @@
 // @ts-check
-// Head view: lines from the tokens that look to the tokens that are looked at, one colour for each head.
+// Head view: lines from the tokens that attend to the tokens that they attend to, one colour for each head.
 
 import { arrows, choice, make, note, percent, plain, svg, toggle } from "./parts.js";
 import { savable } from "./save.js";
@@ -46,8 +46,8 @@ export async function headView(context) {
   else view.append(picture(context, heads, weights, sides));
   view.append(
     note(
-      "Left looks at right; the stronger a line, the larger the weight. Weights below 3 % are not drawn. " +
-        "Choose tokens on the left to see theirs alone; point at one on the right to see who looks at it." +
+      "Each token on the left attends to tokens on the right; the stronger a line, the larger the weight. Weights below 3 % are not drawn. " +
+        "Choose tokens on the left to see only their lines; point at one on the right to see which tokens attend to it." +
         (part.part === "cross" ? " The left side is what the decoder reads: a token's lines lead to what helps to write the next one." : ""),
     ),
   );
@@ -56,11 +56,11 @@ export async function headView(context) {
 
 const MIN_WORDS = 4; // of a text in which a pattern is named, as in head_patterns.py
 const STORIES = /** @type {Record<string, [string, string]>} */ ({
-  previous: ["previous token", "Each token looks at the one before it"],
-  next: ["next token", "Each token looks at the one after it"],
-  same: ["same word", "Words look at the same or a related word in their own text"],
-  other: ["same word in the other text", "Words look at the same or a related word in the other text"],
-  delimiters: ["delimiters", "Tokens look at [CLS], [SEP] and punctuation, which is what a head does that finds nothing to look for"],
+  previous: ["previous token", "Each token attends to the one before it"],
+  next: ["next token", "Each token attends to the one after it"],
+  same: ["same word", "Words attend to the same or a related word in their own text"],
+  other: ["same word in the other text", "Words attend to the same or a related word in the other text"],
+  delimiters: ["delimiters", "Tokens attend to [CLS], [SEP] and punctuation, as a head does where its pattern does not occur"],
 });
 
 /**
@@ -186,7 +186,7 @@ function picture(context, heads, weights, sides) {
   const passes = (/** @type {number} */ i, /** @type {number} */ j) =>
     context.state.filter === "all" || context.state.filter === `${sides.from[i]}${sides.to[j]}`;
   const left = tokenList(sides.left, {
-    label: "Tokens that look",
+    label: "Tokens that attend",
     pick: (place, event) => {
       if (chosen.has(place)) chosen.delete(place);
       else chosen.add(place);
@@ -199,7 +199,7 @@ function picture(context, heads, weights, sides) {
     },
   });
   const right = tokenList(sides.right, {
-    label: "Tokens that are looked at",
+    label: "Tokens that are attended to",
     over: (place) => {
       key = place;
       redraw();
@@ -225,7 +225,7 @@ function picture(context, heads, weights, sides) {
     const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
     if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
-    else if (key !== null) told.textContent = `who looks at ${plain(sides.right[key])}`;
+    else if (key !== null) told.textContent = `tokens that attend to ${plain(sides.right[key])}`;
     else if (!drawn.length) told.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
     else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
@@ -356,7 +356,7 @@ function painted(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Beside each token that is looked at, what each head gives it: the mean over the rows that are shown alone.
+ * Beside each token on the right, what each head gives it: the mean over the rows that are shown alone.
  * @param {HTMLCanvasElement} canvas
  * @param {Numbers[]} weights
  * @param {number[]} heads
@@ -404,5 +404,5 @@ function strongest(sides, row, sums, heads) {
     return { name, share: sum / heads };
   });
   const best = means.sort((a, b) => b.share - a.share).slice(0, 4);
-  return `${plain(sides.left[row])} looks at ${best.map((each) => `${plain(each.name)} ${percent(each.share)}`).join(", ")}`;
+  return `${plain(sides.left[row])} attends to ${best.map((each) => `${plain(each.name)} ${percent(each.share)}`).join(", ")}`;
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// The page: what is looked at, the views to choose from, and what they share.
+// The page: what is shown, the views to choose from, and what they share.
 
 import { choice, cut, focusKey, make, note, plain, restoreFocus } from "./parts.js";
 import { kernelSource, keptSource, serverSource } from "./source.js";
@@ -266,7 +266,7 @@ function titleOf(look, models) {
  * @param {() => Context} context
  */
 function header(look, root, source, context) {
-  const facts = [look.family === "heedful-classic" ? "classic" : look.family, look.head ? (HEADS[look.head] ?? look.head) : "encoder alone, without a head", `${look.parameters.toLocaleString("en")} parameters`];
+  const facts = [look.family === "heedful-classic" ? "classic" : look.family, look.head ? (HEADS[look.head] ?? look.head) : "no head", `${look.parameters.toLocaleString("en")} parameters`];
   const theme = make("button", { type: "button", class: "quiet theme", title: "Light or dark", onclick: () => turnTheme(root) }, "◐");
   theme.setAttribute("aria-label", "Light or dark");
   const lecture = make("button", { type: "button", class: "quiet", title: "Lecture mode (L): large type, whole width", onclick: () => context().set({ lecture: !context().state.lecture }) }, "Aa");
@@ -283,7 +283,7 @@ function header(look, root, source, context) {
 }
 
 /**
- * The text in a field: another one can be looked at.
+ * The text in a field: another one can be shown.
  * @param {Look} look
  * @param {() => Context} context
  */

@@ -11,7 +11,9 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 
 const MAX_THUMB = 80; // pixels of a thumbnail
 const GAP = 4; // pixels between two
-const BESIDE = 210; // pixels beside the thumbnails and the large map: labels, borders and gaps
+const MAX_ASPECT = 4 / 3; // of a thumbnail: the longer side to the shorter
+const LABELS = 135; // pixels beside the thumbnails: labels, borders and a scroll bar
+const BESIDE = 210; // the same, with the labels of the large map
 
 /**
  * @param {Context} context
@@ -20,7 +22,9 @@ const BESIDE = 210; // pixels beside the thumbnails and the large map: labels, b
 export async function modelView(context) {
   const { part, state } = context;
   const grid = make("div", { class: "thumbs", role: "group", "aria-label": "Layers and heads" });
-  grid.style.setProperty("--thumb", `${thumbSize(context)}px`);
+  const [wide, tall] = thumbSize(context);
+  grid.style.setProperty("--thumb", `${wide}px`);
+  grid.style.setProperty("--thumb-height", `${tall}px`);
   grid.style.gridTemplateColumns = `auto repeat(${part.heads}, ${part.names.length ? "5rem" : "var(--thumb)"})`;
   grid.append(make("span", { class: "axis" }, "layer"));
   for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
@@ -60,28 +64,34 @@ export async function modelView(context) {
   return make(
     "section",
     { class: "model-view" },
-    savable(make("div", { class: "panel" }, make("p", { class: "axis" }, part.names.length ? "" : "head"), grid, note("Each square is one head: rows look, columns are looked at. A square of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
+    savable(make("div", { class: "panel" }, make("p", { class: "axis" }, part.names.length ? "" : "head"), grid, note("Each picture is one head: its rows are the tokens that attend, its columns the tokens that they attend to. A picture of many tokens shows the largest weight of each tile. The colours are those of the large map.")), "all layers and heads"),
     large,
   );
 }
 
 /**
- * The side of the large map.
+ * The side of the large map: small beside many heads, unless a text is long.
  * @param {Context} context
  */
-function mapSize({ root }) {
-  return Math.max(440, Math.min(680, 0.33 * root.clientWidth));
+function mapSize(context) {
+  const { root, part } = context;
+  const tokens = Math.max(tokensOf(context, part.rows).length, tokensOf(context, part.keys).length);
+  const cell = root.clientWidth < 1_500 ? 18 : 26;
+  return Math.max(240, Math.min(tokens * cell, Math.max(440, Math.min(680, 0.33 * root.clientWidth))));
 }
 
 /**
- * The side of a thumbnail: what fits beside the large map and into the window.
+ * Width and height of a thumbnail: what fits beside the large map, or above it in a narrow window, and into the window.
  * @param {Context} context
  */
 function thumbSize(context) {
   const { root, part } = context;
   const least = parseFloat(getComputedStyle(root).getPropertyValue("--thumb"));
-  const room = Math.min((root.clientWidth - BESIDE - mapSize(context)) / part.heads, (0.7 * window.innerHeight) / part.layers) - GAP;
-  return Math.max(least, Math.min(MAX_THUMB, Math.floor(room)));
+  const beside = BESIDE + mapSize(context);
+  const width = root.clientWidth - (part.heads * (least + GAP) + beside > root.clientWidth ? LABELS : beside);
+  const tall = Math.floor((0.58 * window.innerHeight) / part.layers) - GAP;
+  const wide = Math.max(least, Math.min(MAX_THUMB, Math.floor(width / part.heads) - GAP, MAX_ASPECT * tall));
+  return [wide, Math.max(least, Math.min(tall, MAX_ASPECT * wide))].map(Math.floor);
 }
 
 /**
@@ -117,7 +127,7 @@ async function enlarge(context, large) {
     large.replaceChildren(
       heatmap(context.root, found.values, {
         rows, columns: keys, size: mapSize(context), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
-        say: (i, j, value) => `${plain(rows[i])} looks at ${plain(keys[j])}: ${percent(value)}`,
+        say: (i, j, value) => `${plain(rows[i])} attends to ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },
       }),
       part.part === "cross" ? note("Rows are what the decoder reads: each row's weights help to write the token after it.") : "",

@@ -52,7 +52,7 @@ export async function neuronView(context) {
       table,
       note(
         `score = (q · k) × ${short(taken.scale)}${told}; the weight is the softmax of the scores. Orange is positive, ` +
-          "blue negative. Where q and k agree in sign, the product is positive and the token is looked at more.",
+          "blue negative. Where q and k agree in sign, the product is positive and the token gets more attention.",
       ),
     ), "queries and keys"),
   );

@@ -58,7 +58,7 @@ export function wordsOf(side) {
 }
 
 /**
- * Weights between words: summed over the tokens that are looked at, the mean over those that look (Clark et al. 2019).
+ * Weights between words: summed over the tokens that are attended to, the mean over those that attend (Clark et al. 2019).
  * @param {Numbers} weights [rows, keys]
  * @param {number[][]} rows
  * @param {number[][]} keys

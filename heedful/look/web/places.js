@@ -28,16 +28,16 @@ function clockPanel(context, clock) {
   const panel = make("div", { class: "panel" }, make("h2", {}, clock.name), note(clock.about));
   const pictures = make("div", { class: "beside" });
   const gaps = clock.gaps ? unpack(clock.gaps).values : null;
-  const what = gaps ? "distance" : "place";
+  const what = gaps ? "distance" : "position";
   if (clock.bands) {
     const { shape, values } = unpack(clock.bands);
     const [places, width] = shape;
     const [down, across] = [gaps ? [...gaps].map(String) : numbered(places), numbered(width)];
-    const name = gaps ? "Distance by distance (down), number by number (across)" : "Place by place (down), number by number (across)";
+    const name = `Rows: ${what}s; columns: dimensions`;
     pictures.append(
       heatmap(context.root, values, {
         rows: down, columns: across, signed: true, limit: Math.min(reach(values), spread(values) * 3), name,
-        size: 420, say: (i, j, value) => `${what} ${down[i]}, number ${j}: ${short(value)}`,
+        size: 420, say: (i, j, value) => `${what} ${down[i]}, dimension ${j}: ${short(value)}`,
       }),
     );
   }
@@ -46,13 +46,13 @@ function clockPanel(context, clock) {
     const names = gaps ? [...gaps].map(String) : numbered(shape[0]);
     pictures.append(
       heatmap(context.root, values, {
-        rows: names, columns: names, signed: true, limit: 1, name: `How alike two ${what}s are`, size: 380,
+        rows: names, columns: names, signed: true, limit: 1, name: `Similarity of two ${what}s`, size: 380,
         say: (i, j, value) => `${what}s ${names[i]} and ${names[j]}: ${short(value)}`,
       }),
     );
   }
   if (clock.distance) {
-    pictures.append(lines("Likeness over distance", [unpack(clock.distance).values], { across: "distance in tokens" }));
+    pictures.append(lines("Similarity by distance", [unpack(clock.distance).values], { across: "distance in tokens" }));
   }
   if (clock.buckets && gaps) {
     const { shape, values } = unpack(clock.bias);

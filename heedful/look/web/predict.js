@@ -12,7 +12,7 @@ import { tokensOf } from "./tokens.js";
 
 const CAUTION =
   "Attention tells where information could come from, not what was made of it: another pattern can give the same " +
-  "answer, and a token that is looked at may add nothing. Where both pictures differ, trust the first, and test " +
+  "answer, and a token that is attended to may add nothing. Where both pictures differ, trust the first, and test " +
   "it by changing the word.";
 
 /**
@@ -25,7 +25,7 @@ export async function predictionView(context) {
   explain(context, panel, found);
   return make(
     "section", { class: "prediction-view" },
-    savable(make("div", { class: "panel" }, make("h3", {}, "What the model says"), found.told ? note(sentence(found.told)) : said(context, found.answer)), "the prediction"),
+    savable(make("div", { class: "panel" }, make("h3", {}, "Prediction"), found.told ? note(sentence(found.told)) : said(context, found.answer)), "the prediction"),
     panel,
   );
 }
@@ -148,7 +148,7 @@ function tinted(context, names, values, signed) {
  * @returns {Node}
  */
 export function said(context, answer) {
-  if (!answer) return note(context.look.head ? "This head answers no single text." : "This model has no head: it gives rows, and says nothing.");
+  if (!answer) return note(context.look.head ? "This head makes no prediction for a single text." : "This model has no head: it returns hidden states and makes no prediction.");
   const made = make("div", {});
   if (answer.choices) {
     const rows = answer.choices.map((/** @type {string} */ text, /** @type {number} */ number) => ({

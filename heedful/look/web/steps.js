@@ -168,7 +168,7 @@ function vectorOf(context, step, { name, numbers }) {
 }
 
 /**
- * Scores or weights of the tokens that are looked at; the products before they are scaled stand beside the scores.
+ * Scores or weights of the tokens that are attended to; the products before they are scaled stand beside the scores.
  * @param {Context} context
  * @param {any} step
  * @param {Float32Array} numbers

@@ -1,5 +1,5 @@
 // @ts-check
-// What views share: what is looked at, and lists of tokens.
+// What views share: what is shown, and lists of tokens.
 
 import { make, plain, shown } from "./parts.js";
 

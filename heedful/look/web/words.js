@@ -128,7 +128,7 @@ async function inContext(context, where, word) {
   const several = names.length > 1;
   const mean = layers.map((/** @type {any} */ each) => meanOff(each.values, names.length));
   where.replaceChildren(
-    make("div", { class: "panel" }, make("h3", {}, "Where it stands"), texts),
+    make("div", { class: "panel" }, make("h3", {}, "Occurrences"), texts),
     several ? make(
       "div", { class: "beside" },
       make("div", { class: "panel" }, layers.length > 1 ? make("label", { class: "field" }, make("span", {}, "Layer"), slide) : "", picture),
@@ -136,9 +136,9 @@ async function inContext(context, where, word) {
     ) : note("The word occurs once. If it occurs several times, or in several texts given with --word, the vectors of its occurrences are compared layer by layer."),
     make(
       "div", { class: "beside near" },
-      savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "Of the embedding table: one vector, whatever the text."), near(found.static)), "static neighbours"),
+      savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "In the embedding table, which has one vector for each token in all texts."), near(found.static)), "static neighbours"),
       ...found.neighbours.slice(0, 4).map((/** @type {any[]} */ each, /** @type {number} */ i) =>
-        savable(make("div", { class: "panel" }, make("h3", {}, `Around ${i + 1}`), note(`The words around it that are nearest ${found.names[layers.length - 1]}.`), near(each)), `words around ${i + 1}`),
+        savable(make("div", { class: "panel" }, make("h3", {}, `In occurrence ${i + 1}`), note(`Words of the same text, by cosine ${found.names[layers.length - 1]}.`), near(each)), `words near occurrence ${i + 1}`),
       ),
     ),
   );
