@@ -269,7 +269,7 @@ def telling_heads(inspection: Inspection) -> list[NamedHead]:
     """Return the heads that follow a pattern in this text, those that a reader understands at once first.
 
     A pattern is one of `STORIES`. A head follows it if its lift is `MIN_LIFT` or more over at least `MIN_ROWS` words;
-    the order is that of the lift, with delimiters last, since many heads attend to them where their own pattern does not occur.
+    the order is that of the lift, with delimiters last, since many heads attend to them by default.
     """
     by_lift: list[tuple[float, NamedHead]] = []
     for view in inspection.views:

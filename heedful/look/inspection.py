@@ -108,7 +108,7 @@ class Inspection:
                 self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
         finally:
             loaded.train(training)
-        # caches of block_steps.py: arguments of the blocks by part and layer; the modules of one block, by (part, layer)
+        # caches of block_steps.py: the arguments of each part's blocks, and what one block's modules read and return
         self.block_inputs: dict[str, list[tuple[object, ...]]] = {}
         self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
         self.views = tuple(self._views())
