@@ -83,8 +83,8 @@ def _check(loaded: ModelBundle) -> None:
         wrong = f'has a "{kind.kind}" head'
     if wrong:
         raise HeedfulError(
-            f"{loaded.source} {wrong}: what can be exported is an encoder, alone or with a head that is classes, "
-            "tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
+            f"{loaded.source} ({loaded.config.family}) {wrong}: what can be exported is an encoder, alone or with a "
+            "head that is classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
         )
 
 

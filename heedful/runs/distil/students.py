@@ -81,17 +81,18 @@ def single_stack(config: ModelConfig) -> StackConfig | None:
     return config.encoder or config.decoder
 
 
-def require_single_stack(config: ModelConfig, who: str) -> StackConfig:
-    """The stack of a model.
+def require_single_stack(model: ModelBundle) -> StackConfig:
+    """Return the stack of a model.
 
     Raises:
-        ModelError: If it does not have exactly one.
+        HeedfulError: If it does not have exactly one.
     """
-    stack = single_stack(config)
+    stack = single_stack(model.config.model)
     if stack is None:
         raise HeedfulError(
-            f"{who} does not have a single stack of Transformer layers, which layers, states and relations need: "
-            "choose another"
+            f"{model.source} ({model.config.family}) does not have a single stack of Transformer layers, which "
+            "students of some layers and losses of states and relations need: choose a student of a size or in a "
+            'folder, and the loss "logits"'
         )
     return stack
 
@@ -134,7 +135,7 @@ def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelB
     Raises:
         HeedfulError: If there are no such layers, or they cannot be in this order or family.
     """
-    model, stack = teacher.config.model, require_single_stack(teacher.config.model, teacher.source)
+    model, stack = teacher.config.model, require_single_stack(teacher)
     if settings.layers > stack.layers:
         raise HeedfulError(
             f"layers is {settings.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to "
@@ -269,8 +270,8 @@ def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelB
     relations: tuple[RelationLoss, ...] = ()
     if settings.states is not None or settings.relations is not None:
         stacks = (
-            require_single_stack(student.config.model, student.source),
-            require_single_stack(teacher.config.model, teacher.source),
+            require_single_stack(student),
+            require_single_stack(teacher),
         )
         if settings.states is not None:
             states.append(_states(settings.states, *stacks))

@@ -42,7 +42,7 @@ def teacher_task(teacher: ModelBundle) -> str:
             what = f"gives {len(labels)} numbers, and data has one"
         case head:
             what = f"has {'no head' if head is None else f'a {head.kind} head'}, whose answers no student learns here"
-    raise HeedfulError(f"{teacher.source} {what}: fine-tune it for a task first")
+    raise HeedfulError(f"{teacher.source} ({teacher.config.family}) {what}: fine-tune it for a task first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

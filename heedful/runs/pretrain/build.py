@@ -115,24 +115,30 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
             blocks=None if config.blocks is None else min(config.blocks, layers),
         )
 
-    embedding, place = model.embedding, model.embedding.positions
-    if isinstance(place, Learned):
-        padding = None if place.padding is None else tokenizer.special.pad
-        offset = place.offset if padding is None else padding + 1
-        place = replace(place, count=max(settings.lengths) + offset, offset=offset, padding=padding)
-    embedding = replace(
-        embedding,
-        vocabulary=tokenizer.size,
-        width=width if embedding.width == model.width else min(embedding.width, max(1, width // 2)),  # stays narrower
-        positions=place,
-        types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
-        padding=None if embedding.padding is None else tokenizer.special.pad,
-    )
+    def resized(embedding: EmbeddingConfig) -> EmbeddingConfig:
+        positions, new_width = embedding.positions, width
+        if embedding.width != model.width:  # it stays narrower
+            new_width = min(embedding.width, max(1, width // 2))
+        if isinstance(positions, Learned):
+            padding = None if positions.padding is None else tokenizer.special.pad
+            offset = positions.offset if padding is None else padding + 1
+            positions = replace(positions, count=max(settings.lengths) + offset, offset=offset, padding=padding)
+        return replace(
+            embedding,
+            vocabulary=tokenizer.size,
+            width=new_width,
+            positions=positions,
+            types=embedding.types and max(embedding.types, 1 + max(tokenizer.encode(("a", "a")).types)),
+            padding=None if embedding.padding is None else tokenizer.special.pad,
+            scale=new_width**0.5 if embedding.scale == embedding.width**0.5 else embedding.scale,
+        )
+
     model = replace(
         model,
-        embedding=embedding,
+        embedding=resized(model.embedding),
         encoder=stack(model.encoder),
         decoder=stack(model.decoder),
+        decoder_embedding=None if model.decoder_embedding is None else resized(model.decoder_embedding),
         start=None if model.start is None else tokenizer.special.pad,
     )
     own = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model

@@ -1,0 +1,130 @@
+"""What a user does with a model, for every model type: fine-tune, predict, serve, look, export, distil."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heedful
+from heedful.errors import HeedfulError
+from heedful.infer.export.onnx_export import export
+from heedful.look.notebook import make_page_api
+from heedful.look.page import render_html
+from heedful.serve.run import background
+from tests.support.http_client import ask
+from tests.support.tiny_models import ENCODER_DECODER, TINY
+from tests.tasks.test_families import loaded
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ROWS = [("the cat sat on the mat", "up"), ("a dog ran to paris", "down"), ("ada wrote it first", "up")] * 4
+TEXTS = ["the cat ran", "a program"]
+TRANSLATORS = {"mbart", "marian"}
+NOT_EXPORTED = {"xlnet": "two streams of rows"} | dict.fromkeys(
+    ("gpt2", "llama", "qwen3", *ENCODER_DECODER), "a decoder"
+)
+NOT_SHOWN = {  # answers of the page that say why there is nothing to show
+    "this model has no language modelling head: give a model that generates text",
+    "rollout needs self-attention, which cross is not: choose another part",
+    "queries and keys of this model are normalised: no matrix W_Q^T W_K gives their scores",
+}
+DISTILLED = {"bert", "deberta-v2", "modernbert", "qwen3", "bart", "t5", "marian"}  # in each `make test`
+
+
+def with_slow(slow: Container[str]) -> list[Any]:
+    """Return all families; those are marked as slow."""
+    return [pytest.param(family, marks=pytest.mark.slow) if family in slow else family for family in TINY]
+
+
+def task_of(family: str) -> str:
+    return "seq2seq" if family in TRANSLATORS else "classify"
+
+
+def rows(task: str) -> list[dict[str, str]]:
+    names = ("text", "label") if task == "classify" else ("source", "target")
+    return [dict(zip(names, row, strict=True)) for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the run of a family, trained for two steps when it is first asked for."""
+    runs: dict[str, Path] = {}
+
+    def run(family: str) -> Path:
+        if family not in runs:
+            folder, task = tmp_path_factory.mktemp(family), task_of(family)
+            heedful.save(loaded(family), folder / "model")
+            data = {"train": rows(task), "dev": rows(task)[:3]}
+            options = {"max_steps": 2, "batch_size": 4, "precision": "float32"}
+            heedful.finetune(task, data, folder / "run", model=folder / "model", **options)  # type: ignore[arg-type]
+            runs[family] = folder / "run"
+        return runs[family]
+
+    return run
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_fine_tuned_model_answers_here_and_over_http(trained: Callable[[str], Path], family: str) -> None:
+    run = trained(family)
+    before, after = loaded(family).named_tensors(), heedful.load(run).named_tensors()
+    assert any(not before[name].equal(after[name]) for name in before.keys() & after.keys() if "blocks" in name)
+    answers = heedful.Engine(run)(TEXTS)
+    with background({family: str(run)}) as server:
+        if task_of(family) == "classify":
+            reply = ask(server.port, "/predict", {"inputs": [[text] for text in TEXTS]})
+            served = [{label["label"]: label["score"] for label in labels} for labels in reply.json]
+            assert [answer["probabilities"] for answer in answers] == served
+            assert all(answer["label"] in ("up", "down") for answer in answers)
+        else:
+            reply = ask(server.port, "/generate", {"inputs": TEXTS})
+            assert [answer["text"] for answer in answers] == [answer["text"] for answer in reply.json]
+
+
+@pytest.mark.parametrize("family", with_slow(TRANSLATORS))  # they write many tokens
+def test_the_page_shows_a_fine_tuned_model(trained: Callable[[str], Path], family: str) -> None:
+    page = render_html(make_page_api(trained(family), TEXTS[:1]), layers=[0], heads=[0])
+    answers = json.loads(page.partition('id="kept">')[2].partition("</script>")[0])["answers"]
+    problems = {answer["error"] for answer in answers.values() if isinstance(answer, dict) and "error" in answer}
+    assert problems <= NOT_SHOWN and len(answers) > 8
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_a_fine_tuned_encoder_is_exported(trained: Callable[[str], Path], family: str, tmp_path: Path) -> None:
+    model = heedful.load(trained(family))
+    if family in NOT_EXPORTED:
+        with pytest.raises(
+            HeedfulError, match=rf"run \({family}\) .*{NOT_EXPORTED[family]}.*: what can be exported is"
+        ):
+            export(model, tmp_path / "onnx")
+    else:
+        exported = export(model, tmp_path / "onnx")
+        assert exported.outputs == ("logits",) and exported.difference < 1e-5
+
+
+@pytest.mark.parametrize("family", with_slow(TINY.keys() - DISTILLED))
+def test_a_fine_tuned_model_teaches(trained: Callable[[str], Path], family: str, tmp_path: Path) -> None:
+    """A model of one stack teaches some of its layers, one of two stacks a student of a size."""
+    task, teacher = task_of(family), trained(family)
+    data = {"train": rows(task), "dev": rows(task)[:3], "test": rows(task)[:3]}
+    verdict = {"verdict.baseline": "none", "verdict.precision": "float32", "verdict.texts": 2}
+
+    def distil(student: str) -> heedful.RunResult:
+        output, options = tmp_path / student, {"max_steps": 2, "batch_size": 4, "precision": "float32"}
+        return heedful.distil(teacher, data, output, student=student, overrides=verdict, **options)  # type: ignore[arg-type]
+
+    if family in TRANSLATORS:
+        with pytest.raises(
+            HeedfulError, match=rf"run \({family}\) has a language_model head, whose answers no student"
+        ):
+            distil("layers=1")
+        return
+    if family in ENCODER_DECODER:
+        with pytest.raises(HeedfulError, match=rf"run \({family}\) does not have a single stack .* student of a size"):
+            distil("layers=1")
+    done = distil("tiny" if family in ENCODER_DECODER else "layers=1")
+    assert set(done.results["verdict"]["models"]) >= {"teacher", "student"}
+    assert heedful.Engine(done.output_dir)(TEXTS)[0]["label"] in ("up", "down")
