@@ -113,14 +113,21 @@ class Packed:
         bounds = (0, *accumulate(map(len, kept)))
         return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=bounds)
 
-    def shift_right(self, start: int) -> Packed:
+    def shift_right(self, start: int | None) -> Packed:
         """Return decoder inputs for these targets: each sequence begins with `start` and loses its last token.
+
+        Args:
+            start: A token; None: the last token of each sequence.
 
         >>> Packed.of([[5, 6, 7], [8]]).shift_right(0).tokens.tolist()
         [0, 5, 6, 0]
+        >>> Packed.of([[5, 6, 7], [8]]).shift_right(None).tokens.tolist()
+        [7, 5, 6, 8]
         """
-        tokens = torch.cat([self.tokens.new_full((1,), start), self.tokens[:-1]])[: len(self.tokens)]
-        tokens[[first for first, last in pairwise(self.bounds) if first < last]] = start
+        tokens = torch.cat([self.tokens[:1], self.tokens[:-1]])[: len(self.tokens)]
+        filled = [(first, last - 1) for first, last in pairwise(self.bounds) if first < last]
+        firsts, lasts = [first for first, _ in filled], [last for _, last in filled]
+        tokens[firsts] = self.tokens[lasts] if start is None else start
         return replace(self, tokens=tokens)
 
     def pad_to_bucket(self) -> Packed:

@@ -86,15 +86,18 @@ class ModelBundle(nn.Module):
 
     def _decoder_inputs(self, batch: Packed, target: Packed | None) -> Packed | None:
         """Return the target; a decoder that needs none of its own reads the encoder's text, shifted right."""
-        start = self.config.model.start
-        return batch.shift_right(start) if target is None and start is not None and not self.needs_target else target
+        model = self.config.model
+        if target is not None or self.needs_target or not (model.has_encoder and model.has_decoder):
+            return target
+        return batch.shift_right(None if model.starts_with_last else model.start)
 
     @property
     def needs_target(self) -> bool:
         """Whether a decoder beside the encoder reads a text of its own."""
         head, model = self.config.head, self.config.model
         both = model.has_encoder and model.has_decoder
-        return both and (model.start is None or head is None or isinstance(head, NextToken))
+        has_start = model.starts_with_last or model.start is not None
+        return both and (not has_start or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
         """Return the number of parameters; shared ones count once."""

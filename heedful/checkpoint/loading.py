@@ -22,7 +22,12 @@ from heedful.checkpoint.lora import Adapter, read_adapter
 from heedful.checkpoint.notes import NOTES, Notes, read_notes
 from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
 from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
-from heedful.checkpoint.validate import check_depth, check_names, warn_if_padding_ends_texts
+from heedful.checkpoint.validate import (
+    check_depth,
+    check_names,
+    warn_if_padding_ends_texts,
+    warn_if_pooled_token_is_missing,
+)
 from heedful.device import resolve_device
 from heedful.errors import HeedfulWarning, ModelError, TokenizerError, quoted
 from heedful.families import FAMILIES
@@ -95,6 +100,7 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
     """Warn of a model that transformers would compute differently, that overflows, or whose folder has other heads."""
     config = bundle.config
     warn_if_padding_ends_texts(config.head, bundle.tokenizer, config.hf_config, folder)
+    warn_if_pooled_token_is_missing(config.head, bundle.tokenizer, folder)
     if named := config.hf_config.get("auto_map"):
         warnings.warn(
             f"{folder}: config.json names code ({quoted(named)} in auto_map), which is not run: it is loaded as "

@@ -80,6 +80,18 @@ def _is_unexpected(name: str, expected: Mapping[str, Tensor], table: NameTable) 
     return not (name in expected or name in table.tied or table.skips(name))
 
 
+def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Warn where the token whose row is classified is not in texts, so that transformers classifies none."""
+    token = head.pooled_token if isinstance(head, Classes) else None
+    if token is not None and tokenizer is not None and token not in tokenizer.encode("a").ids:
+        warnings.warn(
+            f"{folder}: its classifier reads the row of the token {token}, eos_token_id in config.json, which its "
+            "tokenizer puts into no text: the last row is read instead; set eos_token_id to the token that ends texts",
+            HeedfulWarning,
+            stacklevel=4,
+        )
+
+
 def warn_if_padding_ends_texts(
     head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, object], folder: Path
 ) -> None:

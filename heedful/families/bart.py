@@ -7,6 +7,8 @@ with a norm after the last block; its texts have language codes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from heedful.families import head_maps, tokenizer_defaults
 from heedful.families.config_reader import ConfigReader, activation_name, read_activation
 from heedful.families.family import Family, HeadMap
@@ -38,11 +40,17 @@ def read(reader: ConfigReader, *, pre_norm: bool = False) -> ModelConfig:
         positions=Learned(count=reader.integer("max_position_embeddings", 1024) + OFFSET, offset=OFFSET),
         layout={"normalize_before": pre_norm, "normalize_embedding": True, "add_final_layer_norm": pre_norm},
         default_start=None if pre_norm else 2,
+        starts_with_last=pre_norm,
     )
 
 
 def read_parts(
-    reader: ConfigReader, *, positions: Learned | Sinusoidal, layout: dict[str, bool], default_start: int | None
+    reader: ConfigReader,
+    *,
+    positions: Learned | Sinusoidal,
+    layout: dict[str, bool],
+    default_start: int | None,
+    starts_with_last: bool = False,
 ) -> ModelConfig:
     """Read config.json, for a family with these positions.
 
@@ -50,6 +58,7 @@ def read_parts(
         layout: Keys of older versions, and their values for the family: "normalize_before" (pre-norm),
             "normalize_embedding" (a norm after the embedding), "add_final_layer_norm".
         default_start: Token that the decoder starts with, unless decoder_start_token_id is another.
+        starts_with_last: Whether a decoder that reads the encoder's text starts with that text's last token.
     """
     old_keys = layout | {
         "static_position_embeddings": isinstance(positions, Sinusoidal),
@@ -104,6 +113,7 @@ def read_parts(
         decoder_embedding=embedding,
         shared_tokens=True,
         start=reader.integer("decoder_start_token_id", default_start, least=0, most=vocabulary - 1),
+        starts_with_last=starts_with_last,
         initialisation=Normal(std=reader.number("init_std", 0.02)),
     )
 
@@ -183,6 +193,22 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     return values | sides | {"pad_token_id": 1}
 
 
+def classes(fixed: Callable[[ConfigReader], head_maps.Arguments]) -> HeadMap:
+    """Return the classifier of a decoder's row."""
+    return head_maps.classes(
+        ("classification_head.dense", "head.first.dense"),
+        ("classification_head.out_proj", "head.out"),
+        default=0.0,
+        dropout_first=True,
+        fixed=fixed,
+    )
+
+
+def _end_row(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the token whose last row is classified: texts have a language code behind it."""
+    return {"pooling": "last", "pooled_token": reader.integer("eos_token_id", 2, least=0)}
+
+
 SPECIAL_TOKEN_IDS = {
     **{"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     "forced_eos_token_id": "eos_or_sep",
@@ -199,13 +225,7 @@ BART = Family(
     heads={
         "BartModel": head_maps.bare(),
         "BartForConditionalGeneration": language_model(),
-        "BartForSequenceClassification": head_maps.classes(
-            ("classification_head.dense", "head.first.dense"),
-            ("classification_head.out_proj", "head.out"),
-            default=0.0,
-            dropout_first=True,
-            fixed=lambda reader: {"pooling": "last"},
-        ),
+        "BartForSequenceClassification": classes(lambda reader: {"pooling": "last"}),
         "BartForQuestionAnswering": head_maps.span(),
     },
     sizes={
@@ -224,7 +244,14 @@ MBART = Family(
     generation_defaults={"bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2},
     special_token_ids=SPECIAL_TOKEN_IDS,
     tokenizer_defaults=tokenizer_defaults.MBART,
-    heads={"MBartModel": head_maps.bare(), "MBartForConditionalGeneration": language_model()},
+    heads={
+        "MBartModel": head_maps.bare(),
+        "MBartForConditionalGeneration": language_model(),
+        "MBartForSequenceClassification": head_maps.with_settings(
+            classes(_end_row), lambda head: {"eos_token_id": head.pooled_token}
+        ),
+        "MBartForQuestionAnswering": head_maps.span(),
+    },
     sizes={
         "mbart-large-cc25": size(250_027, 12, 1024) | {"scale_embedding": True},
         "mbart-large-50": size(250_054, 12, 1024) | {"scale_embedding": True},

@@ -17,7 +17,7 @@ from heedful.errors import RequestError
 from heedful.look.inspection import Inspection, token_records
 from heedful.model.classic import ClassicModel
 from heedful.model.config import Choice, Classes, SentenceEmbedding, TokenClasses
-from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores
+from heedful.model.heads import NextTokenAndChoiceScores, PretrainingScores, last_rows_of
 from heedful.packed import Packed
 from heedful.tasks.qa import best_span
 from heedful.tasks.specs.qa import max_answer_tokens_of
@@ -239,6 +239,8 @@ def _pooled_row(inspection: Inspection) -> int | None:
     head = inspection.loaded.config.head
     if not isinstance(head, Classes | Choice) or isinstance(inspection.loaded.model, ClassicModel):
         return None
+    if head.pooled_token is not None:
+        return int(last_rows_of(inspection.source, head.pooled_token))
     return {"first": 0, "last": -1}.get(head.pooling)
 
 

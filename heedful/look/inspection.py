@@ -157,9 +157,9 @@ class Inspection:
     def _shifted_source(self) -> Packed | None:
         """Return the decoder's input if it reads the encoder's text, shifted right; else None."""
         model = self.loaded.config.model
-        if model.encoder is None or model.decoder is None or model.start is None:
+        if model.encoder is None or model.decoder is None or not (model.starts_with_last or model.start is not None):
             return None
-        return self.source.shift_right(model.start)
+        return self.source.shift_right(None if model.starts_with_last else model.start)
 
     def _views(self) -> list[View]:
         model = self.loaded.config.model

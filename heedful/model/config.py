@@ -362,6 +362,7 @@ class ModelConfig:
     decoder_embedding: EmbeddingConfig | None = None
     shared_tokens: bool = False  # decoder_embedding has the token vectors of embedding
     start: int | None = None  # token that decoder inputs begin with
+    starts_with_last: bool = False  # a decoder that reads the encoder's text begins with its last token instead
     initialisation: Initialisation = TruncatedNormal()
 
     @property
@@ -405,6 +406,7 @@ class Summary:
     """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
+    pooled_token: int | None = None  # with "last": the last row of this token, in sequences that have it
     pools_last: bool = False  # dense, activation and norm are computed of every row, and their results are pooled
     dense: bool = True  # False: the pooled row itself
     dense_bias: bool = True

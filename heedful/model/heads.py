@@ -44,11 +44,18 @@ class SummaryVector(Transform):
     def __init__(self, config: c.Summary, width: int) -> None:
         super().__init__(config, width)
         self.pooling, self.pools_last, self.dropout_first = config.pooling, config.pools_last, config.dropout_first
+        self.pooled_token = config.pooled_token
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:  # type: ignore[override]
-        x = rows if self.pools_last else pool(rows, batch, self.pooling)
+        x = rows if self.pools_last else self._pool(rows, batch)
         x = super().forward(dropout(x, self.dropout_first, self.training))
-        return pool(x, batch, self.pooling) if self.pools_last else x
+        return self._pool(x, batch) if self.pools_last else x
+
+    def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        if self.pooled_token is None or len(rows) == 0:
+            return pool(rows, batch, self.pooling)
+        lengths = torch.tensor(batch.lengths, device=rows.device)
+        return rows[last_rows_of(batch, self.pooled_token)].masked_fill((lengths == 0)[:, None], 0.0)
 
 
 class MaskedTokensHead(nn.Module):
@@ -264,6 +271,16 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
     return segment_means(rows, segments, lengths, power=0.5 if pooling == "mean_sqrt_length" else 1.0)
 
 
+def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
+    """Return the row number of this token's last occurrence in each sequence; its last row if it has no such token."""
+    device = batch.tokens.device
+    rows = torch.where(batch.tokens == token, torch.arange(len(batch.tokens), device=device), -1)
+    sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device)
+    last = torch.tensor(batch.bounds[1:], device=device) - 1
+    of_token = torch.full_like(last, -1).scatter_reduce(0, sequences, rows, "amax")
+    return torch.where(of_token < 0, last, of_token)
+
+
 def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
     """Return the number of the one row of each sequence that the head reads, and a batch of only these rows.
 
@@ -272,13 +289,17 @@ def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
             poolings: tuple[c.Pooling, ...] = (head.first.pooling,)
+            pooled_token = head.first.pooled_token
         case SentenceEmbeddingHead():
-            poolings = head.config.pooling
+            poolings, pooled_token = head.config.pooling, None
         case _:
             return None, batch
     if 0 in (len(batch), *batch.lengths) or len(poolings) > 1 or poolings[0] not in ("first", "last"):
         return None, batch
-    rows = batch.first_rows() if poolings[0] == "first" else batch.last_rows()
+    if pooled_token is not None:
+        rows = last_rows_of(batch, pooled_token)
+    else:
+        rows = batch.first_rows() if poolings[0] == "first" else batch.last_rows()
     return rows, batch.select(rows)
 
 

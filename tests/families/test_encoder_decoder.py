@@ -14,10 +14,13 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.checkpoint import read_config
 from heedful.checkpoint.new_head import with_head
+from heedful.errors import HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.model.config import NextToken
+from heedful.model.heads import ClassesHead
 from heedful.packed import Packed
 from tests.support.tiny_models import TINY, Exact, eager, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 GATED = {"feed_forward_proj": "gated-gelu"}
 
@@ -228,3 +231,47 @@ def test_the_bias_of_the_output_layer_is_not_trained(tmp_path: Path) -> None:
     save_tiny(tmp_path / "bare", "bart", "BartModel")
     writer = with_head(heedful.load(tmp_path / "bare"), "language_model")
     assert not writer.named_tensors()["head.decoder.bias"].requires_grad
+
+
+@pytest.mark.parametrize("ends", [(2, 90), (2,), (90, 2)], ids=["mBART", "mBART-50", "two"])
+def test_mbart_classifies_the_row_of_the_last_end_token(tmp_path: Path, ends: tuple[int, ...]) -> None:
+    """Its decoder reads the text behind the text's own last token; a language code may follow the end token."""
+    theirs = save_tiny(tmp_path, "mbart", "MBartForSequenceClassification", torch.float64, decoder_start_token_id=None)
+    ours = heedful.load(tmp_path, dtype=torch.float64)
+    texts = [[5, 6, 2, 7, *ends], [8, 2, *ends], [9, 10, 11, 2, 12, *ends]]
+    with torch.no_grad():
+        expected = torch.cat([theirs(torch.tensor([text])).logits for text in texts])
+        assert (ours(Packed.of(texts)) - expected).abs().max() < 1e-12 and expected.std() > 0.01
+        selected = ours.head_outputs(Packed.of(texts[:1]))
+        assert torch.allclose(selected, expected[:1], atol=1e-12)
+
+
+def test_mbart_answers_questions_without_a_start_token(tmp_path: Path) -> None:
+    theirs = save_tiny(tmp_path, "mbart", "MBartForQuestionAnswering", torch.float64, decoder_start_token_id=None)
+    ours, text = heedful.load(tmp_path, dtype=torch.float64), [5, 6, 7, 8, 2, 90]
+    with torch.no_grad():
+        out = theirs(torch.tensor([text]))
+        expected = torch.stack([out.start_logits[0], out.end_logits[0]], -1)
+        assert (ours(Packed.of([text, [9, 2]]))[: len(text)] - expected).abs().max() < 1e-12
+
+
+def test_mbart_texts_without_tokens_or_end_token(tmp_path: Path) -> None:
+    """An empty text has the vector 0, and one without the end token that of its last row, in any batch."""
+    save_tiny(tmp_path, "mbart", "MBartForSequenceClassification", torch.float64)
+    ours, texts = heedful.load(tmp_path, dtype=torch.float64), [[5, 2, 6], [], [7, 8], [9, 2, 10, 11]]
+    assert isinstance(ours.head, ClassesHead)
+    rows = torch.randn(9, 32, dtype=torch.float64)
+    with torch.no_grad():
+        vectors = ours.head.vectors(rows, Packed.of(texts))
+        alone = [ours.head.vectors(rows[at][None], Packed.of([[2]])) for at in (1, 4, 6)]
+        assert torch.allclose(vectors[[0, 2, 3]], torch.cat(alone), atol=1e-12)
+        assert torch.allclose(vectors[1], torch.tanh(ours.head.first.dense.bias), atol=1e-12)
+
+
+def test_an_end_token_that_no_text_has_is_told(tmp_path: Path) -> None:
+    write_wordpiece(tmp_path, wordpieces()[:99])
+    save_tiny(tmp_path, "mbart", "MBartForSequenceClassification", eos_token_id=50)
+    with pytest.warns(
+        HeedfulWarning, match="the row of the token 50, eos_token_id in config.json, which its tokenizer"
+    ):
+        heedful.load(tmp_path)

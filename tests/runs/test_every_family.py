@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 ROWS = [("the cat sat on the mat", "up"), ("a dog ran to paris", "down"), ("ada wrote it first", "up")] * 4
 TEXTS = ["the cat ran", "a program"]
-TRANSLATORS = {"mbart", "marian"}
+TRANSLATORS = {"marian"}
 NOT_EXPORTED = {"xlnet": "two streams of rows"} | dict.fromkeys(
     ("gpt2", "llama", "qwen3", *ENCODER_DECODER), "a decoder"
 )

@@ -182,8 +182,7 @@ TINY |= {
 _MARIAN = _BART | {"eos_token_id": 0, "pad_token_id": 98, "decoder_start_token_id": 98, "activation_function": "swish"}
 del _MARIAN["classifier_dropout"]
 TINY["marian"] = (transformers.MarianConfig, _MARIAN)
-_MBART = {name: value for name, value in _BART.items() if name != "classifier_dropout"}
-TINY["mbart"] = (transformers.MBartConfig, _MBART | {"decoder_start_token_id": 7})
+TINY["mbart"] = (transformers.MBartConfig, _BART | {"decoder_start_token_id": 7})
 ENCODER_DECODER = {"t5": 1, "bart": 2, "mbart": 2, "marian": 0}  # and the token that ends their texts
 WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "eurobert", "llama", "qwen3", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
