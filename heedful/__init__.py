@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from heedful.runs.text_selection import SelectedTexts as SelectedTexts
     from heedful.runs.text_selection import select_texts as select_texts
     from heedful.runs.tune import tune as tune
+    from heedful.search.index import SearchHit as SearchHit
+    from heedful.search.index import SearchIndex as SearchIndex
     from heedful.tasks.predictions import Classification as Classification
     from heedful.tasks.predictions import Embedding as Embedding
     from heedful.tasks.predictions import Entity as Entity
@@ -60,6 +62,8 @@ _MODULES = {
     "select_texts": "heedful.runs.text_selection",
     "SelectedTexts": "heedful.runs.text_selection",
     "tune": "heedful.runs.tune",
+    "SearchIndex": "heedful.search.index",
+    "SearchHit": "heedful.search.index",
     "RunResult": "heedful.runs.results",
     "Evaluated": "heedful.runs.evaluate",
     "FinetuneSettings": "heedful.runs.finetune.settings",

@@ -54,6 +54,8 @@ def test_public_names() -> None:
         "ModelBundle",
         "Packed",
         "RunResult",
+        "SearchHit",
+        "SearchIndex",
         "SelectedTexts",
         "Tokenizer",
     ]

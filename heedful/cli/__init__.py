@@ -19,6 +19,7 @@ from heedful.cli import (
     evaluate,
     export,
     finetune,
+    index,
     init,
     kernels,
     look,
@@ -28,6 +29,7 @@ from heedful.cli import (
     push,
     quickstart,
     recipe,
+    search,
     select,
     serve,
     study,
@@ -109,6 +111,8 @@ app.command(cls=settings.DataCommand)(evaluate.evaluate)
 app.command()(convert.convert)
 app.command(cls=settings.DataCommand)(predict.predict)
 app.command(cls=settings.DataCommand)(select.select)
+app.command()(index.index)
+app.command()(search.search)
 app.command()(look.look)
 app.command()(bench.bench)
 app.command()(kernels.kernels)

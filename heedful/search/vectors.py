@@ -63,12 +63,6 @@ class VectorTable:
         rows = np.rint(vectors / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8)
         return cls(rows=rows, scales=scales, bits=sign_bits(vectors) if vector_format == "binary" else None)
 
-    def save(self, folder: Path) -> None:
-        """Write the arrays as files of a folder."""
-        for name, file in FILES.items():
-            if (array := getattr(self, name)) is not None:
-                write_synced(folder / file, [np.ascontiguousarray(array).tobytes()])
-
     @classmethod
     def open(cls, folder: Path, count: int, width: int, vector_format: VectorFormat) -> VectorTable:
         """Memory-map the files of a folder.
@@ -76,12 +70,14 @@ class VectorTable:
         Raises:
             HeedfulError: If a file is missing or has another size.
         """
-        rows = _mapped(folder / FILES["rows"], (count, width), np.float32 if vector_format == "float32" else np.int8)
+        rows = mapped_array(
+            folder / FILES["rows"], (count, width), np.float32 if vector_format == "float32" else np.int8
+        )
         if vector_format == "float32":
             return cls(rows=rows)
-        scales = _mapped(folder / FILES["scales"], (count,), np.float32)
+        scales = mapped_array(folder / FILES["scales"], (count,), np.float32)
         binary = vector_format == "binary"
-        words = _mapped(folder / FILES["bits"], (count, _words(width)), np.uint64) if binary else None
+        words = mapped_array(folder / FILES["bits"], (count, _words(width)), np.uint64) if binary else None
         return cls(rows=rows, scales=scales, bits=words)
 
     def scores(self, queries: Float32[np.ndarray, "queries width"], start: int, stop: int) -> torch.Tensor:
@@ -90,8 +86,12 @@ class VectorTable:
         return _products(self.rows[start:stop], scales, queries)
 
     def at(self, numbers: NDArray[np.int64]) -> VectorTable:
-        """Return a table of some rows, without their signs."""
-        return VectorTable(rows=self.rows[numbers], scales=None if self.scales is None else self.scales[numbers])
+        """Return a table of some rows, in memory."""
+        return VectorTable(
+            rows=np.asarray(self.rows[numbers]),
+            scales=None if self.scales is None else np.asarray(self.scales[numbers]),
+            bits=None if self.bits is None else np.asarray(self.bits[numbers]),
+        )
 
     def nearest(
         self, queries: Float32[np.ndarray, "queries width"], count: int, alive: NDArray[np.bool_] | None = None
@@ -194,6 +194,14 @@ class TopRows:
         return self._scores.numpy(), self._numbers.numpy()
 
 
+def write_tables(folder: Path, tables: Sequence[VectorTable]) -> None:
+    """Write tables of one format, one after the other, as files of a folder."""
+    for name, file in FILES.items():
+        arrays = [getattr(table, name) for table in tables]
+        if arrays[0] is not None:
+            write_synced(folder / file, (np.ascontiguousarray(array).tobytes() for array in arrays))
+
+
 def nearest_in_tables(
     tables: Sequence[VectorTable],
     queries: Float32[np.ndarray, "queries width"],
@@ -212,7 +220,7 @@ def nearest_in_tables(
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(places, order, axis=1)
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
+def mapped_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
     """Memory-map an array; copy-on-write, since PyTorch warns of arrays that cannot be written."""
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,7 @@ from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
 from heedful.model.config import Classes, SentenceEmbedding
+from heedful.search.rerank import relevance
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
 from heedful.serve.text_pairs import parse_sequences
@@ -175,20 +175,10 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
         sigmoid = isinstance(head := loaded and loaded.config.head, Classes) and head.score_activation == "sigmoid"
         if sigmoid and body.raw_scores:
             raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
-        scores = [_relevance(answer, raw=body.raw_scores or sigmoid) for answer in answers]
+        scores = [relevance(answer, raw=body.raw_scores or sigmoid) for answer in answers]
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
     return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
-
-
-def _relevance(answer: Answer, *, raw: bool) -> float:
-    """The one number, between 0 and 1 unless raw; or the probability of the second of two labels."""
-    if "values" in answer and len(answer["values"]) == 1:
-        (number,) = answer["values"].values()
-        return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
-    if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
-        return float(list(answer["probabilities"].values())[1])
-    raise HeedfulError("this model gives the probability of two labels: raw_scores has to be false")
 
 
 # -- heads ------------------------------------------------------------------------------------------------------

@@ -27,20 +27,25 @@ os.register_at_fork(after_in_child=_close_handles)  # a forked worker that outli
 
 
 @contextmanager
-def lock_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, which is created if it is missing; the lock dies with the process.
+def lock_run(folder: Path, *, name: str = LOCK, holder: str = "run") -> Iterator[None]:
+    """Hold the lock of a folder, which is created if it is missing; the lock dies with the process.
+
+    Args:
+        folder: The folder of a run, or of anything else that one process writes at a time.
+        name: Name of the lock's file.
+        holder: What holds the lock, for messages.
 
     Raises:
-        RunError: If another run holds it, or the folder cannot be used.
+        RunError: If another one holds it, or the folder cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise RunError(f"{folder} cannot hold a run: {error.strerror}") from None
+        raise RunError(f"{folder} cannot hold a {holder}: {error.strerror}") from None
     _handles.add(handle)
     try:
-        _lock(handle, folder)
+        _lock(handle, folder, holder)
         yield
     finally:
         if handle in _handles:
@@ -48,17 +53,17 @@ def lock_run(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _lock(handle: int, folder: Path) -> None:
+def _lock(handle: int, folder: Path, holder: str) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(handle, 300, 0).decode(errors="replace").strip()
         raise RunError(
-            f"another run, {owner if owner.isprintable() else repr(owner)}, holds {folder}: wait for it, stop it, or "
-            "give this run another folder"
+            f"another {holder}, {owner if owner.isprintable() else repr(owner)}, holds {folder}: wait for it, stop it, "
+            f"or give this {holder} another folder"
         ) from None
     except OSError as error:
-        what = f"{folder} cannot be locked: {error.strerror}; a second run in it would not be noticed"
+        what = f"{folder} cannot be locked: {error.strerror}; a second {holder} in it would not be noticed"
         warnings.warn(what, HeedfulWarning, stacklevel=2)
         return
     with suppress(OSError):  # it is only for the message

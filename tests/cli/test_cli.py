@@ -41,7 +41,20 @@ ROOT = Path(__file__).parents[2]
 VERBS = (
     *("quickstart", "init", "recipe", "models", "check", "completion"),
     *("tokenizer", "pretrain", "finetune", "tune", "distil", "evaluate"),
-    *("predict", "select", "look", "convert", "export", "push", "serve", "bench", "kernels", "study"),
+    *(
+        "predict",
+        "select",
+        "index",
+        "search",
+        "look",
+        "convert",
+        "export",
+        "push",
+        "serve",
+        "bench",
+        "kernels",
+        "study",
+    ),
 )
 HELPED = ("predict", "quickstart", "finetune", "evaluate", "recipe")
 TEXT = [

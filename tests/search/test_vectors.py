@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from heedful.errors import HeedfulError
 from heedful.search import vectors as module
-from heedful.search.vectors import VectorTable, check_vector_format, nearest_in_tables, normalized_rows
+from heedful.search.vectors import VectorTable, check_vector_format, nearest_in_tables, normalized_rows, write_tables
 
 
 def random_units(count: int, width: int = 40, seed: int = 0) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def test_binary_finds_by_signs_and_ranks_by_int8(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("vector_format", ["float32", "int8", "binary"])
 def test_files_are_mapped_as_they_were_saved(tmp_path: Path, vector_format: module.VectorFormat) -> None:
     table = VectorTable.of(random_units(30, 70), vector_format)
-    table.save(tmp_path)
+    write_tables(tmp_path, [table.at(np.arange(20)), table.at(np.arange(20, 30))])
     opened = VectorTable.open(tmp_path, 30, 70, vector_format)
     queries = random_units(2, 70, seed=1)
     for a, b in zip(table.nearest(queries, 5), opened.nearest(queries, 5), strict=True):

@@ -1,0 +1,117 @@
+"""The verb index: make and change an index of documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from heedful.cli.options import AsJson, Device
+from heedful.cli.output import note, print_json
+from heedful.errors import HeedfulError
+
+if TYPE_CHECKING:
+    from heedful.search.index import AddedDocuments, SearchIndex
+
+
+def index(
+    documents: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="DOCUMENTS",
+            help="Files and folders: a document in each .txt or .md file, and in each row of .jsonl, .csv or .parquet "
+            "(columns id, text, title).",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the index; documents are added to one that exists.")
+    ] = Path("index"),
+    model: Annotated[
+        str | None, typer.Option(help="Model of sentence embeddings: a run, a folder, or NAME[@REVISION] on the hub.")
+    ] = None,
+    vectors: Annotated[str | None, typer.Option(help="Format of the vectors: float32, int8 or binary.")] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Language of the words, for stemming and stop words; none: neither.")
+    ] = None,
+    passage_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens of a passage of a long document; by default up to 256.")
+    ] = None,
+    delete: Annotated[list[str] | None, typer.Option(metavar="ID", help="Delete this document; repeatable.")] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Write the index anew without what deleted documents have left.")
+    ] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Index documents, to search them by words and by meaning.
+
+    The same command again adds new documents and replaces changed ones; an interrupted one continues. Settings are
+    those of the first command.
+    """
+    from heedful.bundled import BUNDLED_ENCODER
+    from heedful.search.index import SearchIndex
+    from heedful.search.store import is_index
+    from heedful.search.vectors import check_vector_format
+
+    if not documents and not delete and not rebuild:
+        raise HeedfulError("no documents are given: name files or folders of texts")
+    if is_index(out):
+        searched = SearchIndex(out, device=device)
+        _check_settings(searched, model=model, vectors=vectors, language=language, passage_tokens=passage_tokens)
+    elif not documents:
+        raise HeedfulError(f"{out} holds no index: name files or folders of texts to make one")
+    else:
+        from heedful.data.retrieval.documents import document_files
+
+        document_files(documents)  # before the model is loaded
+        searched = SearchIndex.create(
+            out,
+            model=model or BUNDLED_ENCODER,
+            vectors=check_vector_format(vectors or "int8"),
+            language=language or "english",
+            passage_tokens=passage_tokens,
+            device=device,
+        )
+    counts = _change(searched, documents or [], delete or [], rebuild, quiet=as_json)
+    facts = {"documents": len(searched), "passages": searched.passages, "output": str(out)}
+    if as_json:
+        return print_json(counts | facts)
+    print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
+    print(f"{out}: {len(searched):,} documents, {searched.passages:,} passages")
+    note(f'Next:\n  heedful search {quote(str(out))} "YOUR QUERY"')
+
+
+def _check_settings(searched: SearchIndex, **values: object) -> None:
+    """Raise a HeedfulError if a setting differs from that of the index."""
+    for name, value in values.items():
+        held = getattr(searched.settings, name)
+        if value is not None and value not in (held, Path(held).name if name == "model" else held):
+            same = name == "model" and Path(str(value)).absolute() == Path(held)
+            if not same:
+                raise HeedfulError(
+                    f"--{name.replace('_', '-')} is {value}, but {searched.folder} was made with {held}: leave it out, "
+                    "or make an index in another folder"
+                )
+
+
+def _change(
+    searched: SearchIndex, documents: list[Path], delete: list[str], rebuild: bool, *, quiet: bool
+) -> dict[str, int]:
+    """Add, delete and rebuild, and return counts by name."""
+    from heedful.data.retrieval.documents import read_documents
+
+    def show(done: AddedDocuments) -> None:
+        if not quiet:
+            note(f"{done.added + done.replaced + done.unchanged:,} documents")
+
+    counts = {}
+    if documents:
+        done = searched.add(read_documents(documents), on_progress=show)
+        counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
+    if delete:
+        counts["deleted"] = searched.delete(delete)
+    if rebuild:
+        searched.rebuild()
+    return counts

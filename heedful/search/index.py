@@ -1,0 +1,469 @@
+"""`SearchIndex`: an index of documents on disk, searched by words, by vectors, or by both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heedful.atomic_io import atomic_path
+from heedful.bundled import BUNDLED_ENCODER
+from heedful.data.retrieval.documents import Document
+from heedful.errors import DataError, HeedfulError, did_you_mean
+from heedful.infer.batch.file_prediction import fingerprint
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.engine import Engine
+from heedful.search.fusion import reciprocal_rank_fusion
+from heedful.search.passages import PassageSplitter
+from heedful.search.rerank import rerank_scores
+from heedful.search.segments import Segment, write_segment
+from heedful.search.store import (
+    IndexSettings,
+    IndexState,
+    commit_state,
+    is_index,
+    locked_for_writing,
+    read_state,
+    remove_unnamed,
+)
+from heedful.search.vectors import VectorFormat, check_vector_format, nearest_in_tables, normalized_rows
+from heedful.search.words import WordIndex, check_language, write_words
+
+SearchMethod = Literal["hybrid", "words", "vectors"]
+METHODS: tuple[SearchMethod, ...] = ("hybrid", "words", "vectors")
+COMMIT = 4096  # new documents between two commits; what was committed stays when the process is killed
+CANDIDATES = 100  # documents of each ranking that are fused
+RERANKED = 50  # best documents that are reranked
+PASSAGE_TOKENS = 256  # most tokens of a passage, unless the model reads fewer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchHit:
+    """A document that was found, with its best passage."""
+
+    id: str
+    score: float  # higher is better; comparable within one search only
+    title: str
+    passage: str
+    start: int  # first character of the passage in the document, whose title is its first line
+    end: int  # character after its last
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain data that JSON can hold."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddedDocuments:
+    """Counts of the documents given to `SearchIndex.add`."""
+
+    added: int = 0
+    replaced: int = 0  # their ids were in the index with other texts
+    unchanged: int = 0  # they were in the index before
+
+
+class SearchIndex:
+    """Documents in a folder, searched by BM25 over words, by vectors of passages, or by both.
+
+    A change is complete or not there at all, also when the process is killed. One process at a time may change an
+    index; others search the state that they opened until they call `refresh`.
+    """
+
+    def __init__(self, folder: str | Path, *, engine: BundleEngine | None = None, device: str | None = None) -> None:
+        """Open the last complete state of an index.
+
+        Args:
+            folder: The folder.
+            engine: The model of the index, if it is loaded already.
+            device: "cpu" or "cuda", for the model; it is loaded when it is first needed.
+
+        Raises:
+            HeedfulError: If the folder holds no index, or a part is damaged.
+        """
+        self.folder = Path(folder)
+        self._device = device
+        if engine is not None:
+            self.__dict__["engine"] = engine
+        self._open(_read_stable(self.folder, self._load))
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        *,
+        model: str | Path = BUNDLED_ENCODER,
+        vectors: VectorFormat = "int8",
+        language: str = "english",
+        passage_tokens: int | None = None,
+        device: str | None = None,
+    ) -> SearchIndex:
+        """Create an index without documents.
+
+        Args:
+            folder: A folder, which is created; it must not hold an index.
+            model: A model of sentence embeddings: a run, a folder, or NAME[@REVISION] on the hub.
+            vectors: "float32", "int8", or "binary": signs, with int8 for the nearest ones.
+            language: For stemming and stop words of BM25; "none": neither.
+            passage_tokens: Most tokens of a passage; None: 256, or what the model reads if it is less.
+            device: "cpu" or "cuda".
+
+        Raises:
+            HeedfulError: If the folder holds anything, the model makes no sentence embeddings, or a value is unknown.
+        """
+        place = Path(folder)
+        if is_index(place):
+            raise HeedfulError(f"{place} holds an index already: open it, or give another folder")
+        if place.exists() and (not place.is_dir() or any(path.name[0] != "." for path in place.iterdir())):
+            raise HeedfulError(f"{place} exists and is no index: give another folder")
+        check_vector_format(vectors)
+        WordIndex(None, check_language(language))
+        engine = Engine(model, device=device)
+        name = str(Path(model).absolute()) if Path(model).exists() else str(model)
+        settings = IndexSettings(
+            model=name,
+            fingerprint=fingerprint(engine),
+            width=engine.encode("width").shape[0],
+            vectors=vectors,
+            language=language,
+            passage_tokens=_passage_tokens(engine, passage_tokens),
+        )
+        with locked_for_writing(place):
+            if is_index(place):
+                raise HeedfulError(f"{place} holds an index already: open it, or give another folder")
+            commit_state(place, IndexState(settings=settings))
+        return cls(place, engine=engine, device=device)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return self._state.documents - len(self._state.deleted)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._numbers
+
+    @property
+    def passages(self) -> int:
+        """The number of passages."""
+        return int(sum(alive.sum() for alive in self._alive))
+
+    @property
+    def settings(self) -> IndexSettings:
+        """The settings that the index was created with."""
+        return self._state.settings
+
+    @cached_property
+    def engine(self) -> BundleEngine:
+        """The model of the index.
+
+        Raises:
+            HeedfulError: If it cannot be loaded, or is not the one that made the vectors.
+        """
+        engine = Engine(self.settings.model, device=self._device)
+        if fingerprint(engine) != self.settings.fingerprint:
+            raise HeedfulError(
+                f"{self.settings.model} is not the model that made the vectors of {self.folder}: it has changed since; "
+                "put the old one back, or build the index again"
+            )
+        return engine
+
+    def refresh(self) -> bool:
+        """Open the last complete state, if another process has changed the index; return whether it has."""
+        if read_state(self.folder).generation == self._state.generation:
+            return False
+        self._open(_read_stable(self.folder, self._load))
+        return True
+
+    def search(
+        self,
+        query: str,
+        top_k: int = 10,
+        *,
+        method: SearchMethod = "hybrid",
+        reranker: str | Path | BundleEngine | None = None,
+    ) -> list[SearchHit]:
+        """Return the best documents for a query, each with its best passage.
+
+        Args:
+            query: The text to search for.
+            top_k: Most documents to return.
+            method: "words" (BM25), "vectors" (cosine), or "hybrid": both rankings, fused by reciprocal ranks.
+            reranker: A model that scores pairs of texts (a cross-encoder), by which the best `RERANKED` documents are
+                ranked again.
+
+        Raises:
+            HeedfulError: If the query is empty, or an argument is unknown.
+        """
+        if not query.strip():
+            raise HeedfulError("the query is empty; expected a text to search for")
+        depth = top_k if reranker is None else max(top_k, RERANKED)
+        (ranking,) = self.rank([query], depth, method=method)
+        hits = self._hits(query, ranking, method)
+        if reranker is not None:
+            model = reranker if isinstance(reranker, BundleEngine) else Engine(reranker, device=self._device)
+            scores = rerank_scores(model, query, [hit.passage for hit in hits])
+            rescored = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
+            hits = sorted(rescored, key=lambda hit: -hit.score)
+        return hits[:top_k]
+
+    def rank(
+        self, queries: Sequence[str], depth: int, *, method: SearchMethod = "hybrid"
+    ) -> list[list[tuple[int, float]]]:
+        """Return the numbers of the best `depth` documents of each query with their scores, best first."""
+        if method not in METHODS:
+            raise HeedfulError(f"method is {method!r}{did_you_mean(method, METHODS)}: use one of {', '.join(METHODS)}")
+        if depth < 1:
+            raise HeedfulError(f"top_k is {depth}: give how many documents to return, from 1")
+        count = max(depth, CANDIDATES) if method == "hybrid" else depth
+        by_words = [] if method == "vectors" else [self._words.search(query, count) for query in queries]
+        by_vectors = [] if method == "words" else self._rank_by_vectors(queries, count)
+        if method != "hybrid":
+            return by_words or by_vectors
+        return [
+            reciprocal_rank_fusion([[number for number, _ in ranking] for ranking in both])[:depth]
+            for both in zip(by_words, by_vectors, strict=True)
+        ]
+
+    def document(self, number: int) -> Document:
+        """Return a document by its number."""
+        segment, place = self._locate(number)
+        return segment.document(place)
+
+    def _rank_by_vectors(self, queries: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+        """Rank documents by their best passages."""
+        vectors = self._query_vectors(queries)
+        passages = len(self._document_of_passage)
+        tables = [segment.vectors for segment in self._segments]
+        wanted = 2 * count
+        while True:
+            scores, rows = nearest_in_tables(tables, vectors, min(wanted, passages), self._alive)
+            rankings = []
+            for values, places in zip(scores, rows, strict=True):
+                best: dict[int, float] = {}
+                for row, value in zip(places[np.isfinite(values)].tolist(), values.tolist(), strict=False):
+                    best.setdefault(int(self._document_of_passage[row]), value)
+                rankings.append(list(best.items())[:count])
+            if wanted >= passages or all(len(ranking) == count for ranking in rankings):
+                return rankings
+            wanted *= 4
+
+    def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        return normalized_rows(self.engine.encode_query(list(queries)))
+
+    def _hits(self, query: str, ranking: Sequence[tuple[int, float]], method: SearchMethod) -> list[SearchHit]:
+        vector = None if method == "words" else self._query_vectors([query])
+        hits = []
+        for number, score in ranking:
+            segment, place = self._locate(number)
+            document, rows = segment.document(place), segment.passage_rows(place)
+            spans = segment.passages[rows, 1:].tolist()
+            if len(rows) == 1:
+                best = 0
+            elif vector is None:
+                best = self._words.best_passage(query, [document.content[start:end] for start, end in spans])
+            else:
+                best = int(segment.vectors.at(rows).scores(vector, 0, len(rows)).argmax())
+            start, end = spans[best]
+            hits.append(
+                SearchHit(
+                    id=document.id,
+                    score=score,
+                    title=document.title,
+                    passage=document.content[start:end],
+                    start=start,
+                    end=end,
+                )
+            )
+        return hits
+
+    # -- changing -----------------------------------------------------------------------------------------------
+
+    def add(
+        self, documents: Iterable[Document], *, on_progress: Callable[[AddedDocuments], None] | None = None
+    ) -> AddedDocuments:
+        """Add documents, and replace those whose ids are in the index with other texts.
+
+        Every `COMMIT` documents are committed. After an interruption the same call continues: documents that are in the
+        index are passed over.
+
+        Args:
+            documents: The documents.
+            on_progress: Called after each commit with the counts so far.
+
+        Raises:
+            HeedfulError: If an id is given twice, or another process changes the index.
+        """
+        done, seen = AddedDocuments(), set[str]()
+        with locked_for_writing(self.folder):
+            self._begin_change()
+            for chunk in _chunks(documents, COMMIT):
+                for document in chunk:
+                    if document.id in seen:
+                        raise DataError(
+                            f'the id "{document.id}" is given twice; expected an id of its own for each document'
+                        )
+                    seen.add(document.id)
+                numbers = [self._numbers.get(document.id) for document in chunk]
+                new = [
+                    (document, number) for document, number in zip(chunk, numbers, strict=True)
+                    if number is None or self.document(number) != document
+                ]  # fmt: skip
+                replaced = [number for _, number in new if number is not None]
+                if new:
+                    self._commit([document for document, _ in new], replaced)
+                done = AddedDocuments(
+                    added=done.added + len(new) - len(replaced),
+                    replaced=done.replaced + len(replaced),
+                    unchanged=done.unchanged + len(chunk) - len(new),
+                )
+                if on_progress is not None:
+                    on_progress(done)
+        return done
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """Delete documents by their ids, and return how many there were.
+
+        Raises:
+            HeedfulError: If an id is not in the index; then nothing is deleted.
+        """
+        with locked_for_writing(self.folder):
+            self._begin_change()
+            wanted = dict.fromkeys(ids)
+            if missing := next((id for id in wanted if id not in self._numbers), None):
+                raise HeedfulError(f'no document has the id "{missing}"; nothing was deleted')
+            if wanted:
+                self._commit([], [self._numbers[id] for id in wanted])
+        return len(wanted)
+
+    def rebuild(self) -> None:
+        """Write the index anew without what deleted documents have left: files, and counts of their words in BM25."""
+        with locked_for_writing(self.folder):
+            self._begin_change()
+            state, generation = self._state, self._state.generation + 1
+            alive = np.ones(state.documents, bool)
+            alive[list(state.deleted)] = False
+            bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
+            kept = [
+                segment.selected(alive[start:stop])
+                for segment, start, stop in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
+            ]
+            state = replace(state, generation=generation, segments=(), words="", deleted=())
+            if alive.any():
+                state = self._with_segment(state, kept)
+                texts = enumerate(content for segment in kept for content in segment.contents())
+                state = self._with_words(state, None, texts, ())
+            self._commit_state(state)
+
+    def _begin_change(self) -> None:
+        self.refresh()
+        remove_unnamed(self.folder, self._state)
+
+    def _commit(self, documents: Sequence[Document], deleted: Sequence[int]) -> None:
+        """Add a segment, into which later ones of at most twice its size are merged, and commit the new state."""
+        before = self._state
+        state = replace(before, generation=before.generation + 1, deleted=tuple(sorted({*before.deleted, *deleted})))
+        if documents:
+            merged = [self._segment(documents)]
+            size = len(documents)
+            while state.segments and state.segments[-1].documents <= 2 * size:
+                size += state.segments[-1].documents
+                merged.insert(0, self._segments[len(state.segments) - 1])
+                state = replace(state, segments=state.segments[:-1])
+            state = self._with_segment(state, merged)
+        contents = enumerate((document.content for document in documents), start=before.documents)
+        self._commit_state(self._with_words(state, before.words, contents, deleted))
+
+    def _segment(self, documents: Sequence[Document]) -> Segment:
+        contents = [document.content for document in documents]
+        spans = PassageSplitter(self.engine, self.settings.passage_tokens).split(contents)
+        passages = [text[start:end] for text, parts in zip(contents, spans, strict=True) for start, end in parts]
+        return Segment.of(
+            documents, spans, normalized_rows(self.engine.encode_document(passages)), self.settings.vectors
+        )
+
+    def _with_segment(self, state: IndexState, parts: Sequence[Segment]) -> IndexState:
+        target = self.folder / f"segment-{state.generation:06}"
+        with atomic_path(target, folder=True) as part:
+            facts = replace(write_segment(part, parts), name=target.name)
+        return replace(state, segments=(*state.segments, facts))
+
+    def _with_words(
+        self, state: IndexState, before: str | None, added: Iterable[tuple[int, str]], deleted: Iterable[int]
+    ) -> IndexState:
+        target = self.folder / f"words-{state.generation:06}"
+        with atomic_path(target, folder=True) as part:
+            write_words(
+                part,
+                self.settings.language,
+                before=self.folder / before if before else None,
+                added=added,
+                deleted=deleted,
+            )
+        return replace(state, words=target.name)
+
+    def _commit_state(self, state: IndexState) -> None:
+        commit_state(self.folder, state)
+        self._open(self._load(state))
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def _load(self, state: IndexState) -> tuple[IndexState, list[Segment], WordIndex]:
+        segments = [Segment.open(self.folder, facts, state.settings) for facts in state.segments]
+        return state, segments, WordIndex(self.folder / state.words if state.words else None, state.settings.language)
+
+    def _open(self, loaded: tuple[IndexState, list[Segment], WordIndex]) -> None:
+        self._state, self._segments, self._words = loaded
+        self._bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
+        of_segments = [
+            segment.passages[:, 0] + start for segment, start in zip(self._segments, self._bounds[:-1], strict=True)
+        ]
+        self._document_of_passage = np.concatenate([np.zeros(0, np.int64), *of_segments])
+        deleted = np.zeros(self._state.documents, bool)
+        deleted[list(self._state.deleted)] = True
+        self._alive = [~deleted[numbers] for numbers in of_segments]
+        self.__dict__.pop("_numbers", None)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each document, by id; of a replaced one that of the new text."""
+        deleted = set(self._state.deleted)
+        ids = (id for segment in self._segments for id in segment.ids)
+        return {id: number for number, id in enumerate(ids) if number not in deleted}
+
+    def _locate(self, number: int) -> tuple[Segment, int]:
+        place = int(np.searchsorted(self._bounds, number, side="right")) - 1
+        return self._segments[place], number - int(self._bounds[place])
+
+
+def _read_stable(
+    folder: Path, load: Callable[[IndexState], tuple[IndexState, list[Segment], WordIndex]]
+) -> tuple[IndexState, list[Segment], WordIndex]:
+    """Load the last complete state; again if another process replaced it meanwhile."""
+    while True:
+        state = read_state(folder)
+        try:
+            return load(state)
+        except HeedfulError:
+            if read_state(folder).generation == state.generation:
+                raise
+
+
+def _passage_tokens(engine: BundleEngine, tokens: int | None) -> int:
+    limit = engine.limit or PASSAGE_TOKENS
+    if tokens is None:
+        return min(PASSAGE_TOKENS, limit)
+    if not 8 <= tokens <= limit:
+        raise HeedfulError(f"passage_tokens is {tokens}; expected a number from 8 to {limit}, which this model reads")
+    return tokens
+
+
+def _chunks(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    source = iter(documents)
+    while chunk := list(islice(source, size)):
+        yield chunk

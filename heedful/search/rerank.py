@@ -1,0 +1,38 @@
+"""Relevance of texts to a query, by a model that reads both (a cross-encoder)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.tasks.answering import Answer
+
+
+def relevance(answer: Answer, *, raw: bool = False) -> float:
+    """Return the one number of an answer, between 0 and 1 unless raw; or the probability of the second of two labels.
+
+    Raises:
+        HeedfulError: If the answer has other numbers.
+    """
+    if "values" in answer and len(answer["values"]) == 1:
+        (number,) = answer["values"].values()
+        return float(number) if raw else 0.5 * (1 + math.tanh(number / 2))
+    if "label" in answer and len(answer["probabilities"]) == 2 and not raw:
+        return float(list(answer["probabilities"].values())[1])
+    raise HeedfulError("this model gives the probability of two labels: raw_scores has to be false")
+
+
+def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str]) -> list[float]:
+    """Return the relevance of each text to a query, between 0 and 1.
+
+    Raises:
+        HeedfulError: If the model does not give a pair of texts one score.
+    """
+    if engine.kind != "sequence_classification":
+        raise HeedfulError(
+            f"{engine.loaded.source} has a {engine.kind} head; results are reranked by a model that scores pairs of "
+            "texts, such as one of heedful finetune regress on a query, a text and their relevance"
+        )
+    return [relevance(answer) for answer in engine([(query, text) for text in texts])]

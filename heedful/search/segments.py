@@ -1,0 +1,144 @@
+"""Segments of an index: documents with their passages and vectors, which never change once they are written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int64
+from numpy.typing import NDArray
+
+from heedful.atomic_io import write_synced
+from heedful.data.retrieval.documents import Document
+from heedful.errors import HeedfulError
+from heedful.search.passages import Span
+from heedful.search.store import IndexSettings, SegmentFacts
+from heedful.search.vectors import VectorFormat, VectorTable, mapped_array, write_tables
+
+if TYPE_CHECKING:
+    import pyarrow
+
+DOCUMENTS, PASSAGES = "documents.arrow", "passages.bin"
+BATCH = 1024  # documents in a record batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """Documents, memory-mapped or in memory."""
+
+    documents: pyarrow.Table  # columns id, title, text
+    passages: Int64[np.ndarray, "passages 3"]  # document, first character of its content and that after the last
+    vectors: VectorTable  # a row for each passage
+
+    @classmethod
+    def of(
+        cls,
+        documents: Sequence[Document],
+        spans: Sequence[Sequence[Span]],
+        vectors: NDArray[np.float32],
+        vector_format: VectorFormat,
+    ) -> Segment:
+        """Return a segment of new documents, with the vectors of all their passages."""
+        import pyarrow
+
+        columns = {
+            name: pyarrow.array([getattr(document, name) for document in documents], pyarrow.large_string())
+            for name in ("id", "title", "text")
+        }
+        rows = [(number, *span) for number, parts in enumerate(spans) for span in parts]
+        return cls(
+            documents=pyarrow.table(columns),
+            passages=np.array(rows, np.int64).reshape(-1, 3),
+            vectors=VectorTable.of(vectors, vector_format),
+        )
+
+    @classmethod
+    def open(cls, folder: Path, facts: SegmentFacts, settings: IndexSettings) -> Segment:
+        """Memory-map the files of a segment.
+
+        Raises:
+            HeedfulError: If a file is missing or damaged.
+        """
+        import pyarrow
+
+        place = folder / facts.name
+        try:
+            documents = pyarrow.ipc.open_stream(pyarrow.memory_map(str(place / DOCUMENTS))).read_all()
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise HeedfulError(f"{place / DOCUMENTS} cannot be read: {error}; build the index again") from None
+        if len(documents) != facts.documents:
+            raise HeedfulError(
+                f"{place / DOCUMENTS} has {len(documents)} documents, expected {facts.documents}: it is damaged; build "
+                "the index again"
+            )
+        passages = mapped_array(place / PASSAGES, (facts.passages, 3), np.int64)
+        vectors = VectorTable.open(place, facts.passages, settings.width, settings.vectors)
+        return cls(documents=documents, passages=passages, vectors=vectors)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the documents."""
+        ids: list[str] = self.documents["id"].to_pylist()
+        return ids
+
+    def document(self, number: int) -> Document:
+        """Return a document by its number in the segment."""
+        id, title, text = (self.documents[name][number].as_py() for name in ("id", "title", "text"))
+        return Document(id=id, title=title, text=text)
+
+    def contents(self) -> Iterator[str]:
+        """Yield the content of each document."""
+        return (self.document(number).content for number in range(len(self)))
+
+    def passage_rows(self, number: int) -> NDArray[np.int64]:
+        """Return the rows of the passages of a document."""
+        first, last = np.searchsorted(self.passages[:, 0], [number, number + 1])
+        return np.arange(first, last)
+
+    def selected(self, alive: NDArray[np.bool_]) -> Segment:
+        """Return a segment of some of the documents, in memory."""
+        import pyarrow
+
+        rows = np.flatnonzero(alive[self.passages[:, 0]])
+        passages = self.passages[rows]
+        passages[:, 0] = np.cumsum(alive)[passages[:, 0]] - 1
+        return Segment(
+            documents=self.documents.filter(pyarrow.array(alive)),
+            passages=passages,
+            vectors=self.vectors.at(rows),
+        )
+
+
+def write_segment(folder: Path, segments: Sequence[Segment]) -> SegmentFacts:
+    """Write the documents of segments, one after the other, into an empty folder that has the name of the new one."""
+    first, parts = 0, []
+    for segment in segments:
+        parts.append(segment.passages + np.array([first, 0, 0]))
+        first += len(segment)
+    passages = np.concatenate(parts)
+    write_synced(folder / DOCUMENTS, _stream(segments))
+    write_synced(folder / PASSAGES, [passages.tobytes()])
+    write_tables(folder, [segment.vectors for segment in segments])
+    return SegmentFacts(name=folder.name, documents=first, passages=len(passages))
+
+
+def _stream(segments: Sequence[Segment]) -> Iterator[bytes]:
+    """Yield the documents as a stream of Arrow's record batches."""
+    import pyarrow
+
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, segments[0].documents.schema) as writer:
+        for segment in segments:
+            for batch in segment.documents.to_batches(max_chunksize=BATCH):
+                writer.write_batch(batch)
+                yield sink.getvalue()
+                sink.seek(0)
+                sink.truncate()
+    yield sink.getvalue()

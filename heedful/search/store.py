@@ -1,0 +1,123 @@
+"""The files of an index: parts that never change, and `index.json`, which names those of the last complete state.
+
+A change writes new parts beside the old ones and then replaces `index.json`, in one step; only then the old parts are
+removed. A process that is killed at any point leaves the state before or after its change, and parts that no state
+names, which the next change removes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from heedful.atomic_io import atomic_path, make_folder, remove, remove_stale, write_synced
+from heedful.errors import HeedfulError
+from heedful.search.vectors import VectorFormat
+from heedful.settings import from_mapping, to_mapping
+from heedful.train.run_lock import lock_run
+from heedful.untrusted_files import read_json
+
+STATE = "index.json"
+LOCK = "index.lock"
+MAX_BYTES = 256 << 20  # of index.json
+VERSION = 1  # of the format of the files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexSettings:
+    """The settings of an index, which do not change."""
+
+    model: str  # the path or the name of the model of sentence embeddings
+    fingerprint: str  # of the model, which must not change
+    width: int  # of the vectors
+    vectors: VectorFormat
+    language: str  # of the words, for stemming and stop words; "none": neither
+    passage_tokens: int  # most tokens of a passage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentFacts:
+    """A folder with some documents, their passages and their vectors."""
+
+    name: str
+    documents: int
+    passages: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexState:
+    """A complete state of an index; documents are numbered from 0 over all segments, deleted ones included."""
+
+    version: int = VERSION
+    generation: int = 0  # changes so far
+    settings: IndexSettings
+    segments: tuple[SegmentFacts, ...] = ()
+    words: str = ""  # folder of the word index; "": no documents yet
+    deleted: tuple[int, ...] = ()  # numbers of deleted documents, ascending
+
+    @property
+    def documents(self) -> int:
+        """The number of documents, deleted ones included."""
+        return sum(segment.documents for segment in self.segments)
+
+
+def is_index(folder: str | Path) -> bool:
+    """Return whether a folder holds an index."""
+    return (Path(folder) / STATE).is_file()
+
+
+def read_state(folder: Path) -> IndexState:
+    """Return the last complete state.
+
+    Raises:
+        HeedfulError: If the folder holds no index, or one of another version.
+    """
+    try:
+        table = read_json(folder, STATE, max_bytes=MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise HeedfulError(
+            f"{folder} holds no index: it has no {STATE}; make one with heedful index DOCUMENTS --output {folder}"
+        ) from None
+    version = table.get("version") if isinstance(table, dict) else None
+    if version != VERSION:
+        raise HeedfulError(f"{folder / STATE} has version {version}, expected {VERSION}: build the index again")
+    return from_mapping(IndexState, table, source=str(folder / STATE))
+
+
+def commit_state(folder: Path, state: IndexState) -> None:
+    """Replace the state in one step, and remove the parts that only the state before named."""
+    with atomic_path(folder / STATE) as part:
+        write_synced(part, [json.dumps(to_mapping(state), indent=1).encode()])
+    remove_unnamed(folder, state)
+
+
+def remove_unnamed(folder: Path, state: IndexState) -> None:
+    """Remove parts that the state does not name: of an earlier state, or of a change that was interrupted."""
+    remove_stale(folder)
+    named = {state.words, *(segment.name for segment in state.segments)}
+    for path in folder.iterdir():
+        if path.name.startswith(("segment-", "words-")) and path.name not in named:
+            remove(path)
+        elif path.name.startswith(".") and path.name.endswith(".part") and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)  # of another machine or process; the lock is ours
+
+
+@contextmanager
+def locked_for_writing(folder: Path) -> Iterator[None]:
+    """Hold the lock of an index, which one process has at a time.
+
+    Raises:
+        HeedfulError: If another process holds it, or the folder cannot be written.
+    """
+    try:
+        make_folder(folder)
+    except OSError as error:
+        raise HeedfulError(f"{folder} cannot be written: {error.strerror}") from None
+    with lock_run(folder, name=LOCK, holder="process"):
+        with suppress(OSError):
+            remove_stale(folder)
+        yield

@@ -1,0 +1,169 @@
+"""BM25 over words (Robertson and Zaragoza 2009), by tantivy: k1 = 1.2, b = 0.75.
+
+The files of a tantivy index never change once they are written, except for meta.json and .managed.json. A new state
+is therefore a folder of hard links to the files of the old one, to which a change is added: both states are complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from heedful.atomic_io import sync_folder
+from heedful.errors import HeedfulError, did_you_mean
+
+if TYPE_CHECKING:
+    import tantivy
+
+LANGUAGES = (
+    *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
+    *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
+)
+WITHOUT_STOP_WORDS = ("arabic", "greek", "romanian", "tamil", "turkish")  # of which tantivy has no list
+NO_LANGUAGE = "none"
+LONGEST_WORD = 80  # bytes; longer ones are left out
+HEAP = 50_000_000  # bytes of documents that are held before they are written
+CHANGING = ("meta.json", ".managed.json")
+
+
+def check_language(language: str) -> str:
+    """Return the language; raises HeedfulError for an unknown one."""
+    if language in (*LANGUAGES, NO_LANGUAGE):
+        return language
+    raise HeedfulError(
+        f"language is {language!r}{did_you_mean(language, LANGUAGES)}: use one of {', '.join(LANGUAGES)}; or none, "
+        "for no stemming and no stop words"
+    )
+
+
+def require_tantivy() -> None:
+    """Raise a HeedfulError if tantivy is not installed."""
+    try:
+        import tantivy  # noqa: F401
+    except ImportError:
+        raise HeedfulError("an index of words needs tantivy: pip install 'heedful[search]'") from None
+
+
+class WordIndex:
+    """The words of documents, which are known by their numbers."""
+
+    def __init__(self, folder: Path | None, language: str) -> None:
+        """Open the index of a folder; None: without documents.
+
+        Raises:
+            HeedfulError: If it cannot be opened.
+        """
+        require_tantivy()
+        self._analyzer = _analyzer(language)
+        self._index = None if folder is None else _open(folder, language)
+
+    def terms(self, text: str) -> list[str]:
+        """Return the words of a text, stemmed and without stop words."""
+        terms: list[str] = self._analyzer.analyze(text)
+        return terms
+
+    def search(self, query: str, count: int) -> list[tuple[int, float]]:
+        """Return the numbers of the documents with the highest scores for any word of the query, and their scores."""
+        terms = self.terms(query)
+        if self._index is None or not terms:
+            return []
+        import tantivy
+
+        schema = self._index.schema
+        any_word = tantivy.Query.boolean_query(
+            [(tantivy.Occur.Should, tantivy.Query.term_query(schema, "text", term, "freq")) for term in terms]
+        )
+        searcher = self._index.searcher()
+        hits = searcher.search(any_word, limit=count, count=False).hits
+        numbers: list[int] = searcher.fast_field_values("number", [address for _, address in hits])  # type: ignore[assignment]
+        ranked = [(number, float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
+        return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
+
+    def best_passage(self, query: str, passages: Sequence[str]) -> int:
+        """Return the index of the passage with the most different words of the query."""
+        wanted = set(self.terms(query))
+        return max(range(len(passages)), key=lambda number: len(wanted & set(self.terms(passages[number]))))
+
+
+def write_words(
+    folder: Path,
+    language: str,
+    *,
+    before: Path | None,
+    added: Iterable[tuple[int, str]],
+    deleted: Iterable[int] = (),
+) -> None:
+    """Write a word index into an empty folder.
+
+    Args:
+        folder: The folder.
+        language: Of the words.
+        before: The folder of the state before, which does not change; None: an empty index.
+        added: Numbers and texts of documents.
+        deleted: Numbers of documents.
+    """
+    if before is not None:
+        for path in before.iterdir():
+            if path.name in CHANGING:
+                shutil.copyfile(path, folder / path.name)
+            elif not path.name.endswith(".lock"):
+                _link(path, folder / path.name)
+    import tantivy
+
+    index = _open(folder, language) if before is not None else _create(folder, language)
+    writer = index.writer(heap_size=HEAP, num_threads=1)
+    if numbers := list(deleted):
+        writer.delete_documents_by_query(tantivy.Query.term_set_query(index.schema, "number", numbers))
+    for number, text in added:
+        writer.add_document(tantivy.Document.from_dict({"number": number, "text": text}, index.schema))
+    writer.commit()
+    writer.wait_merging_threads()
+    sync_folder(folder)
+
+
+def _link(path: Path, target: Path) -> None:
+    """Link a file, or copy it where the file system has no hard links."""
+    try:
+        os.link(path, target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _analyzer(language: str) -> tantivy.TextAnalyzer:
+    import tantivy
+
+    filters = tantivy.Filter
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(filters.remove_long(LONGEST_WORD))
+    builder = builder.filter(filters.lowercase())
+    if language != NO_LANGUAGE and language not in WITHOUT_STOP_WORDS:
+        builder = builder.filter(filters.stopword(language))
+    if language != NO_LANGUAGE:
+        builder = builder.filter(filters.stemmer(language))
+    return builder.build()
+
+
+def _create(folder: Path, language: str) -> tantivy.Index:
+    import tantivy
+
+    schema = tantivy.SchemaBuilder()
+    schema.add_unsigned_field("number", indexed=True, fast=True)
+    schema.add_text_field("text", tokenizer_name="words", index_option="freq")
+    index = tantivy.Index(schema.build(), path=str(folder))
+    index.register_tokenizer("words", _analyzer(language))
+    index.config_reader("manual")  # a folder has one state
+    return index
+
+
+def _open(folder: Path, language: str) -> tantivy.Index:
+    import tantivy
+
+    try:
+        index = tantivy.Index.open(str(folder))
+    except (OSError, ValueError) as error:
+        raise HeedfulError(f"{folder} cannot be opened: {error}; build the index again") from None
+    index.register_tokenizer("words", _analyzer(language))
+    index.config_reader("manual")  # a folder has one state
+    return index

@@ -1,0 +1,318 @@
+"""An index against plain computations: search, changes, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import heedful
+from heedful import SearchIndex
+from heedful.bundled import BUNDLED_ENCODER
+from heedful.data.retrieval.documents import Document
+from heedful.errors import DataError, HeedfulError
+from heedful.search import index as module
+from heedful.search.store import read_state
+from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
+
+TEXTS = {
+    "ship": "The ship left the harbour at dawn.",
+    "bread": "Bread is baked in a hot oven.",
+    "boat": "A boat came home before dark.",
+    "snow": "Snow fell on the hills all night.",
+    "cake": "The baker made a cake with apples.",
+    "train": "The train to the coast was late.",
+}
+DOCUMENTS = [Document(id=name, text=text) for name, text in TEXTS.items()]
+
+
+@pytest.fixture(scope="module")
+def engine() -> heedful.Engine:
+    return heedful.Engine(BUNDLED_ENCODER)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "index"
+    SearchIndex.create(folder, vectors="float32").add(DOCUMENTS)
+    return folder
+
+
+@pytest.fixture
+def index(made: Path, tmp_path: Path, engine: heedful.Engine) -> SearchIndex:
+    shutil.copytree(made, tmp_path / "index")
+    return SearchIndex(tmp_path / "index", engine=engine)
+
+
+def ids(index: SearchIndex, query: str, **options: Any) -> list[str]:
+    return [hit.id for hit in index.search(query, **options)]
+
+
+def test_vectors_rank_by_cosines(index: SearchIndex, engine: heedful.Engine) -> None:
+    query = "sailing on the sea"
+    a, b = engine.encode(query), engine.encode(list(TEXTS.values()))
+    cosines = dict(zip(TEXTS, b @ a / np.linalg.norm(b, axis=1) / np.linalg.norm(a), strict=True))
+    hits = index.search(query, method="vectors")
+    assert [hit.id for hit in hits] == sorted(cosines, key=lambda name: -cosines[name])
+    assert [hit.score for hit in hits] == pytest.approx([cosines[hit.id] for hit in hits], abs=1e-5)
+    assert {hit.id: hit.passage for hit in hits} == TEXTS and (hits[0].start, hits[0].end) == (0, len(hits[0].passage))
+
+
+def test_words_are_stemmed_and_not_parsed_as_a_query(index: SearchIndex) -> None:
+    assert ids(index, "baking", method="words") == ["bread"]
+    assert set(ids(index, 'boats: AND "(baked* -ship', method="words")) == {"boat", "bread", "ship"}
+    assert ids(index, "the of and", method="words") == []  # stop words
+
+
+def test_hybrid_adds_reciprocal_ranks(index: SearchIndex) -> None:
+    query = "a ship at sea"
+    expected: dict[str, float] = {}
+    for method in ("words", "vectors"):
+        for rank, hit in enumerate(index.search(query, 100, method=method), start=1):
+            expected[hit.id] = expected.get(hit.id, 0) + 1 / (60 + rank)
+    hits = index.search(query)
+    assert {hit.id: pytest.approx(hit.score) for hit in hits} == expected
+    assert [hit.score for hit in hits] == sorted(expected.values(), reverse=True)
+    assert ids(index, query, top_k=2) == [hit.id for hit in hits[:2]]
+
+
+def test_bm25_is_that_of_the_formula(tmp_path: Path, engine: heedful.Engine) -> None:
+    """Term frequencies and lengths small enough that tantivy's rounded lengths are exact."""
+    texts = {"a": "wing wing lift", "b": "wing drag", "c": "heat flow plate shock"}
+    index = SearchIndex.create(tmp_path / "index", language="none")
+    index.add(Document(id=name, text=text) for name, text in texts.items())
+    frequencies, mean, n = {"a": 2, "b": 1}, (3 + 2 + 4) / 3, 3
+    idf = np.log(1 + (n - 2 + 0.5) / (2 + 0.5))
+    for hit in index.search("wing", method="words"):
+        tf, length = frequencies[hit.id], len(texts[hit.id].split())
+        assert hit.score == pytest.approx(idf * tf * 2.2 / (tf + 1.2 * (0.25 + 0.75 * length / mean)), rel=1e-5)
+
+
+def test_changes(index: SearchIndex) -> None:
+    assert index.add(DOCUMENTS) == module.AddedDocuments(unchanged=len(TEXTS))
+    changed = Document(id="bread", text="Rolls are sold at the harbour.", title="Rolls")
+    assert index.add([changed, Document(id="sun", text="The sun rose.")]) == module.AddedDocuments(added=1, replaced=1)
+    assert len(index) == len(TEXTS) + 1 and "sun" in index and "moon" not in index
+    assert ids(index, "oven", method="words") == [] and set(ids(index, "harbour", method="words")) == {"ship", "bread"}
+    assert index.delete(["ship", "sun"]) == 2 and len(index) == len(TEXTS) - 1
+    assert ids(index, "harbour", method="words") == ["bread"]
+    assert not {"ship", "sun"} & set(ids(index, "sea", method="vectors", top_k=100))
+    before = [(hit.id, pytest.approx(hit.score, abs=1e-6)) for hit in index.search("the sea", method="vectors")]
+    index.rebuild()
+    assert read_state(index.folder).deleted == () and len(read_state(index.folder).segments) == 1
+    for opened in (index, SearchIndex(index.folder)):
+        assert [(hit.id, hit.score) for hit in opened.search("the sea", method="vectors")] == before
+        assert ids(opened, "rolls", method="words") == ["bread"] and len(opened) == len(TEXTS) - 1
+    index.delete(set(TEXTS) - {"ship"})
+    index.rebuild()
+    assert len(index) == 0 and ids(index, "the sea") == []
+    assert index.add(DOCUMENTS).added == len(TEXTS)
+
+
+@pytest.mark.parametrize("vectors", VECTOR_FORMATS)
+def test_segments_are_merged_and_searched_as_one(
+    tmp_path: Path, made: Path, monkeypatch: pytest.MonkeyPatch, vectors: VectorFormat
+) -> None:
+    monkeypatch.setattr(module, "COMMIT", 1)
+    index = SearchIndex.create(tmp_path / "index", vectors=vectors)
+    index.add(DOCUMENTS)
+    state = read_state(index.folder)
+    assert [facts.documents for facts in state.segments] == [5, 1] and state.generation == len(TEXTS)
+    for method in ("words", "hybrid", "vectors"):
+        expected = SearchIndex(made).search("a boat at sea", method=method)
+        hits = index.search("a boat at sea", method=method)
+        assert [hit.id for hit in hits] == [hit.id for hit in expected]
+        assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], abs=5e-3)
+    left = [path.name for path in index.folder.iterdir()]
+    assert sorted(left) == sorted(["index.json", "index.lock", state.words, *(facts.name for facts in state.segments)])
+
+
+def test_a_long_document_is_found_by_its_best_passage(tmp_path: Path) -> None:
+    sentences = [f"Sentence number {n} is about nothing at all." for n in range(60)]
+    sentences[40] = "A submarine dived under the arctic ice."
+    text = " ".join(sentences)
+    index = SearchIndex.create(tmp_path / "index", passage_tokens=40)
+    index.add([*DOCUMENTS, Document(id="long", text=text, title="Report")])
+    assert index.passages > len(index) + 10
+    for method in ("words", "vectors", "hybrid"):
+        hit = next(hit for hit in index.search(sentences[40], method=method) if hit.id == "long")
+        assert "submarine" in hit.passage and len(hit.passage) < 300
+        assert f"Report\n{text}"[hit.start : hit.end] == hit.passage
+    engine = index.engine
+    assert all(len(engine.tokenizer.encode(h.passage)) <= 40 for h in index.search("nothing", 100, method="vectors"))
+
+
+def test_a_cross_encoder_reranks(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        module,
+        "rerank_scores",
+        lambda engine, query, texts: [float("baked" in text) + len(text) / 1e3 for text in texts],
+    )
+    hits = index.search("a ship at sea", 2, reranker=index.engine)
+    assert hits[0].id == "bread" and hits[0].score > 1 and len(hits) == 2
+    monkeypatch.undo()
+    with pytest.raises(HeedfulError, match="has a embedding head; results are reranked by a model that scores pairs"):
+        index.search("a ship", reranker=index.engine)
+
+
+def test_another_process_may_change_an_opened_index(index: SearchIndex) -> None:
+    other = SearchIndex(index.folder, engine=index.engine)
+    assert not other.refresh()
+    index.delete(["ship"])
+    index.rebuild()
+    assert "ship" in ids(other, "ship", method="words") and other.document(0).id == "ship"  # its state is complete
+    assert other.refresh() and "ship" not in ids(other, "ship", method="words")
+    with module.locked_for_writing(index.folder), pytest.raises(HeedfulError, match="another process, pid"):
+        other.delete(["boat"])
+
+
+# -- what a killed process leaves -------------------------------------------------------------------------------------
+
+COPIES = """
+import os, shutil, signal, sys, time
+from heedful import SearchIndex, atomic_io
+from heedful.data.retrieval.documents import Document
+from heedful.search import index as module
+
+module.COMMIT = 2
+source, target = sys.argv[1:3]
+engine = SearchIndex(source).engine
+count = last = 0
+
+def counted(original):
+    def operation(*arguments):
+        global count
+        count += 1
+        if count == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+    return operation
+
+for name in ("_open", "_write", "_mkdir", "_rename", "_remove"):
+    setattr(atomic_io, name, counted(getattr(atomic_io, name)))
+atomic_io._fsync = counted(lambda handle: None)  # the disk keeps its power
+
+def in_child(name, delay=None):
+    folder = shutil.copytree(source, f"{target}/{name}")
+    if not (child := os.fork()):
+        index = SearchIndex(folder, engine=engine)
+        CHANGE
+        os._exit(0)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+code = -9
+while code == -9:  # until the change comes to its end
+    last += 1
+    code = in_child(f"operation-{last}")
+    assert code in (0, -9), code
+last = 0
+for number in range(4):
+    in_child(f"moment-{number}", 0.02 * number)
+"""
+CHANGES = {
+    "add": "index.add([Document(id=f'new{n}', text=f'new text {n} at sea') for n in range(3)])",
+    "replace": "index.add([Document(id='ship', text='The ship sank at sea.')])",
+    "delete": "index.delete(['boat', 'cake'])",
+    "rebuild": "index.rebuild()",
+}
+
+
+def content(index: SearchIndex) -> tuple[object, ...]:
+    """All that a user sees of an index."""
+    rankings = [index.search("new ships at sea", 100, method=method) for method in ("words", "vectors")]
+    return (
+        len(index),
+        index.passages,
+        [[(hit.id, hit.passage, round(hit.score, 4)) for hit in hits] for hits in rankings],
+    )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_killed_change_is_complete_or_not_there(
+    change: str, index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed before each of its file operations, and at moments between; then the change is repeated."""
+    index.delete(["train"])
+    copy = shutil.copytree(index.folder, tmp_path / "source")
+    states = [content(index)]
+    original = module.commit_state
+
+    def commit_and_look(folder: Path, state: Any) -> None:
+        original(folder, state)
+        states.append(content(SearchIndex(folder, engine=index.engine)))
+
+    monkeypatch.setattr(module, "COMMIT", 2)
+    names = {"Document": Document}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "commit_state", commit_and_look)
+        exec(CHANGES[change], names | {"index": index})
+    script = COPIES.replace("CHANGE", CHANGES[change])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    (tmp_path / "copies").mkdir()
+    subprocess.run([sys.executable, "-c", script, copy, tmp_path / "copies"], check=True, env=environment)
+    copies = sorted((tmp_path / "copies").iterdir())
+    assert len(copies) > 8 + 4
+    seen = set()
+    for number, folder in enumerate(copies):
+        killed = SearchIndex(folder, engine=index.engine)
+        state = content(killed)
+        assert state in states, folder.name
+        seen.add(states.index(state))
+        if number % 4 == 0 and ("boat" in killed or change != "delete"):
+            exec(CHANGES[change], names | {"index": killed})
+            assert content(killed) == states[-1], folder.name
+            facts = read_state(folder)
+            parts = [facts.words, *(segment.name for segment in facts.segments)]
+            assert sorted(path.name for path in folder.iterdir()) == sorted(["index.json", "index.lock", *parts])
+    assert seen == set(range(len(states)))  # each state was left by some
+
+
+def test_what_cannot_be_used_is_named(index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for query, message in ((" ", "the query is empty"), ("a", "top_k is 0")):
+        with pytest.raises(HeedfulError, match=message):
+            index.search(query, 0)
+    with pytest.raises(HeedfulError, match=r"method is .bm25.: use one of hybrid, words, vectors"):
+        index.search("a", method="bm25")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match='the id "x" is given twice'):
+        index.add([Document(id="x", text="a"), Document(id="x", text="b")])
+    with pytest.raises(HeedfulError, match='no document has the id "y"; nothing was deleted'):
+        index.delete(["ship", "y"])
+    assert "ship" in index
+    with pytest.raises(HeedfulError, match=r"holds no index: it has no index\.json; make one with heedful index"):
+        SearchIndex(tmp_path)
+    with pytest.raises(HeedfulError, match="holds an index already"):
+        SearchIndex.create(index.folder)
+    with pytest.raises(HeedfulError, match="exists and is no index"):
+        SearchIndex.create(tmp_path)
+    with pytest.raises(HeedfulError, match=r"language is 'englsh' \(did you mean \"english\"\?\): use one of arabic"):
+        SearchIndex.create(tmp_path / "new", language="englsh")
+    with pytest.raises(HeedfulError, match="passage_tokens is 1000; expected a number from 8 to 512"):
+        SearchIndex.create(tmp_path / "new", passage_tokens=1000)
+    assert not (tmp_path / "new").exists()
+    (index.folder / read_state(index.folder).segments[0].name / "passages.bin").write_bytes(b"")
+    with pytest.raises(HeedfulError, match=r"passages.bin has 0 bytes, expected \d+: it is damaged"):
+        SearchIndex(index.folder)
+    (index.folder / "index.json").write_text('{"version": 2}')
+    with pytest.raises(HeedfulError, match="has version 2, expected 1: build the index again"):
+        SearchIndex(index.folder)
+    monkeypatch.setitem(sys.modules, "tantivy", None)
+    with pytest.raises(HeedfulError, match=r"needs tantivy: pip install 'heedful\[search\]'"):
+        SearchIndex.create(tmp_path / "new")
+
+
+def test_a_model_that_changed_is_refused(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fingerprint", lambda engine: "sha256:other")
+    opened = SearchIndex(index.folder)
+    assert ids(opened, "ship", method="words") == ["ship"]  # which needs no model
+    with pytest.raises(HeedfulError, match="heedful-mini-en is not the model that made the vectors"):
+        opened.search("ship")
