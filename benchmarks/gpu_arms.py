@@ -251,7 +251,7 @@ def padded(grouped: bool) -> Make:
                 loss = called(input_ids=ids, attention_mask=mask, labels=labels).loss
             loss.float().backward()
             move()
-            return float(loss)
+            return float(loss.detach())
 
         def rounds(part: Given) -> Callable[[], Losses]:
             batches = pad(part, device, grouped=grouped)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BOUND = Bound(difference=0.01, cosine=0.9999)
 ANSWER = Bound(difference=0.08, cosine=0.995)  # of vectors in half precision
 FEWEST = 3  # rounds, where time is short
+COMPILING = 60.0  # seconds that must be left before an arm is compiled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,14 +206,22 @@ def ready(name: str, inputs: Given, folder: str, device: torch.device, stack: Ex
 
 
 def train(what: str, names: Sequence[str], size: Size, device: torch.device, rate: float, clock: Clock) -> Trained:
-    """Arms on one case, in turn; one that cannot be made ready is named, but the first has to be."""
+    """Arms on one case, in turn; one that cannot be made ready is named, but the first has to be.
+
+    Arms that are compiled are made ready last, and left out where no time is left for it.
+    """
     inputs, failed = given(size.cases[what]), {}
     with ExitStack() as stack:
         folder = models(inputs.case, stack.enter_context(tempfile.TemporaryDirectory()))
         several = []
-        for name in names:
+        for name in sorted(names, key=lambda name: WAYS[name].compiled):
+            if WAYS[name].compiled and clock.left < COMPILING:
+                failed[name] = f"{max(0.0, clock.left):.0f} s were left, and compiling needs {COMPILING:.0f}"
+                continue
+            start = time.perf_counter()
             try:
                 several.append(ready(name, inputs, folder, device, stack, size))
+                print(f"{what}: {name}: ready after {time.perf_counter() - start:.1f} s", flush=True)
             except Exception as error:  # the others are measured nevertheless, and the record says so
                 if not several:
                     raise

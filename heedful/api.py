@@ -26,7 +26,6 @@ from heedful.train.fit import Reporter
 if TYPE_CHECKING:
     from heedful.toml_json import Json
 
-Device = Literal["cpu", "cuda"]
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
 DataInput: TypeAlias = object  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
 ModelInput: TypeAlias = object  # a text, a pair, or a dict, by head
@@ -57,7 +56,7 @@ def finetune(
     max_length: int | None = None,
     seed: int | None = None,
     seeds: int | None = None,
-    device: Device | None = None,
+    device: str | None = None,
     precision: TrainPrecision | None = None,
     patience: int | None = None,
     settings: FinetuneSettings | None = None,
@@ -83,7 +82,7 @@ def finetune(
         max_length: Maximum sequence length in tokens.
         seed: Random seed.
         seeds: Number of runs, with seed, seed + 1, ...; the best one on dev is kept.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         precision: Data type of matrix products: "auto", "float32" or "bfloat16".
         patience: Evaluations without a better metric before early stopping; 0: no early stopping.
         settings: All settings, instead of a recipe; arguments and overrides take precedence.
@@ -122,7 +121,7 @@ def pretrain(
     lr: float | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
-    device: Device | None = None,
+    device: str | None = None,
     precision: TrainPrecision | None = None,
     settings: PretrainSettings | None = None,
     recipe: str | Path | None = None,
@@ -170,7 +169,7 @@ def distil(
     max_length: int | None = None,
     seed: int | None = None,
     seeds: int | None = None,
-    device: Device | None = None,
+    device: str | None = None,
     precision: TrainPrecision | None = None,
     patience: int | None = None,
     settings: DistilSettings | None = None,
@@ -228,7 +227,7 @@ def predict(
         revision: Revision on the hub.
         head: Kind of head to load instead of the one in config.json.
         precision: "float32", "bfloat16", "int8" or "auto"; None: float32.
-        device: "cpu" or "cuda"; None: "cpu".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         top_k: Number of candidates to list for each mask.
         min_confidence: Least probability of a label; with less, the model abstains, and the label is "".
         prediction_set: Probability with which `prediction_set` of an answer contains the right label; None: no sets.

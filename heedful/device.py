@@ -12,16 +12,22 @@ from heedful.errors import SettingError
 CPU = torch.device("cpu")
 
 
-def resolve_device(name: str | torch.device) -> torch.device:
-    """Return the device of that name, which must exist; "cuda" is the GPU of this process's LOCAL_RANK.
+def resolve_device(name: str | torch.device = "auto") -> torch.device:
+    """Return the device of that name, which must exist.
+
+    Args:
+        name: "cpu"; "cuda", the GPU of this process's LOCAL_RANK, or "cuda:1", the second GPU; "auto": "cuda" if
+            there is a GPU for this process, else "cpu".
 
     Raises:
         SettingError: If the name is unknown, or PyTorch sees no such GPU.
     """
+    if name == "auto":
+        name = "cuda" if has_gpu() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f'the device is "{name}": give cpu, or cuda for a GPU') from None
+        raise SettingError(f'the device is "{name}": give auto, cpu, or cuda for a GPU') from None
     if device.type != "cuda":
         return device
     count, index = torch.cuda.device_count(), device.index
@@ -31,7 +37,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
             "a PyTorch with CUDA, or take cpu"
         )
     if index is None:
-        index = int(os.environ.get("LOCAL_RANK", "0"))
+        index = _local_rank()
     if index >= count:
         raise SettingError(
             f"the device is GPU {index}, but this host has {count}, counted from 0: start at most as many processes "
@@ -39,6 +45,15 @@ def resolve_device(name: str | torch.device) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def has_gpu() -> bool:
+    """Return whether PyTorch sees a GPU for this process: as many on this host as it has processes."""
+    return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def has_fast_bfloat16(device: torch.device = CPU) -> bool:
@@ -56,8 +71,6 @@ def resolve_dtype(precision: Literal["auto", "float32", "bfloat16"], device: tor
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def unused_gpu_note(device: str | None) -> str:
-    """Return a note that this host has a GPU which the device setting does not use, or an empty string."""
-    if device == "cuda" or not torch.cuda.is_available():
-        return ""
-    return "a GPU is here and is not used: with train.device=cuda it is"
+def device_name(device: torch.device) -> str:
+    """Return the name of a device as people know it, such as "NVIDIA H100 80GB HBM3", or its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

@@ -10,10 +10,10 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import resolve_device, resolve_dtype, unused_gpu_note
+from heedful.device import resolve_device, resolve_dtype
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
-from heedful.runs.run_folder import resolve_precision
+from heedful.runs.run_folder import resolve_auto
 from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
 
@@ -44,8 +44,8 @@ def test_a_missing_device_is_reported(
         with pytest.raises(HeedfulError, match=message):
             refused()
     with pytest.raises(HeedfulError, match=message):
-        resolve_precision(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
-    with pytest.raises(HeedfulError, match='the device is "tpu2": give cpu, or cuda'):
+        resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
+    with pytest.raises(HeedfulError, match='the device is "tpu2": give auto, cpu, or cuda'):
         resolve_device("tpu2")
     with pytest.raises(SystemExit) as stop:
         main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
@@ -56,14 +56,29 @@ def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {})
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     assert resolve_dtype("auto") == torch.float32 and resolve_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
-    assert resolve_precision(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
+    assert resolve_auto(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
-def test_an_unused_gpu_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch.cuda.is_available() or not unused_gpu_note(None)
+def test_auto_is_a_gpu_where_there_is_one_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert (
-        "train.device=cuda" in unused_gpu_note(None)
-        and "train.device=cuda" in unused_gpu_note("cpu")
-        and not unused_gpu_note("cuda")
-    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    assert resolve_device("auto") == torch.device("cuda", 0)
+    messages: list[str] = []
+    settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, messages.append)
+    assert (settings.device, settings.precision) == ("cuda", "bfloat16")
+    assert messages == ["training on GPU 0 in bfloat16"]
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the second of two processes that share the host with one GPU
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_a_run_resumes_on_the_device_where_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.toml").write_text('train.device = "cpu"\ntrain.precision = "float32"\n')
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).device == "cpu"

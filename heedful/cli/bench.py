@@ -17,7 +17,7 @@ def bench(
     data: Annotated[Path | None, typer.Option(help="Labelled data of the task, to measure quality too.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the data; by default test, dev, or all of it.")] = None,
     head_kind: HeadKind = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure speed, memory and quality of precisions.

@@ -38,7 +38,7 @@ def check(
     model: Annotated[
         str | None, typer.Option(help="With --label-errors: the sentence embedding model (heedful-mini-en).")
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Report what is in labelled data, and its problems.

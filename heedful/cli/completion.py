@@ -199,7 +199,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
 
     return {
         "--checkpoint": ("best", "last"),
-        "--device": ("cpu", "cuda"),
+        "--device": ("auto", "cpu", "cuda"),
         "--dtype": DTYPES,
         "--format": FORMATS,
         "--loss": tuple(LOSS_PRESETS),

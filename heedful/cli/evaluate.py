@@ -50,7 +50,7 @@ def evaluate(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto, as predict and serve use it.")
     ] = "float32",
-    device: Device = "cpu",
+    device: Device = "auto",
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 OverwriteRun = Annotated[
     bool, typer.Option("--overwrite", help="Replace the run in the folder; the old run is kept until the new one ends.")
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, or cuda for a GPU.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:1; auto: a GPU where there is one.")]
 HeadKind = Annotated[
     str | None, typer.Option(help="Kind of head to load instead of the one in config.json, e.g. masked_lm.")
 ]

@@ -66,7 +66,7 @@ def predict(
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that hardly changes predictions.")
     ] = "float32",
-    device: Device = "cpu",
+    device: Device = "auto",
     min_confidence: Annotated[
         float | None, typer.Option(help="Abstain where the probability of the label is below this (0 to 1).")
     ] = None,

@@ -25,7 +25,7 @@ def select(
         Path, typer.Option("--output", "-o", help="CSV file with the texts, whose labels are filled in by hand.")
     ] = Path("to-label.csv"),
     seed: Annotated[int, typer.Option(help="Random seed of the clusters.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Select the unlabelled texts to label next.

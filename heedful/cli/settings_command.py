@@ -227,7 +227,7 @@ def _training_flags(max_length: str) -> tuple[Flag, ...]:
         Flag("--batch-size", "train.batch_size={}", "NUMBER", "Samples per optimizer step (train.batch_size)."),
         Flag("--max-length", f"{max_length}={{}}", "TOKENS", f"Maximum sequence length in tokens ({max_length})."),
         Flag("--seed", "train.seed={}", "NUMBER", "Seed of the sample order, dropout and new heads (train.seed)."),
-        Flag("--device", "train.device={}", "cpu|cuda", "Device to train on (train.device)."),
+        Flag("--device", "train.device={}", "auto|cpu|cuda", "Device to train on (train.device)."),
         Flag("--precision", "train.precision={}", "PRECISION", "auto, float32 or bfloat16 (train.precision)."),
     )
 

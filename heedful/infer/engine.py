@@ -44,7 +44,7 @@ class Engine(BundleEngine):
             precision: "float32" unless given. Another one has to be faster here and to change scores little; "auto"
                 is the fastest that does, see tuning/precision_gate.py.
             dtype: Compute everything in this dtype by PyTorch's operators, instead of a precision.
-            device: "cpu" unless given, or "cuda".
+            device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
             token_budget: Most tokens of a batch; a single window may have more.
             writing: How a seq2seq or language model generates; unless given, as generation_config.json of its folder
                 says, else greedily, up to 128 tokens.
@@ -96,7 +96,7 @@ def open_model(
     Returns:
         The bundle, the plan for it (None with a dtype), and a line for each precision that was measured.
     """
-    place = resolve_device(device or "cpu")
+    place = resolve_device(device or "auto")
     if dtype is not None:
         return load(name, revision=revision, head=head, dtype=dtype, device=place), None, ()
     wanted = precision or "float32"

@@ -136,7 +136,7 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("train.epochs",), "max_iter", "give passes over the training data, or the number of updates in max_steps"),
     (("train.time_budget",), "max_time time max_train_time", "give a duration, as 90s, 10m or 2h"),
     (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION),
-    (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu or device=cuda"),
+    (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu, device=cuda or device=auto"),
     (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device"),
     (
         ("train.data_parallel_shard_degree",),

@@ -67,7 +67,7 @@ def bench(
     split: str | None = None,
     revision: str | None = None,
     head: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     log: Callable[[str], None] = lambda line: None,
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8.
@@ -80,7 +80,7 @@ def bench(
         split: Split of the data.
         revision: Revision of a model on the hub.
         head: Kind of head, instead of the one that config.json names.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
         log: Receives progress.
     """
     evaluated: dict[str, str] = {}  # names of metric and split

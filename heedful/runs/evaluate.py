@@ -92,7 +92,7 @@ def evaluate(
     overwrite: bool = False,
     precision: PrecisionOrAuto = "float32",
     revision: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> Evaluated:
     """Evaluate a run, or a model folder, on a split of the data.
 
@@ -115,7 +115,7 @@ def evaluate(
         overwrite: Whether an existing file of predictions is replaced.
         precision: Of an engine; "auto": the one that an engine takes.
         revision: Of a name on the hub.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
 
     Raises:
         HeedfulError: If the data do not fit the model, or a file cannot be read or written.
@@ -204,7 +204,7 @@ def _evaluate_rankings(
 
 
 def load_in_precision(
-    run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "cpu"
+    run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "auto"
 ) -> tuple[ModelBundle, Precision]:
     """Load a model as an engine computes it in a precision, or for "auto" in the one that an engine takes."""
     check_precision(precision)
@@ -293,7 +293,7 @@ def build_eval_task(
 
 
 def evaluate_glue(
-    run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "cpu"
+    run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "auto"
 ) -> dict[str, JsonObject]:
     """Evaluate on every GLUE task for which data and a model are there; return official scores by entry of the suite.
 

@@ -34,7 +34,7 @@ def sentence_features(
     Args:
         texts: One text of each example, or two.
         model: A sentence embedding model.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
 
     Raises:
         HeedfulError: If the model's head makes no sentence embeddings.
@@ -90,7 +90,7 @@ def out_of_fold_probabilities(
         folds: Number of folds.
         seed: Seed of the folds.
         model: A sentence embedding model.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
 
     Raises:
         DataError: If there are fewer groups than folds, or only one class.

@@ -92,7 +92,7 @@ def find_label_errors(
         model: A sentence embedding model.
         folds: Number of folds.
         seed: Seed of the folds.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         settings: How the data is read.
         on_bad_row: Policy for rows that cannot be read; an error unless given.
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.csrc import unused_note
-from heedful.device import unused_gpu_note
 from heedful.runs.card.baseline import baseline_csv_rows
 from heedful.runs.overrides import replace_setting, setting_at
 from heedful.runs.pin_models import pin_models
@@ -22,7 +21,7 @@ from heedful.runs.run_folder import (
     check_run_folder,
     environment,
     journal_csv,
-    resolve_precision,
+    resolve_auto,
     translate_io_errors,
     write_file,
 )
@@ -41,10 +40,6 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 
 class Training(Protocol):
     """The training of a run: fine-tuning, pre-training, or one of them with a teacher."""
-
-    @property
-    def device(self) -> str | None:
-        """The device of the settings; None: the CPU."""
 
     def notes(self) -> Iterable[str]:
         """Return sentences to report before training; empty ones are left out."""
@@ -83,7 +78,7 @@ class Run:
         """
         train = setting_at(settings, train_path)
         assert isinstance(train, TrainSettings)
-        train = resolve_precision(train, self.folder, self.ranks, self.reporter.message)
+        train = resolve_auto(train, self.folder, self.ranks, self.reporter.message)
         return replace_setting(pin_models(settings, self.folder), train_path, train)
 
     @contextmanager
@@ -103,7 +98,7 @@ class Run:
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
-            for note in filter(None, (*training.notes(), unused_note(), unused_gpu_note(training.device))):
+            for note in filter(None, (*training.notes(), unused_note())):
                 self.reporter.message(note)
             if not training.train():
                 return RunResult(output_dir=self.folder, status="interrupted", results={})

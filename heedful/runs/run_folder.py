@@ -24,7 +24,7 @@ from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, check, escape_cell
 from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
-from heedful.device import CPU, has_fast_bfloat16, resolve_device
+from heedful.device import device_name, has_fast_bfloat16, has_gpu, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
@@ -103,29 +103,39 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def resolve_precision(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
-    """Replace precision "auto": by that of the run in the folder, on whatever machine it began, if it has a checkpoint;
-    else by bfloat16 if the devices of all ranks have instructions for it. All ranks call this.
+def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
+    """Replace "auto" as device and precision by what they are here, and say which GPU is used. All ranks call this.
+
+    If the folder holds a run with a checkpoint, they are those of that run, on whatever machine it began. Otherwise the
+    device is a GPU if there is one for each rank, and the precision bfloat16 if all devices have instructions for it.
     """
-    fast = has_fast_bfloat16(CPU if train.device is None else resolve_device(train.device))
-    gathered = ranks.all_gather_object((fast, _precision_of_run(folder) if ranks.is_main else None))
-    if train.precision != "auto":
-        return train
-    fastest: Precision = "bfloat16" if all(fast for fast, _ in gathered) else "float32"
-    begun: Precision | None = gathered[0][1]
-    if begun not in (None, fastest):
-        slow = ", which is slow where there are no instructions for it" if begun == "bfloat16" else ""
-        log(f"{folder} began with train.precision={begun}, and resumes with it{slow}")
-    return replace(train, precision=begun or fastest)
+    gathered = ranks.all_gather_object((has_gpu(), _auto_of_run(folder) if ranks.is_main else (None, None)))
+    begun_device, begun_precision = gathered[0][1]
+    device = train.device
+    if device == "auto":
+        device = begun_device or ("cuda" if all(there for there, _ in gathered) else "cpu")
+    place = resolve_device(device)
+    fast = all(ranks.all_gather_object(has_fast_bfloat16(place)))
+    precision = train.precision
+    if precision == "auto":
+        fastest: Precision = "bfloat16" if fast else "float32"
+        precision = begun_precision or fastest
+        if precision != fastest:
+            slow = ", which is slow where there are no instructions for it" if precision == "bfloat16" else ""
+            log(f"{folder} began with train.precision={precision}, and resumes with it{slow}")
+    if place.type == "cuda":
+        log(f"training on {device_name(place)} in {precision}")
+    return replace(train, device=device, precision=precision)
 
 
-def _precision_of_run(folder: Path) -> Precision | None:
-    """The precision of a run that has a checkpoint; None if the folder holds no such run."""
+def _auto_of_run(folder: Path) -> tuple[str | None, Precision | None]:
+    """The device and the precision of a run that has a checkpoint; None for both if the folder holds no such run."""
     with suppress(OSError, HeedfulError):
         if not _names(folder) <= INITIAL_FILES:
-            value = dict(flatten_settings(load_mapping(folder / SETTINGS))).get("train.precision")
-            return value if value in ("float32", "bfloat16") else None
-    return None
+            values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
+            device, precision = values.get("train.device"), values.get("train.precision")
+            return str(device) if device else "cpu", precision if precision in ("float32", "bfloat16") else None
+    return None, None
 
 
 def can_resume(folder: Path, settings: DataclassInstance) -> bool:

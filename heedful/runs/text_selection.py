@@ -81,7 +81,7 @@ def select_texts(
         pool: A file, a folder, several paths, or a list of texts or pairs of texts.
         count: Number of texts; all different ones if there are fewer.
         seed: Seed of the clusters.
-        device: "cpu" or "cuda".
+        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         settings: How files are read; by default as the run read its data.
 
     Raises:

@@ -27,7 +27,7 @@ SCORED = {"regression": 1, "single_label_classification": 2}  # labels with whic
 LOG = logging.getLogger("heedful.serve")
 
 
-def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "cpu") -> BundleEngine:
+def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "auto") -> BundleEngine:
     """An engine from a folder, a run or NAME[@REVISION] on the hub."""
     from heedful.infer.engine import Engine
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import PurePath
-from typing import Literal
 
 from heedful.errors import HeedfulError
 from heedful.infer.precision import PrecisionOrAuto
@@ -76,7 +75,7 @@ class ServeSettings:
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks of proxies, without that limit, such as "10.0.0.0/8"
     allow_unauthenticated: bool = False  # listen beyond this machine without API keys
     precision: PrecisionOrAuto = "float32"  # precision of the models; "auto" measures at the start
-    device: Literal["cpu", "cuda"] = "cpu"  # device that runs the models
+    device: str = "auto"  # device that runs the models: cpu, cuda, cuda:1, ...; auto: a GPU where there is one
     log_text: bool = False  # write the inputs of requests to the log
     restart_on_crash: bool = True  # a supervisor process starts the server again after it was killed
 

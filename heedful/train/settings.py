@@ -132,7 +132,7 @@ class TrainSettings:
     max_tokens_per_microbatch: int = 8192  # maximum tokens per micro-batch: more memory, same results
     optimizer: AdamW = AdamW(lr=5e-5)
     schedule: Linear | Cosine | Constant | DecayFromStart | Noam = Linear(warmup_ratio=0.1)
-    device: Literal["cpu", "cuda"] | None = None  # None: the model's device; on the command line the CPU
+    device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU where there is one
     num_workers: int = 0  # processes that prepare batches ahead while a GPU computes; 0: the training process
     # precision of matrix products; weights and sums stay float32
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -69,7 +69,9 @@ class Trainer:
         extra_module = objective.extra_module
         self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
         self.loaded = loaded
-        self.device = next(loaded.parameters()).device if settings.device is None else resolve_device(settings.device)
+        self.device = next(loaded.parameters()).device
+        if settings.device != "auto" or self.device.type == "cpu":
+            self.device = resolve_device(settings.device)
         for model in self._models:
             model.to(self.device)
         self._set_mode(train=False)

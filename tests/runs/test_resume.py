@@ -220,14 +220,15 @@ def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.
 
     class Two(Ranks):
         def all_gather_object(self, value: Any) -> list[Any]:
-            return [value, (told[-1], "float32")]  # that a rank reads something else, counts for nothing
+            other = told[-1] if isinstance(value, bool) else (True, ("cuda", "float32"))
+            return [value, other]  # that a rank other than the first reads something, counts for nothing
 
     monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)
     for others, expected in ((True, "bfloat16"), (False, "float32")):
         told.append(others)
         asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
         for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
-            assert folder_module.resolve_precision(settings, tmp_path, Two(), print).precision == found
+            assert folder_module.resolve_auto(settings, tmp_path, Two(), print).precision == found
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:

@@ -274,7 +274,7 @@ class MlmTeacherLearner:
         masked = build_objectives(components, model, samples)[0]
         assert isinstance(masked, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
-        self.teacher.to(resolve_device(self.pretrain.train.device or CPU))
+        self.teacher.to(resolve_device(self.pretrain.train.device))
         vocab_size = min(
             bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher)
         )  # without padding

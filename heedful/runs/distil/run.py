@@ -378,7 +378,7 @@ class TeacherLearner:
             self.run.reporter.message(
                 f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
             )
-        teacher_model = plan.teacher.to(resolve_device(settings.train.device or CPU))
+        teacher_model = plan.teacher.to(resolve_device(settings.train.device))
         teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.wanted(1))
         return _Inputs(
             reading=own,

@@ -13,7 +13,7 @@ from typing import Any
 from heedful.checkpoint import ModelBundle
 from heedful.data.examples import Example
 from heedful.data.sampler import epoch_order
-from heedful.device import resolve_dtype
+from heedful.device import resolve_device, resolve_dtype
 from heedful.errors import DataError
 from heedful.runs.finetune.build import build_task, initial_model
 from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, with_vector_head
@@ -190,7 +190,7 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
         def record(number: int, example: Example, answer: Answer, scored: object, fold: Fold = fold) -> None:
             answered.append((fold.numbers[number], example, answer))
 
-        engine = engine_for(task, model, resolve_dtype(settings.eval_precision))
+        engine = engine_for(task, model, resolve_dtype(settings.eval_precision, next(model.parameters()).device))
         evaluate_task(task, engine, fold.held_out, on_answer=record)
     answered.sort(key=lambda entry: entry[0])
     numbers, examples, answers = (list(column) for column in zip(*answered, strict=True))
@@ -211,6 +211,7 @@ def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Ex
     task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
     if settings.method != "finetune":
         model = with_vector_head(model, base)
+    model.to(resolve_device(settings.train.device))
     samples = task.encode_split(examples).samples
     if settings.method != "linear":
         deque(Trainer(model, body_objective(settings, task), samples, settings.train), maxlen=0)

@@ -16,7 +16,7 @@ from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.checkpoint.new_head import rescaled
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
-from heedful.device import resolve_dtype
+from heedful.device import resolve_device, resolve_dtype
 from heedful.objectives import Objective, Sample
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card
@@ -200,11 +200,6 @@ class FinetuneTraining:
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
         self.splits = tuple(split for split in plan.survey.splits if split != "train")  # that are evaluated
 
-    @property
-    def device(self) -> str | None:
-        """The device that the settings name."""
-        return self.settings.train.device
-
     def notes(self) -> Iterable[str]:
         """Sentences about data, defaults and the model."""
         continued = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
@@ -245,6 +240,7 @@ class FinetuneTraining:
         finetunes = settings.method == "finetune"
         if not finetunes:
             model = with_vector_head(model, base)
+        model.to(resolve_device(settings.train.device))
         for split in self.splits:
             task.check(self.source.examples(split))
         lesson = self.learner.lesson(task, model, seed)

@@ -193,11 +193,6 @@ class PretrainTraining:
         self.settings, self.run, self.learner = settings, run, learner
         self._load = partial(load_components, settings, run, on_bad_row, corpus_folder)
 
-    @property
-    def device(self) -> str | None:
-        """The device that the settings name."""
-        return self.settings.train.device
-
     def notes(self) -> Iterable[str]:
         """A sentence about the run that is continued."""
         return (continued_run_note(self.settings.model.init_from, "pretrain"),)

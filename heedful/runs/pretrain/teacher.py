@@ -18,7 +18,7 @@ from heedful.atomic_io import atomic_path, make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
 from heedful.data.corpus.shards import Corpus
 from heedful.data.sampler import derive_seed
-from heedful.device import CPU, resolve_device
+from heedful.device import resolve_device
 from heedful.objectives import Sample
 from heedful.objectives.distillation.encoder import EncoderDistillation, new_modules
 from heedful.objectives.distillation.encoder_teacher import EncoderTeacher
@@ -64,7 +64,7 @@ class TeacherRun:
         """The teacher, in the precision of the training."""
         _ = self._digest  # of the weights as they were loaded
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
-        return EncoderTeacher(self.loaded.to(resolve_device(self.train.device or CPU), dtype), self.tokenizer)
+        return EncoderTeacher(self.loaded.to(resolve_device(self.train.device), dtype), self.tokenizer)
 
     @property
     def reads_cached(self) -> bool:
@@ -122,7 +122,7 @@ class TeacherRun:
         if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()
             with atomic_path(path) as part, part.open("wb") as file:
-                np.save(file, nearest_texts(vectors, device=resolve_device(self.train.device or CPU)))
+                np.save(file, nearest_texts(vectors, device=resolve_device(self.train.device)))
         self.ranks.barrier()
         return Neighbours(texts=texts, nearest=np.load(path, allow_pickle=False))
 
