@@ -235,6 +235,19 @@ SHOWN: list[tuple[str, str, dict[str, Any], Callable[[Any], Rows]]] = [
     ),
     ("masked", "/fill-mask", {"inputs": "the [MASK]", "top_k": 3}, lambda reply: filled(reply["masks"][0])),
     ("masked", "/fill-mask", {"inputs": ["the [MASK] on [MASK]", "[MASK]"], "top_k": 2}, filled_apart),
+    (
+        "embed",
+        "/similarity",
+        {"inputs": {"source_sentence": "a cat", "sentences": ["a dog", "a mat"]}},
+        lambda reply: [[f"sentence {number + 1}", f"{score:.4f}"] for number, score in enumerate(reply)],
+    ),
+    (
+        "embed",
+        "/zero-shot-classification",
+        {"inputs": "a cat", "parameters": {"candidate_labels": ["a dog", "a mat"]}},
+        labels,
+    ),
+    ("write", "/generate", {"inputs": "a b", "max_new_tokens": 4}, lambda reply: [[reply["text"], "", ""]]),
     ("embed", "/embed", {"inputs": "a cat"}, lambda reply: []),
 ]
 
@@ -251,7 +264,7 @@ def test_rows_of_answers(served: RunningServer, browser: Browser) -> None:
         browser.asks(body)
         reply = ask(served.port, route, {**body, "model": model})
         assert browser.run(ROWS) == rows(reply.json), (model, route)
-        assert browser.run("done(document.getElementById('whole').open)") == (model == "embed")
+        assert browser.run("done(document.getElementById('whole').open)") == (route == "/embed")
         if folder := os.environ.get("HEEDFUL_PICTURES"):
             browser.picture(Path(folder, f"page-{model}{route.replace('/', '-')}.png"))
 

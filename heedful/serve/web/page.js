@@ -80,6 +80,11 @@ const FORMS = {
     read: ({ inputs }) => ({ text: typeof inputs === "string" ? inputs : (inputs.text ?? [inputs].flat(2)[0]) }),
     write: ({ text, second }) => ({ inputs: second ? { text, text_pair: second } : text }),
   },
+  "/zero-shot-classification": {
+    fields: { text: "Text", lines: "Candidate labels, one on each line" },
+    read: ({ inputs, parameters }) => ({ text: [inputs].flat()[0], lines: parameters.candidate_labels }),
+    write: ({ text, lines }) => ({ inputs: text, parameters: { candidate_labels: lines } }),
+  },
   "/token-classification": one("Text"),
   "/fill-mask": one("Text with the mask token"),
   "/tokenize": one("Text"),
@@ -189,6 +194,9 @@ const GROUPS = {
     const what = about.model_type.classifier.problem_type === "regression" ? "number" : "probability";
     return [found.map(({ label, score }) => ({ name: label, [what]: score }))];
   },
+  "/zero-shot-classification": (found) => [found.map(({ label, score }) => ({ name: label, probability: score }))],
+  "/similarity": (found) => [found.map((number, index) => ({ name: `sentence ${index + 1}`, number }))],
+  "/generate": ({ text }) => [[{ name: text, probability: null }]],
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
   "/token-classification": ({ entities, words }) => [
     (entities.length ? entities : words).map(({ text, label, probability }) => (
@@ -206,8 +214,10 @@ const GROUPS = {
     masks.map(({ candidates }) => candidates.map(({ text, token, probability }) => ({ name: text || token, probability }))),
 };
 
+const LISTS = ["/predict", "/zero-shot-classification", "/rerank", "/similarity"]; // routes that answer one text with a list
+
 function draw(route, answer, about) {
-  const one = ["/predict", "/rerank"].includes(route) && !Array.isArray(answer[0]); // a list is of one text there
+  const one = LISTS.includes(route) && !Array.isArray(answer[0]);
   const texts = route in GROUPS ? (Array.isArray(answer) && !one ? answer : [answer]) : [];
   const table = element("table");
   for (const [text, found] of texts.entries()) {
