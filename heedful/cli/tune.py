@@ -119,7 +119,7 @@ def _show_trials(state: JsonObject) -> None:
         ends = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
         tried = [escape(str(trial["settings"][name])) for name in state["space"]]
         score = format_metric(metric, trial["metric_value"])
-        rows.append([*tried, f"{trial['share']:.0%}", score, ends, f"{trial['seconds']:.0f}"])
+        rows.append([*tried, f"{100 * trial['share']:.0f} %", score, ends, f"{trial['seconds']:.0f}"])
     names = list(state["space"])
     head = [*names, "of the training", f"dev {state['trials'][0]['metric']}", "95 % interval", "seconds"]
     print_table(rows, head=head, right={len(names), len(names) + 1, len(names) + 3})

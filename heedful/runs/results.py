@@ -93,11 +93,11 @@ def format_metric(name: str, value: float) -> str:
     """Return a metric as a percentage, or as a plain number if it is no share.
 
     >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5), format_metric("accuracy", math.nan)
-    ('50.00 %', '0.5000', 'NaN')
+    ('50.0 %', '0.5000', 'NaN')
     """
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    return f"{100 * value:.2f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
+    return f"{100 * value:.1f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
 
 
 def format_difference(name: str, *values: float, sign: str = "+") -> str:

@@ -284,7 +284,7 @@ class _Search:
         write_file(self.folder / TUNE_FILE, state)
         shown = format_metric(metric, trial["metric_value"])
         self.reporter.message(
-            f"rung {place + 1}, {rung.share:.0%} of the training: {_named(settings)}: dev {metric} {shown} "
+            f"rung {place + 1}, {100 * rung.share:.0f} % of the training: {_named(settings)}: dev {metric} {shown} "
             f"({trial['seconds']:.0f} s)"
         )
         return trial
@@ -345,7 +345,7 @@ def plot_trials(state: JsonObject) -> Figure:
                           ha="right", color=BLUE, parse_math=False)  # fmt: skip
     axes.set_xscale("log")
     ticks = sorted({trial["share"] for trial in trials})
-    axes.set_xticks(ticks, [f"{share:.0%}" for share in ticks])
+    axes.set_xticks(ticks, [f"{100 * share:.0f} %" for share in ticks])
     axes.minorticks_off()
     axes.set_xlabel("share of the full training", fontsize=8)
     axes.set_ylabel(f"dev {trials[0]['metric']}", fontsize=8)

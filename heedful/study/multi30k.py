@@ -14,6 +14,7 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.errors import DataError, HeedfulError
 from heedful.runs.finetune.run import finetune
+from heedful.runs.results import format_metric
 from heedful.study import charts
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.study.translation import ARMS, ATTENTION, NO_ATTENTION, PAIRS, TRANSFORMER
@@ -80,7 +81,8 @@ class _ArmReporter(Reporter):
         self.arm, self._log = arm, log
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
-        self._log(f"{self.arm}, step {step}: BLEU on dev {result.metric_value:.4f}{', the best' if best else ''}")
+        bleu = format_metric("bleu", result.metric_value)
+        self._log(f"{self.arm}, step {step}: BLEU on dev {bleu}{', the best' if best else ''}")
 
 
 def run(config: StudyConfig) -> StudyResult:

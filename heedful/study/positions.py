@@ -96,7 +96,7 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
 def run(config: StudyConfig) -> StudyResult:
     """Train each arm on the same short texts."""
     train_count, test_count, steps = config.by_scale((6000, 600, 500), (64, 24, 2))
-    recorder = Recorder(config)
+    recorder = Recorder(config, not_shares={CHANGE})
     for seed in config.seeds:
         random = Random(seed)
         train, short, long = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -121,10 +121,15 @@ class _Record(TypedDict):
 
 
 class Recorder:
-    """Collects the numbers of each arm and seed, and saves them so that an interrupted study can be resumed."""
+    """Collects the numbers of each arm and seed, and saves them so that an interrupted study can be resumed.
 
-    def __init__(self, config: StudyConfig) -> None:
-        self.config = config
+    Args:
+        config: How the study is run.
+        not_shares: Measures that are logged as plain numbers; all others are shares, logged as percentages.
+    """
+
+    def __init__(self, config: StudyConfig, not_shares: Collection[str] = ()) -> None:
+        self.config, self.not_shares = config, not_shares
         self._start = time.monotonic()
         self._results = _PartialResults(config)
         if self._results.records:
@@ -146,7 +151,10 @@ class Recorder:
         curves = {name: list(curve) for name, curve in (lines or {}).items()}
         self._results.records[arm, seed] = {"numbers": dict(numbers), "lines": curves}
         self._results.save()
-        text = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+        text = ", ".join(
+            f"{name} {f'{value:.3g}' if name in self.not_shares else mean_and_std([value])}"
+            for name, value in numbers.items()
+        )
         self.config.log(f"{time.monotonic() - self._start:5.0f} s  seed {seed}, {arm}: {text}")
 
     def measure(

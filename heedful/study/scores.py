@@ -123,7 +123,7 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
 def run(config: StudyConfig) -> StudyResult:
     """Train every arm on the same texts in the same order."""
     train_count, test_count, steps = config.by_scale((4000, 1000, 600), (64, 32, 2))
-    recorder, batch_size, lr = Recorder(config), 16, 4e-3
+    recorder, batch_size, lr = Recorder(config, not_shares={"ms of a step"}), 16, 4e-3
     for seed in config.seeds:
         random = Random(seed)
         train, test = (labelled_examples(question_texts(count, random)) for count in (train_count, test_count))

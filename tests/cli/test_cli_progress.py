@@ -55,7 +55,7 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatc
         progress.message("a\x1b[31m text")
         _, err = capsys.readouterr()
         assert err.splitlines() == [
-            "step 4, dev: accuracy 90.00 % (best so far), macro_f1 80.00 %, loss 0.3000",
+            "step 4, dev: accuracy 90.0 % (best so far), macro_f1 80.0 %, loss 0.3000",
             "a\\x1b[31m text",
         ]
 
@@ -95,4 +95,4 @@ def test_a_number_of_examples_is_no_share(capsys: pytest.CaptureFixture[str]) ->
     metrics = {"accuracy": 0.67, "correct": 67, "count": 100}
     with Progress() as progress:
         progress.evaluated(60, EvalResult(metric_value=0.67, metrics=metrics), best=True)
-    assert "step 60, dev: accuracy 67.00 % (best so far)\n" in capsys.readouterr().err
+    assert "step 60, dev: accuracy 67.0 % (best so far)\n" in capsys.readouterr().err

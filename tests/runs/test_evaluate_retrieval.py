@@ -66,7 +66,7 @@ def test_the_command_prints_metrics_with_intervals(
     (tmp_path / "qrels.txt").write_text("q1 0 d0 1\nq2 0 d1 1\nq3 0 d3 1\nq4 0 d3 0\n")
     run("evaluate", "bm25.trec", "--data", "qrels.txt")
     printed = capsys.readouterr()
-    assert "qrels.txt, 3 examples" in printed.out and "ndcg@10" in printed.out and "33.33 %" in printed.out
+    assert "qrels.txt, 3 examples" in printed.out and "ndcg@10" in printed.out and "33.3 %" in printed.out
     assert "queries without a relevant document, which are left out: 1" in printed.err
     assert "queries without a ranking, which count 0: 1" in printed.err
     assert "rankings of queries without judgments, which are not used: 1" in printed.err

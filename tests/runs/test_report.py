@@ -72,7 +72,7 @@ def test_scores_plots_mistakes_and_data(tmp_path: Path) -> None:
     page = Page(write_report(folder).read_text())
     results = json.loads((folder / "results.json").read_text())
     accuracy = results["splits"]["test"]["numbers"]["accuracy"]
-    assert f"{100 * accuracy:.2f} %" in page.text and "my run: " in page.text
+    assert f"{100 * accuracy:.1f} %" in page.text and "my run: " in page.text
     images = [attributes["src"] or "" for tag, attributes in page.tags if tag == "img"]
     assert len(images) == len(list((folder / "plots").glob("*.svg"))) >= 3
     assert all(source.startswith("data:image/svg+xml;base64,") for source in images)

@@ -104,7 +104,7 @@ async function sideBySide(context, chosen) {
   const models = context.looks[0].name !== context.looks[1].name;
   const [first, second] = ["First", "Second"].map((each, n) => (models ? `${each}: ${nameOf(context.looks[n])}` : each));
   const made = [
-    make("div", { class: "beside" }, map(first, found.a), map(second, found.b), map(`Second less first, up to ${percent(largest)}`, found.difference, true)),
+    make("div", { class: "beside" }, map(first, found.a), map(second, found.b), map(`Second minus first, up to ${percent(largest)}`, found.difference, true)),
     note("Only tokens that both have, or that stand for each other, are compared. Orange: the second attends more; blue: less."),
   ];
   if (found.cosines) {

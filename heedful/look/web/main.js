@@ -232,7 +232,7 @@ function controlsOf(context, view) {
   if (context.looks.length > 1 && view.key !== "compare") {
     const models = new Set(context.looks.map((each) => each.name)).size > 1;
     const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each, models)}`]));
-    made.push(choice(context.look.choices.length ? "Candidate" : "Look", names, String(state.side), (side) => context.set({ side: Number(side) })));
+    made.push(choice(context.look.choices.length ? "Candidate" : models ? "Model" : "Text", names, String(state.side), (side) => context.set({ side: Number(side) })));
   }
   if (view.uses.includes("part") && look.views.length > 1) {
     made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));

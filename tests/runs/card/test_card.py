@@ -182,11 +182,11 @@ def test_quality_table(tmp_path: Path) -> None:
     table = rows(text, "## Quality")
     assert table[0] == ["", "dev", "test"]
     assert [line[0] for line in table[2:]] == ["**accuracy**", "macro_f1", "matthews", "ece", "examples"]
-    assert table[2][:2] == ["**accuracy**", "81.25 % (77.12 % to 85.34 %)"]
+    assert table[2][:2] == ["**accuracy**", "81.2 % (77.1 % to 85.3 %)"]
     folded = rows(text, "<summary>Further metrics</summary>\n")
     named = {line[0]: line[1:] for line in (*table[2:], *folded[2:])}
     assert named["examples"] == ["400", "50"] and named["loss"][0] == "NaN"
-    assert named["macro_f1"] == [f"{100 * each['numbers']['macro_f1']:.2f} %" for each in found["splits"].values()]
+    assert named["macro_f1"] == [f"{100 * each['numbers']['macro_f1']:.1f} %" for each in found["splits"].values()]
     assert "confusion" not in named and "count" not in named
     scores = [name for name, value in found["splits"]["test"]["numbers"].items() if isinstance(value, float)]
     assert len(named) == len(table) + len(folded) - 4 == len(scores) + 1, "each metric is there once"
@@ -264,9 +264,9 @@ def test_several_seeds(tmp_path: Path) -> None:
     text = card(tmp_path, classified(seeds=seeds, seed=2)[0])
     table = rows(text, "### Over seeds")
     assert table[0] == ["seed", "accuracy on dev", "accuracy on test"]
-    assert table[3] == ["2", "90.00 %", "45.00 %"]
+    assert table[3] == ["2", "90.0 %", "45.0 %"]
     deviation = np.std(scores, ddof=1)
-    assert table[5] == ["mean ± deviation", f"85.00 % ± {100 * deviation:.2f} %", f"42.50 % ± {50 * deviation:.2f} %"]
+    assert table[5] == ["mean ± deviation", f"85.0 % ± {100 * deviation:.1f} %", f"42.5 % ± {50 * deviation:.1f} %"]
     assert "that of seed 2, the best of 3 on dev" in text and "Trained with one seed" not in text
     assert "30 steps in 6 s, over 3 seeds." in text
     one = card(tmp_path, classified()[0])
@@ -281,7 +281,7 @@ def test_each_class(tmp_path: Path) -> None:
     assert table[0] == ["class", "precision", "recall", "F1", "examples"]
     assert table[3] == [
         "good",
-        *(f"{100 * scores[name]:.2f} %" for name in ("precision", "recall", "f1")),
+        *(f"{100 * scores[name]:.1f} %" for name in ("precision", "recall", "f1")),
         str(scores["count"]),
     ]
     assert "on test 2 of 2 have fewer than 30 examples (bad, good)" in text and "<details>\n<summary>2" not in text
@@ -297,7 +297,7 @@ def test_calibration(tmp_path: Path) -> None:
     found, _ = classified()
     text = card(tmp_path, found)
     numbers = found["splits"]["test"]["numbers"]
-    assert f"error on test: {100 * numbers['ece']:.2f} %" in text
+    assert f"error on test: {100 * numbers['ece']:.1f} %" in text
     table = rows(text, "## Calibration")
     assert [line[1] for line in table[2:]] == [str(each["count"]) for each in numbers["calibration"]]
 
@@ -307,7 +307,7 @@ def test_the_five_worst_mistakes(tmp_path: Path) -> None:
     table = rows(card(tmp_path, found, dev=lines), "## The worst mistakes on dev")
     wrong = [line for line in lines if not line["correct"]][:5]
     assert [line[0] for line in table[2:]] == [line["input"] for line in wrong]
-    sure = [f"{line['prediction']} ({100 * line['answer']['probability']:.2f} %)" for line in wrong]
+    sure = [f"{line['prediction']} ({100 * line['answer']['probability']:.1f} %)" for line in wrong]
     assert [line[1:] for line in table[2:]] == [[each["label"], said] for each, said in zip(wrong, sure, strict=True)]
     right = [line for line in lines if line["correct"]]
     for told in ({}, {"dev": right}, {"dev": []}, {"test": lines}):

@@ -448,7 +448,7 @@ def test_the_sentence_says_what_was_seen() -> None:
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
     found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     said, gain = found["sentence"], found["delta_vs_baseline"]
-    assert "keeps 94.4 % of the teacher's f1 on dev (85.00 % in float32 of 90.00 % in float32)" in said
+    assert "keeps 94.4 % of the teacher's f1 on dev (85.0 % in float32 of 90.0 % in float32)" in said
     assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
     assert gain["low"] == pytest.approx(0.05 - 4.3027 * 0.01 / 3**0.5, abs=1e-6), "equal differences are a grain apart"
     assert said.endswith("(95 % interval +2.5 to +7.5 points): the teacher was worth it.")
