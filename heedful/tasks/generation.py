@@ -136,8 +136,9 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
 def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | None) -> ModelBundle:
     """Return the model for translation between two languages, by their codes; None: unchanged.
 
-    The tokenizer puts the code of the source language beside each text; that of the target language is the first token
-    that the model generates (forced_bos_token_id).
+    The tokenizer puts the code of the source language beside each text. If codes come before texts, as in mBART-50, the
+    code of the target language is the first token that the model generates (forced_bos_token_id). If they come behind
+    texts, as in mBART, the decoder starts with that code (decoder_start_token_id).
 
     Raises:
         HeedfulError: If the model has no such language codes.
@@ -150,9 +151,17 @@ def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | No
     if src_lang is not None:
         bundle.tokenizer = tokenizer.with_source_language(src_lang)
     if tgt_lang is not None:
-        forced = {"forced_bos_token_id": tokenizer.check_language(tgt_lang)}
-        bundle.config = replace(bundle.config, generation=_values(bundle.config)[0] | forced)
+        bundle.config = _with_target_language(bundle.config, tokenizer, tokenizer.check_language(tgt_lang))
     return bundle
+
+
+def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int) -> BundleConfig:
+    generation = _values(config)[0]
+    if tokenizer.name(tokenizer.encode("a").ids[0]) in tokenizer.languages:
+        return replace(config, generation=generation | {"forced_bos_token_id": code})
+    generation.pop("forced_bos_token_id", None)
+    generation["decoder_start_token_id"] = code
+    return replace(config, model=replace(config.model, start=code), generation=generation)
 
 
 def _values(config: BundleConfig) -> tuple[dict[str, object], str]:

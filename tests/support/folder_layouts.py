@@ -67,7 +67,7 @@ def pieces(family: str, architecture: str, file: str, settings: dict[str, Any], 
     """Write a model with a SentencePiece model alone: no tokenizer.json, no tokenizer_config.json."""
 
     def write(folder: Path) -> None:
-        save_tiny(folder, family, architecture, vocab_size=460, **changed)
+        save_tiny(folder, family, architecture, **{"vocab_size": 460} | changed)
         (folder / file).write_bytes(train_sentencepiece(**settings))
 
     return write

@@ -152,24 +152,41 @@ def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
     assert (list(sample.target or ()), list(sample.tokens)) == ([0, 8, 2], [7, 2, 0, 8])
 
 
-def test_languages_of_a_model(tmp_path: Path) -> None:
-    """The target language's code is the first generated token, the source's is added to the text; both are saved."""
-    folder = tmp_path / "model"
+@pytest.mark.parametrize("tokenizer_class", ["MBartTokenizer", "MBart50Tokenizer"])
+def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
+    """The source's code is added to the text. The target's is what mBART's decoder starts with, and what mBART-50's
+    generates first, as transformers is told; both are saved, and learned.
+    """
+    folder, leads = tmp_path / "model", "50" in tokenizer_class
     folder.mkdir()
     (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())
-    save_tiny(folder, "mbart", ARCHITECTURES["mbart"], vocab_size=120)
-    loaded = heedful.load(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    start = 2 if leads else None
+    reference = save_tiny(
+        folder, "mbart", ARCHITECTURES["mbart"], torch.float64, vocab_size=400, decoder_start_token_id=start
+    )
+    loaded = heedful.load(folder, dtype=torch.float64)
     translator = with_languages(loaded, "de_DE", "fr_XX")
     assert loaded.tokenizer is not None and translator.tokenizer is not None
-    french = loaded.tokenizer.id("fr_XX")
-    assert folder_generation(translator).constraints.forced_bos_token_id == french
-    assert folder_generation(loaded).constraints.forced_bos_token_id is None
-    assert translator.tokenizer.encode("Ada").ids[-1] == loaded.tokenizer.id("de_DE")
-    ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([[5, 2, 9]]), GenerationConfig()).run()
-    assert best.tokens[0] == french
+    german, french = loaded.tokenizer.id("de_DE"), loaded.tokenizer.id("fr_XX")
+    assert translator.tokenizer.encode("Ada").ids[0 if leads else -1] == german
+    text = list(translator.tokenizer.encode("Ada reads").ids)
+    told = {"forced_bos_token_id": french} if leads else {"decoder_start_token_id": french}
+    with in_double():
+        inputs = torch.tensor([text])
+        (expected,) = reference.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **told)
+    config = GenerationConfig(max_new_tokens=7)
+    ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([text]), config).run()
+    written = expected.tolist()[1:]
+    assert best.tokens == (written[: written.index(2)] if 2 in written else written)
+    task = Seq2Seq(tokenizer=translator.tokenizer, limit=40, mark=trained_ends(translator, translator.tokenizer))
+    (sample,) = task.encode_split([Seq2SeqExample(text="Ada", rewritten="Ada reads")]).samples
+    ada_reads = [id for id in text if id not in (german, 2)]
+    assert list(sample.target or ()) == [*([french] if leads else []), *ada_reads, 2]
+    assert list(sample.tokens)[-len(sample.target or ()) :] == [*([2] if leads else []), french, *ada_reads]
     heedful.save(translator, tmp_path / "saved")
-    saved = heedful.load(tmp_path / "saved")
+    saved = heedful.load(tmp_path / "saved", dtype=torch.float64)
     assert saved.tokenizer is not None and saved.tokenizer.encode("Ada").ids == translator.tokenizer.encode("Ada").ids
-    assert folder_generation(saved).constraints.forced_bos_token_id == french
+    assert start_generation(saved, saved.tokenizer, Packed.of([text]), config).run()[0][0].tokens == best.tokens
     with pytest.raises(HeedfulError, match=r"'fr_FR' is no language of this model.*fr_XX"):
         with_languages(loaded, None, "fr_FR")
