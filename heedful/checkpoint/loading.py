@@ -145,16 +145,20 @@ def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
     """Return the folder of the model that an adapter is for; None: the one that it names."""
     named = base if base is not None else adapter.base
     if not named:
-        raise ModelError(f"{adapter.folder / ADAPTER_CONFIG} names no model: give it, load(..., base=...)")
+        raise ModelError(f"{adapter.folder / ADAPTER_CONFIG} names no model: {_give_base(adapter)}")
     try:
         folder = folder_of(named, adapter.revision if base is None else None)
     except ModelError as error:
         raise ModelError(
-            f"{adapter.folder} is an adapter of {str(named)!r}: {error}; or give load(..., base=...)"
+            f"{adapter.folder} is an adapter of {str(named)!r}: {error}; or {_give_base(adapter)}"
         ) from error
     if read_adapter(folder) is not None:
         raise ModelError(f"{adapter.folder} is an adapter of {folder}, which is an adapter too: merge that one first")
     return folder
+
+
+def _give_base(adapter: Adapter) -> str:
+    return f"give it, heedful convert {adapter.folder} OUT --base MODEL, or in Python load(..., base=...)"
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:

@@ -20,6 +20,9 @@ def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A model folder, or NAME[@REVISION] on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     head_kind: HeadKind = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model that a LoRA adapter is for, if not the one it names.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help=f"Type of the written weights: {', '.join(DTYPES)}.")] = "float32",
     pickle: Annotated[
         bool, typer.Option("--pickle", help="Read pickled weights, from a folder that you trust.")
@@ -29,7 +32,7 @@ def convert(
 ) -> None:
     """Convert a model folder to safetensors.
 
-    transformers loads the written folder if it knows the family.
+    transformers loads the written folder if it knows the family. A LoRA adapter is merged into its model.
     """
     import torch
 
@@ -47,7 +50,7 @@ def convert(
                 raise ModelError(f"{name} is not a folder: --pickle only reads local folders")
             note(str(convert_pickles(Path(name), Path(temporary) / "safe")))
             name = str(Path(temporary) / "safe")
-        loaded = load(name, head=head_kind, dtype=getattr(torch, dtype))
+        loaded = load(name, head=head_kind, dtype=getattr(torch, dtype), base=base)
         save(loaded, out, overwrite=overwrite)
     facts = {**model_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import heedful
 from heedful.checkpoint import config_of, weight_files
+from heedful.cli import main
 from heedful.errors import HeedfulError
 from tests.support.tiny_models import packed, save_tiny, sequences
 from tests.support.tokenizer_folders import wordpieces, write_wordpiece
@@ -181,11 +182,30 @@ def test_a_sentence_model_beside_the_adapter(tmp_path: Path) -> None:
     assert torch.allclose(merged, (weight.double() + 3 * random(32, 4) @ random(4, 32)).float(), atol=1e-6)
 
 
+def test_convert_merges_into_the_model_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
+    folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
+
+    def convert(*options: str) -> int:
+        with pytest.raises(SystemExit) as stop:
+            main(["convert", str(folder), str(tmp_path / "merged"), *options])
+        return int(stop.value.code or 0)
+
+    assert convert() == 2 and f"heedful convert {folder} OUT --base MODEL" in " ".join(capsys.readouterr().err.split())
+    assert convert("--base", str(tmp_path / "base")) == 0
+    merged, expected = heedful.load(tmp_path / "merged"), heedful.load(folder, base=tmp_path / "base")
+    assert merged.weights_digest() == expected.weights_digest() != heedful.load(tmp_path / "base").weights_digest()
+    read, facts = transformers.BertForMaskedLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(facts[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    weight = read.bert.encoder.layer[0].attention.self.query.weight
+    assert torch.equal(weight, expected.named_tensors()["encoder.blocks.0.attention.qkv.weight"][:32])
+
+
 def test_the_model_can_be_given(tmp_path: Path) -> None:
     save_tiny(tmp_path / "base", "bert", "BertForMaskedLM")
     folder = write_adapter(tmp_path / "adapter", factors(QUERY.format(0), 32, 32))
     with pytest.raises(
-        HeedfulError, match=r"adapter_config\.json names no model: give it, load\(\.\.\., base=\.\.\.\)"
+        HeedfulError, match=r"adapter_config\.json names no model: give it, heedful convert .*adapter OUT --base MODEL"
     ):
         heedful.load(folder)
     assert heedful.load(folder, base=tmp_path / "base").config.head.kind == "masked_lm"  # type: ignore[union-attr]
@@ -194,7 +214,9 @@ def test_the_model_can_be_given(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match="is no adapter, so base='base' has no use"):
         heedful.load(tmp_path / "base", base="base")
     other = write_adapter(tmp_path / "other", factors(QUERY.format(0), 32, 32), tmp_path / "gone")
-    with pytest.raises(HeedfulError, match=r"other is an adapter of .*gone.* or give load"):
+    with pytest.raises(
+        HeedfulError, match=r"other is an adapter of .*gone.* or give it, heedful convert .*load\(\.\.\., base"
+    ):
         heedful.load(other)
     named = write_adapter(tmp_path / "named", factors(QUERY.format(0), 32, 32), tmp_path / "base")
     assert config_of(named).model.width == 32
