@@ -308,7 +308,7 @@ async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Answe
 
 
 async def generate(call: RequestContext, body: requests.GenerateBody) -> Answer | list[Answer]:
-    """A text for each text: translated, summed up, gone on from, as the model learned."""
+    """A generated text for each text: its translation, summary or continuation, as the model was trained."""
     _, model_queue = call.select_model(body.model, ("language_model",))
     call.texts(*as_list(body.inputs))
     limit = call.service.settings.limits.max_new_tokens

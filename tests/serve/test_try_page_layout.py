@@ -27,7 +27,7 @@ CHOOSE = "const e = document.getElementById(arguments[0]); e.value = arguments[1
 OPTIONS = "return [...document.querySelectorAll(`#${arguments[0]} option`)].map((option) => option.value)"
 FILL = """
 for (const field of document.querySelectorAll("#inputs textarea")) {
-  field.value = field.name === "lines" ? `${arguments[0]}\n${arguments[0]}` : arguments[0];
+  field.value = field.name === "lines" ? `${arguments[0]}\nAnother: ${arguments[0]}` : arguments[0];
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 """
