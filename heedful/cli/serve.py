@@ -52,7 +52,7 @@ def serve(
     if host not in LOOPBACK and api_key_file is None and not resolved.allow_unauthenticated:
         raise HeedfulError(
             f"--host {host} opens the server to other machines without API keys: give --api-key-file FILE, or "
-            "--allow_unauthenticated=true if a gateway authenticates requests"
+            "--allow-unauthenticated=true if a gateway authenticates requests"
         )
     keys, hosts, named_runs = _read_api_keys(api_key_file), _allowed_hosts(host, resolved), name_models(runs)
     from heedful.serve.memory import limit_arenas

@@ -3,7 +3,7 @@
 The arguments of such a command are read in this order:
 
 - `--batch-size 8` is an option or a settings flag of the command, if it has one of this name;
-- `--train.batch_size 8`, `--train.batch_size=8` or `--batch_size 8` is otherwise the setting with this path, or with
+- `--train.batch_size 8`, `--train.batch_size=8` or `--batch-size 8` is otherwise the setting with this path, or with
   this last component if that is unique; hyphens equal underscores; a boolean setting needs no value to be true;
 - `batch_size=8` is a setting too, if the command accepts assignments. `train=FILE`, `dev=FILE` and `test=FILE` are
   data, and so are arguments with a slash before the "=" (`./a=b.csv`) and names of existing files.

@@ -212,7 +212,7 @@ class AccessMiddleware:
         if len(headers.get(b"host", [])) != 1:
             raise HTTPError(400, "validation", "give one host header", [CLOSE])
         if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
-            raise HTTPError(403, "forbidden", "this Host header is not allowed: add the name with --allowed_hosts")
+            raise HTTPError(403, "forbidden", "this Host header is not allowed: add the name with --allowed-hosts")
         if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
             raise HTTPError(403, "forbidden", "there is nothing to upgrade to")
         if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
@@ -236,7 +236,7 @@ class AccessMiddleware:
             raise HTTPError(
                 403,
                 "forbidden",
-                "pages of this origin may not call this server: allow it with --cors_allow_origins",
+                "pages of this origin may not call this server: allow it with --cors-allow-origins",
             )
 
     def _check_key(self, record: RequestLog) -> None:

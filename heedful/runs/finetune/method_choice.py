@@ -114,7 +114,7 @@ def _uncompared(plan: FinetunePlan, method: Method, seconds: float) -> JsonObjec
     """Return the choice of a method without comparison, where that would take too long."""
     why = (
         f"method {method} for {plan.survey.counts['train']:,} examples; comparing methods would take about "
-        f"{seconds:.0f} s or more (--method_seconds)"
+        f"{seconds:.0f} s or more (--method-seconds)"
     )
     return {"method": method, "why": why, "folds": 0, "measured_on": "", "methods": {}}
 
