@@ -1,4 +1,4 @@
-"""Export: an encoder with its head as an ONNX file for other runtimes, written only where it computes the same.
+"""Export: an encoder or a decoder with its head as an ONNX file, written only where it computes the same.
 
 The graph is put together from ONNX operators by hand (see onnx_model.py) and not traced by torch.onnx: a tracer
 would need a padded twin of the packed modules, with its own plans for attention, to run through, while the operators
@@ -117,7 +117,8 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
     """How many tokens the graph takes at once."""
-    relation = model.encoder.relation if model.encoder else None
+    stack = model.encoder or model.decoder
+    relation = stack.relation if stack else None
     waves = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary | c.Disentangled)
     return MOST if limit is None and waves else limit
 

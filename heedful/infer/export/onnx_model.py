@@ -1,4 +1,4 @@
-"""An encoder with its head as a graph of ONNX operators, on rows padded to [batch, sequence, width].
+"""An encoder or a decoder with its head as a graph of ONNX operators, on rows padded to [batch, sequence, width].
 
 It follows model/stack.py and model/heads.py part by part and takes their tensors. Padding may be at either end of a
 sequence: positions are counted among the tokens that the mask shows.
@@ -61,8 +61,9 @@ def build_graph(loaded: ModelBundle, most: int) -> Graph:
     inputs = [_lines(g, name) for name in names] if choice else names
     seen = g.op("Cast", inputs[1], to=BOOL)
     feed = BatchInputs(tokens=inputs[0], seen=seen, types=inputs[2] if inputs[2:] else None, most=most)
-    assert loaded.model.encoder is not None
-    rows = stack(g, loaded.model.encoder, embedding(g, loaded.model.embedding, feed), feed)
+    only = loaded.model.encoder or loaded.model.decoder
+    assert only is not None
+    rows = stack(g, only, embedding(g, loaded.model.embedding, feed), feed)
     g.outputs = head(g, loaded, rows, feed)
     return g
 
@@ -73,18 +74,18 @@ def _check(loaded: ModelBundle) -> None:
     wrong, without = "", [entry.kind for entry in entries if entry.encoder_only]
     if type(loaded.model) is not Transformer:
         wrong = "is not a Transformer alone"
-    elif model.encoder is None or model.decoder is not None:
-        wrong = "has a decoder"
+    elif model.encoder is not None and model.decoder is not None:
+        wrong = "has a decoder beside its encoder"
         if without:
             wrong += f" (without it, if the folder holds the head: load it with head= one of {', '.join(without)})"
-    elif isinstance(model.encoder.relation, c.TransformerXl):
+    elif isinstance((model.encoder or model.decoder).relation, c.TransformerXl):  # type: ignore[union-attr]
         wrong = "is made for two streams of rows"
     elif isinstance(kind, WRITING):
         wrong = f'has a "{kind.kind}" head'
     if wrong:
         raise HeedfulError(
-            f"{loaded.source} ({loaded.config.family}) {wrong}: what can be exported is an encoder, alone or with a "
-            "head that is classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
+            f"{loaded.source} ({loaded.config.family}) {wrong}: what can be exported is one stack of blocks, alone or "
+            "with a head that is classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
         )
 
 

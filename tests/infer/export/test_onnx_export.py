@@ -14,6 +14,7 @@ import torch
 
 import heedful
 from heedful.checkpoint import BundleConfig, create
+from heedful.checkpoint.new_head import with_head
 from heedful.cli import main
 from heedful.infer.export import export
 from heedful.infer.export import onnx_export as module
@@ -59,6 +60,10 @@ MODELS = [
     ("deberta-v2", "DebertaV2ForSequenceClassification"),
     ("eurobert", "EuroBertForSequenceClassification"),
     ("eurobert", "EuroBertForMaskedLM"),
+    ("gpt2", "GPT2ForTokenClassification"),
+    ("llama", "LlamaForSequenceClassification"),
+    ("qwen3", "Qwen3ForQuestionAnswering"),
+    ("qwen3", "Qwen3Model"),
 ]
 POOLINGS: tuple[Pooling, ...] = ("mean", "first", "max", "mean_sqrt_length", "last")
 
@@ -154,6 +159,27 @@ def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch:
     assert ("labels" in notes) == isinstance(head, Classes)
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("windows", [{}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}])
+def test_vectors_of_a_decoder(tmp_path: Path, windows: dict[str, Any], pooling: Pooling) -> None:
+    """As an embedding model that reads the last token; padding may be at either end."""
+    save_tiny(tmp_path / "model", "qwen3", "Qwen3Model", **windows)
+    loaded = with_head(heedful.load(tmp_path / "model"), "embedding")
+    loaded.config = replace(loaded.config, head=SentenceEmbedding(pooling=(pooling,), normalise=True))
+    loaded = heedful.ModelBundle(loaded.config)
+    randomise(loaded)
+    exported = export(loaded, tmp_path / "out.onnx")
+    assert exported.difference <= 5e-6 and "sentence_embedding" in exported.outputs
+    ids, _ = sequences("qwen3")
+    with torch.no_grad():
+        expected = loaded.eval()(heedful.Packed.of(ids)).numpy()
+    behind = np.arange(max(map(len, ids))) < np.array([len(row) for row in ids])[:, None]
+    for mask in (behind, behind[:, ::-1]):
+        feeds = {"input_ids": padded(ids, mask), "attention_mask": mask.astype(np.int64)}
+        (vectors,) = session(exported.path).run(["sentence_embedding"], feeds)
+        assert np.abs(vectors - expected).max() <= 3e-6
+
+
 def test_angles_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
     encoder = StackConfig(**SIDE, relation=Rotary(scaling=DynamicNtk(factor=2.0, trained=8)))
     loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=EMBEDDING, encoder=encoder)))
@@ -214,8 +240,13 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("family", "architecture", "reason"),
     [
-        ("gpt2", "GPT2ForSequenceClassification", "has a decoder: what can be exported is an encoder, alone or with"),
-        ("t5", "T5ForConditionalGeneration", r"has a decoder \(without it, .* one of encoder, token_classification\)"),
+        ("gpt2", "GPT2LMHeadModel", r'\(gpt2\) has a "language_model" head: what can be exported is one stack'),
+        ("bart", "BartForSequenceClassification", r"\(bart\) has a decoder beside its encoder: what can be exported"),
+        (
+            "t5",
+            "T5ForConditionalGeneration",
+            r"has a decoder beside its encoder \(without it, .* one of encoder, token_classification\)",
+        ),
         ("xlnet", "XLNetForSequenceClassification", "is made for two streams of rows: what can be exported"),
     ],
 )
