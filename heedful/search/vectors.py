@@ -24,6 +24,7 @@ VectorFormat = Literal["float32", "int8", "binary"]
 VECTOR_FORMATS: tuple[VectorFormat, ...] = ("float32", "int8", "binary")
 BLOCK = 1 << 16  # rows that are compared with queries at once
 RESCORED = 10  # rows that are compared by int8 for each one that is asked for; see benchmarks/search.py
+GROUP = 64  # rows of which only the largest score is compared at first
 HIGH = 128  # units of the low digit of a query in one of the high digit
 FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
 
@@ -80,10 +81,25 @@ class VectorTable:
         words = mapped_array(folder / FILES["bits"], (count, _words(width)), np.uint64) if binary else None
         return cls(rows=rows, scales=scales, bits=words)
 
-    def scores(self, queries: Float32[np.ndarray, "queries width"], start: int, stop: int) -> torch.Tensor:
-        """Return the inner products of rows `start` to `stop` with queries, [rows, queries], in float32."""
-        scales = None if self.scales is None else self.scales[start:stop]
-        return _products(self.rows[start:stop], scales, queries)
+    def scores(
+        self, queries: Float32[np.ndarray, "queries width"], start: int, stop: int
+    ) -> Float32[np.ndarray, "queries rows"]:
+        """Return the inner products of queries with rows `start` to `stop`."""
+        if self.scales is None:
+            products = torch.from_numpy(np.ascontiguousarray(queries)) @ torch.from_numpy(self.rows[start:stop]).T
+            exact: NDArray[np.float32] = products.numpy()
+            return exact
+        units = (np.abs(queries).max(axis=1, initial=0) / (127 * HIGH)).astype(np.float32)  # of each query
+        whole = np.rint(queries / np.where(units > 0, units, 1)[:, None])
+        high = np.rint(whole / HIGH)
+        digits = torch.from_numpy(np.concatenate([high, whole - HIGH * high]).astype(np.int8))
+        both = torch._int_mm(torch.from_numpy(self.rows[start:stop]), digits.T).numpy().T  # exact, [2 queries, rows]
+        sums: NDArray[np.float32] = both[: len(queries)].astype(np.float32, order="C")
+        sums *= HIGH
+        sums += both[len(queries) :]
+        sums *= self.scales[start:stop]
+        sums *= units[:, None]
+        return sums
 
     def at(self, numbers: NDArray[np.int64]) -> VectorTable:
         """Return a table of some rows, in memory."""
@@ -114,17 +130,15 @@ class VectorTable:
         assert self.bits is not None
         bits, asked = self.bits, sign_bits(queries)
 
-        def matches(start: int, stop: int) -> torch.Tensor:
-            distances = [np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in asked]
-            return torch.from_numpy(-np.stack(distances, axis=1))
+        def matches(start: int, stop: int) -> NDArray[np.float32]:
+            return -np.stack([np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in asked])
 
         by_bits, candidates = _blockwise(len(bits), len(queries), RESCORED * count, alive, matches)
-        scores_by_query = [
-            self.at(numbers).scores(query[None], 0, len(numbers))[:, 0].masked_fill(torch.from_numpy(bad), -torch.inf)
-            for query, numbers, bad in zip(queries, candidates, np.isneginf(by_bits), strict=True)
-        ]
-        scores, order = torch.stack(scores_by_query).topk(min(count, candidates.shape[1]))
-        return scores.numpy(), np.take_along_axis(candidates, order.numpy(), axis=1)
+        best = TopRows(len(queries), count)
+        for place, (query, numbers) in enumerate(zip(queries, candidates, strict=True)):
+            scores = self.at(numbers).scores(query[None], 0, len(numbers))[0]
+            best.add_row(place, np.where(np.isneginf(by_bits[place]), -np.inf, scores), numbers)
+        return best.result()
 
 
 def sign_bits(vectors: Float32[np.ndarray, "rows width"]) -> UInt64[np.ndarray, "rows words"]:
@@ -139,37 +153,20 @@ def _words(width: int) -> int:
     return -(-width // 64)
 
 
-def _products(
-    rows: NDArray[np.float32] | NDArray[np.int8],
-    scales: NDArray[np.float32] | None,
-    queries: Float32[np.ndarray, "queries width"],
-) -> torch.Tensor:
-    if scales is None:
-        return torch.from_numpy(rows) @ torch.from_numpy(np.ascontiguousarray(queries)).T
-    units = np.abs(queries).max(axis=1, initial=0) / (127 * HIGH)  # of each query
-    whole = np.rint(queries / np.where(units > 0, units, 1)[:, None])
-    high = np.rint(whole / HIGH)
-    digits = torch.from_numpy(np.concatenate([high, whole - HIGH * high]).astype(np.int8))
-    products = torch._int_mm(torch.from_numpy(rows), digits.T).float()  # [rows, 2 queries], exact before float32
-    count = len(queries)
-    sums = HIGH * products[:, :count] + products[:, count:]
-    return sums * torch.from_numpy(scales)[:, None] * torch.from_numpy(units.astype(np.float32))
-
-
 def _blockwise(
     rows: int,
     queries: int,
     count: int,
     alive: NDArray[np.bool_] | None,
-    scores_of: Callable[[int, int], torch.Tensor],
+    scores_of: Callable[[int, int], NDArray[np.float32]],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the largest scores of each query over blocks of rows, and the numbers of the rows."""
-    best = TopRows(queries, count)
+    best = TopRows(queries, min(count, rows))
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
         scores = scores_of(start, stop)
         if alive is not None:
-            scores = scores.masked_fill(torch.from_numpy(~alive[start:stop])[:, None], -torch.inf)
+            scores[:, ~alive[start:stop]] = -np.inf
         best.add(scores, start)
     return best.result()
 
@@ -179,19 +176,41 @@ class TopRows:
 
     def __init__(self, queries: int, count: int) -> None:
         self.count = count
-        self._scores = torch.zeros(queries, 0)
-        self._numbers = torch.zeros(queries, 0, dtype=torch.int64)
+        self._scores = [np.zeros(0, np.float32)] * queries
+        self._numbers = [np.zeros(0, np.int64)] * queries
 
-    def add(self, scores: torch.Tensor, first: int) -> None:
-        """Add the scores of a block, [rows, queries], whose first row has the number `first`."""
-        values, places = scores.T.topk(min(self.count, len(scores)))
-        values, numbers = torch.cat([self._scores, values], 1), torch.cat([self._numbers, places + first], 1)
-        self._scores, order = values.topk(min(self.count, values.shape[1]))
-        self._numbers = numbers.gather(1, order)
+    def add(self, scores: Float32[np.ndarray, "queries rows"], first: int) -> None:
+        """Add the scores of a block, whose first row has the number `first`."""
+        for query, row in enumerate(scores):
+            places = np.flatnonzero(row >= self._least(query, row))
+            self.add_row(query, row[places], places + first)
+
+    def _least(self, query: int, row: NDArray[np.float32]) -> float:
+        """Return a score below which no row of a block is among the largest: partial sorting would take longer."""
+        if len(self._scores[query]) == self.count > 0:
+            return float(self._scores[query].min())
+        groups = len(row) // GROUP
+        if not 0 < self.count <= groups:
+            return -np.inf
+        maxima = row[: groups * GROUP].reshape(groups, GROUP).max(axis=1)
+        return float(
+            np.partition(maxima, groups - self.count)[groups - self.count]
+        )  # `count` groups have as large a one
+
+    def add_row(self, query: int, scores: NDArray[np.float32], numbers: NDArray[np.int64]) -> None:
+        """Add scores of one query, with the numbers of their rows."""
+        scores = np.concatenate([self._scores[query], scores.astype(np.float32)])
+        numbers = np.concatenate([self._numbers[query], numbers])
+        if len(scores) > self.count:
+            largest = np.argpartition(-scores, self.count)[: self.count]
+            scores, numbers = scores[largest], numbers[largest]
+        self._scores[query], self._numbers[query] = scores, numbers
 
     def result(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the scores in descending order, [queries, count], and the numbers of their rows."""
-        return self._scores.numpy(), self._numbers.numpy()
+        scores, numbers = np.stack(self._scores), np.stack(self._numbers)
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(numbers, order, axis=1)
 
 
 def write_tables(folder: Path, tables: Sequence[VectorTable]) -> None:
