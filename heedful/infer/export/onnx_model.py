@@ -85,7 +85,7 @@ def _check(loaded: ModelBundle) -> None:
     if wrong:
         raise HeedfulError(
             f"{loaded.source} ({loaded.config.family}) {wrong}: what can be exported is one stack of blocks, alone or "
-            "with a head that is classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
+            "with a head: classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
         )
 
 
