@@ -82,12 +82,12 @@ class Packed:
         """Return the row number of each sequence's first token; raises DataError for an empty sequence."""
         if empty := [number for number, length in enumerate(self.lengths) if length == 0]:
             raise DataError(f"sequences {empty} are empty: they have no first token to summarise them")
-        return torch.tensor(self.bounds[:-1], dtype=torch.long, device=self.tokens.device)
+        return send(self.bounds[:-1], self.tokens.device)
 
     def last_rows(self) -> Int[Tensor, " sequences"]:
         """Return the row number of each sequence's last token; raises DataError for an empty sequence."""
         self.first_rows()
-        return torch.tensor(self.bounds[1:], dtype=torch.long, device=self.tokens.device) - 1
+        return send(self.bounds[1:], self.tokens.device) - 1
 
     def select(self, rows: Int[Tensor, " sequences"]) -> Packed:
         """Return a batch of one row of each sequence."""
@@ -162,6 +162,11 @@ class Packed:
             if self.visibility is None
             else tuple(visible.to(device, non_blocking=True) for visible in self.visibility),
         )
+
+
+def send(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long) -> Int[Tensor, " numbers"]:
+    """Return numbers as a tensor on the device, for which the host does not wait."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Int[Tensor, " rows"]:

@@ -103,8 +103,8 @@ class BidirectionalRnn(nn.Module):
         if len(x) == 0:
             return x.new_zeros(0, self.width)
         row_order, counts = time_major_order(bounds)
-        order = torch.from_numpy(row_order).to(x.device)
-        inverse = torch.from_numpy(np.argsort(row_order)).to(x.device)
+        order = torch.from_numpy(row_order).to(x.device, non_blocking=True)
+        inverse = torch.from_numpy(np.argsort(row_order)).to(x.device, non_blocking=True)
         if x.is_cuda:
             self.cells.flatten_parameters()
         inputs = x.to(next(self.parameters()).dtype).index_select(0, order)

@@ -17,7 +17,7 @@ from heedful.errors import DataError, ModelError, SettingError
 from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
 from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 MAX_LENGTH_PENALTY = 10.0  # it is an exponent
 MIN_TEMPERATURE = 1e-6  # scores divided by much less overflow
@@ -561,6 +561,6 @@ def _next_log_probabilities(
     """Return the log-probabilities of each sequence's next token, in float32 at least."""
     with torch.inference_mode():
         rows = model.decode_step(batch, cache)
-        last_rows = rows[torch.tensor(batch.bounds[1:], device=rows.device) - 1]
+        last_rows = rows[send(batch.bounds[1:], rows.device) - 1]
         scores = score(last_rows, batch)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)

@@ -63,7 +63,9 @@ class EmbeddingLayer(nn.Module):
             raise DataError("this model has one stream: all rows of a batch must be keys")
         assert batch.key_lengths is not None
         lengths = zip(batch.lengths, batch.key_lengths, strict=True)
-        return torch.cat([torch.arange(length) >= keys for length, keys in lengths])[:, None].to(batch.tokens.device)
+        return torch.cat([torch.arange(length) >= keys for length, keys in lengths])[:, None].to(
+            batch.tokens.device, non_blocking=True
+        )
 
     def _check(self, batch: Packed) -> None:
         """Raise DataError for a sequence without positions, or for ids that the tables do not have."""

@@ -17,7 +17,7 @@ from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import ACTIVATIONS, FullPrecisionLinear, make_norm, segment_means
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 Rows = Float[Tensor, "rows width"]
 
@@ -54,7 +54,7 @@ class SummaryVector(Transform):
     def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
         if self.pooled_token is None or len(rows) == 0:
             return pool(rows, batch, self.pooling)
-        lengths = torch.tensor(batch.lengths, device=rows.device)
+        lengths = send(batch.lengths, rows.device)
         return rows[last_rows_of(batch, self.pooled_token)].masked_fill((lengths == 0)[:, None], 0.0)
 
 
@@ -256,7 +256,7 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
     """
     if len(batch) == 0:
         return rows[:0]
-    lengths = torch.tensor(batch.lengths, device=rows.device)
+    lengths = send(batch.lengths, rows.device)
     if pooling in ("first", "last", "max") and 0 in batch.lengths:
         vectors = rows.new_zeros(len(batch), rows.shape[1])
         vectors[lengths > 0] = pool(rows, replace(batch, bounds=tuple(sorted(set(batch.bounds)))), pooling)
@@ -275,8 +275,8 @@ def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
     """Return the row number of this token's last occurrence in each sequence; its last row if it has no such token."""
     device = batch.tokens.device
     rows = torch.where(batch.tokens == token, torch.arange(len(batch.tokens), device=device), -1)
-    sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device)
-    last = torch.tensor(batch.bounds[1:], device=device) - 1
+    sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device, non_blocking=True)
+    last = send(batch.bounds[1:], device) - 1
     of_token = torch.full_like(last, -1).scatter_reduce(0, sequences, rows, "amax")
     return torch.where(of_token < 0, last, of_token)
 

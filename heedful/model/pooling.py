@@ -26,7 +26,7 @@ from heedful.nn.attend import attend_with, attention_weights
 from heedful.nn.dropout import dropout
 from heedful.nn.layers import FullPrecisionLinear, segment_means
 from heedful.nn.layout import AttentionArgs, Layout
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 Vectors = Float[Tensor, "sequences vectors vector_width"]
 
@@ -39,7 +39,7 @@ class BagPooler(nn.Module):
         self.mean = config.how == "mean"
 
     def forward(self, rows: Rows, batch: Packed) -> Vectors:
-        lengths = torch.tensor(batch.lengths, dtype=torch.long, device=rows.device)
+        lengths = send(batch.lengths, rows.device)
         segments = torch.arange(len(batch), device=rows.device).repeat_interleave(lengths, output_size=len(rows))
         return segment_means(rows, segments, lengths, power=1.0 if self.mean else 0.0)[:, None]
 

@@ -15,9 +15,18 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn import functional as F
 
-from heedful.nn.kernels import Kernel, KernelBlock, Plan, keys_have_gaps, make_plan, run_plan, share_lines
+from heedful.nn.kernels import (
+    Kernel,
+    Plan,
+    adds_values,
+    device_bounds,
+    fused,
+    keys_have_gaps,
+    make_plan,
+    run_plan,
+    share_lines,
+)
 from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias, Span, cannot_differ
 
 if TYPE_CHECKING:
@@ -44,9 +53,7 @@ def _not_cuda(q: Tensor) -> str:
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     """Flash attention by the operator below varlen_attn, which lacks dropout; masks are aligned at the end, as ours."""
     layout, reach = args.layout, -1 if args.window is None else args.window
-    q_bounds, k_bounds = layout.cached(
-        ("flash", q.device), lambda: (_bounds(layout.queries, q), _bounds(layout.keys, q))
-    )
+    q_bounds, k_bounds = device_bounds(layout, q.device)
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     mixed = _operator()(
         q,
@@ -63,10 +70,6 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         window_size_right=0 if args.causal else reach,
     )[0]
     return mixed
-
-
-def _bounds(spans: tuple[Span, ...], q: Tensor) -> Int[Tensor, " sequences_and_one"]:
-    return torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32, device=q.device)
 
 
 def _operator() -> Callable[..., tuple[Tensor, ...]]:
@@ -113,23 +116,12 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     def make() -> Plan:
         return make_plan(args, partial(share_lines, widths=WIDTHS, budget=BUDGET), q, k)
 
-    if args.bias is None or isinstance(args.bias, RelativeBias):
-        key = ("grouped", args.causal, args.window, q.dtype, q.device, args.bias is None)
-        return run_plan(q, k, v, args, args.layout.cached(key, make), _fused)
-    return run_plan(q, k, v, args, make(), _fused)  # the pairs that a dense bias masks are part of the plan
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
+    key = ("grouped", args.causal, args.window, q.dtype, q.device, isinstance(args.bias, RelativeBias))
+    return run_plan(q, k, v, args, args.layout.cached(key, make), fused)
 
 
 def _not_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return _not_cuda(q) or _adds_values(args)
-
-
-def _adds_values(args: AttentionArgs) -> str:
-    has_values = isinstance(args.bias, RelativeBias) and args.bias.values is not None
-    return "it cannot add a value for each distance" if has_values else ""
+    return _not_cuda(q) or adds_values(args)
 
 
 def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
@@ -234,7 +226,7 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _not_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if reason := _not_cuda(q) or _adds_values(args):
+    if reason := _not_cuda(q) or adds_values(args):
         return reason
     if q.dtype not in (*HALVES, torch.float32):
         return f"it computes in float16, bfloat16 and float32, not in {q.dtype}"

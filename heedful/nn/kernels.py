@@ -21,6 +21,7 @@ from heedful.nn.cpu_attention import attention, cannot_attend, slow_to_attend
 from heedful.nn.dropout import dropout
 from heedful.nn.layout import AttentionArgs, DenseBias, Layout, RelativeBias, Span, allowed_pairs, cannot_differ
 from heedful.nn.packing import RowIndex, pack_index, pack_rows, unpack_index, unpack_rows
+from heedful.packed import send
 
 Line = list[int]  # the numbers of the sequences that share a line, in order
 Run = Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]
@@ -103,13 +104,14 @@ def best_fit(numbers: list[int], lengths: list[int], width: int) -> list[Line]:
 def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Line]]], q: Tensor, k: Tensor) -> Plan:
     """Turn an arrangement of sequences into places, masks and gather indices."""
     blocks, q_rows, k_rows, sees_any = [], [], [], []
+    key_counts = np.array([m for _, m in args.layout.sizes()])
+    multiple = CUDA_WIDTHS if q.device.type == "cuda" else 1
     for lines in arrange(args.layout):
-        queries, keys = _place(args.layout.queries, lines), _place(args.layout.keys, lines)
-        visible = _visible(args, lines, queries, keys)
-        blocks.append(_block(args, lines, queries, keys, visible, q))
+        queries, keys = (_place(spans, lines, multiple) for spans in (args.layout.queries, args.layout.keys))
+        blocks.append(_block(args, lines, queries, keys, q))
         q_rows.append(queries.rows.ravel())
         k_rows.append(keys.rows.ravel())
-        sees_any.append(visible.any(-1).ravel())
+        sees_any.append(_sees_any(args, queries, key_counts).ravel())
     places = np.concatenate([*q_rows, np.empty(0, np.int64)])
     result = np.full(len(q), len(places))  # a query without a key: the zeros after the last place
     real = (places >= 0) & np.concatenate([*sees_any, np.empty(0, bool)])
@@ -122,14 +124,18 @@ def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Lin
     )
 
 
+CUDA_WIDTHS = 8  # widths of blocks are multiples of it there; masks of others would be padded in each layer
+
+
 class _Placement(NamedTuple):
     rows: Int[np.ndarray, "lines places"]  # the row at a place, -1 for padding
     sequence: Int[np.ndarray, "lines places"]  # the sequence that the row belongs to
     position: Int[np.ndarray, "lines places"]  # in its sequence, counted from the end
 
 
-def _place(spans: tuple[Span, ...], lines: list[Line]) -> _Placement:
+def _place(spans: tuple[Span, ...], lines: list[Line], multiple: int = 1) -> _Placement:
     width = max(sum(spans[number][1] - spans[number][0] for number in line) for line in lines)
+    width = -(-width // multiple) * multiple
     placement = _Placement(*(np.full((len(lines), width), padding) for padding in (-1, -1, 0)))
     for r, line in enumerate(lines):
         offset = 0
@@ -143,41 +149,46 @@ def _place(spans: tuple[Span, ...], lines: list[Line]) -> _Placement:
     return placement
 
 
-def _visible(
-    args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement
-) -> Bool[np.ndarray, "lines queries keys"]:
-    visible: Bool[np.ndarray, "lines queries keys"] = queries.sequence[:, :, None] == keys.sequence[:, None, :]
-    visible &= (queries.sequence >= 0)[:, :, None]
-    if args.causal or args.window is not None:
-        distances = torch.from_numpy(keys.position[:, None, :] - queries.position[:, :, None])
-        visible &= allowed_pairs(distances, args).numpy()
-    if isinstance(args.bias, DenseBias):
-        for r, line in enumerate(lines):
-            for number in line:
-                pairs = np.ix_(queries.sequence[r] == number, keys.sequence[r] == number)
-                visible[r][pairs] &= (args.bias.blocks[number] > -torch.inf).any(0).cpu().numpy()
-    return visible
+def _sees_any(
+    args: AttentionArgs, queries: _Placement, key_counts: Int[np.ndarray, " sequences"]
+) -> Bool[np.ndarray, "lines queries"]:
+    """Return which places hold a query that causal mask and window let see a key of its sequence."""
+    position = queries.position
+    first = -key_counts[queries.sequence] if len(key_counts) else np.zeros_like(position)
+    last = np.where(queries.sequence < 0, first - 1, -1)
+    if args.window is not None:
+        first, last = np.maximum(first, position - args.window), np.minimum(last, position + args.window)
+    if args.causal:
+        last = np.minimum(last, position)
+    sees: Bool[np.ndarray, "lines queries"] = first <= last
+    return sees
 
 
-def _block(
-    args: AttentionArgs,
-    lines: list[Line],
-    queries: _Placement,
-    keys: _Placement,
-    visible: Bool[np.ndarray, "lines queries keys"],
-    q: Tensor,
-) -> KernelBlock:
-    # a place that sees no key may see all: its result is never read, and nothing becomes NaN
-    hidden = torch.from_numpy(~(visible | ~visible.any(-1, keepdims=True)))[:, None]
-    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
-    distances = None
-    if isinstance(args.bias, RelativeBias):
-        distances = torch.from_numpy(keys.position[:, None, :] - queries.position[:, :, None])
+def _block(args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement, q: Tensor) -> KernelBlock:
+    """Send the sequence and the position of each place to the device, and compare them there."""
+    longest = max(queries.rows.shape[1], keys.rows.shape[1])
+    limited = (args.causal and queries.rows.shape[1] > 1) or (args.window is not None and args.window < longest - 1)
+    first = queries.sequence[:, :1]
+    is_full = bool(first.size and (first >= 0).all()) and all(
+        (side.sequence == first).all() for side in (queries, keys)
+    )
+    of_queries, of_keys = (
+        torch.from_numpy(np.stack([side.sequence, side.position])).to(q.device, non_blocking=True)
+        for side in (queries, keys)
+    )
+    distances = of_keys[1][:, None, :] - of_queries[1][:, :, None]
+    mask = None
+    if limited or not is_full:
+        visible = (of_queries[0][:, :, None] == of_keys[0][:, None, :]) & (of_queries[0] >= 0)[:, :, None]
+        visible &= allowed_pairs(distances, args)
+        # a place that sees no key may see all: its result is never read, and nothing becomes NaN
+        hidden = ~(visible | ~visible.any(-1, keepdim=True))[:, None]
+        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
         lines=lines,
         shape=(len(lines), queries.rows.shape[1], keys.rows.shape[1]),
-        mask=None if mask is None else mask.to(q.device),
-        distances=None if distances is None else distances.to(q.device),
+        mask=mask,
+        distances=distances if isinstance(args.bias, RelativeBias) else None,
     )
 
 
@@ -200,8 +211,13 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, plan: Plan, c
             results.append(q.new_zeros(len(q_part), *v.shape[1:]))
             continue
         heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
-        bias = _shared_bias(args, block, table, q.dtype)
-        results.append(core(heads[0], heads[1], heads[2], bias, args, block).transpose(1, 2).flatten(0, 1))
+        if isinstance(args.bias, DenseBias):
+            bias, sees = _expand_dense(args.bias, args.layout, block, q.dtype)
+            mixed = core(heads[0], heads[1], heads[2], bias, args, block).where(sees, 0.0)
+        else:
+            shared = _shared_bias(args, block, table, q.dtype)
+            mixed = core(heads[0], heads[1], heads[2], shared, args, block)
+        results.append(mixed.transpose(1, 2).flatten(0, 1))
     return unpack_rows(results, plan.result) if results else q.new_zeros(len(q), *v.shape[1:])
 
 
@@ -228,24 +244,24 @@ def _shared_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
 
 def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return bias and mask, which are added to the block's scores, [R or 1, H or 1, Sq, Sk]."""
-    match args.bias:
-        case None:
-            return block.mask
-        case DenseBias():
-            bias = _expand_dense(args.bias, args.layout, block)
-        case RelativeBias(reach=reach):
-            assert block.distances is not None and table is not None
-            column = block.distances.clamp(-reach, reach) + reach
-            if table.ndim == 2:
-                bias = table[:, column].transpose(0, 1)
-            else:
-                by_row = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # R H Sq distances
-                bias = by_row.gather(-1, column[:, None].expand(-1, by_row.shape[1], -1, -1))
+    if not isinstance(args.bias, RelativeBias):
+        return block.mask
+    assert block.distances is not None and table is not None
+    reach = args.bias.reach
+    column = block.distances.clamp(-reach, reach) + reach
+    if table.ndim == 2:
+        bias = table[:, column].transpose(0, 1)
+    else:
+        by_row = table.unflatten(0, block.shape[:2]).transpose(1, 2)  # R H Sq distances
+        bias = by_row.gather(-1, column[:, None].expand(-1, by_row.shape[1], -1, -1))
     bias = bias.to(dtype)
     return bias if block.mask is None else bias + block.mask
 
 
-def _expand_dense(bias: DenseBias, layout: Layout, block: KernelBlock) -> Tensor:
+def _expand_dense(
+    bias: DenseBias, layout: Layout, block: KernelBlock, dtype: torch.dtype
+) -> tuple[Float[Tensor, "lines heads queries keys"], Bool[Tensor, "lines heads queries 1"]]:
+    """Return bias and mask, and which queries they let see a key; for others both are 0, so that nothing is NaN."""
     sizes = layout.sizes()
     lines = []
     for line in block.lines:
@@ -253,11 +269,14 @@ def _expand_dense(bias: DenseBias, layout: Layout, block: KernelBlock) -> Tensor
         i = j = 0
         for number in line:
             n, m = sizes[number]
-            values = bias.blocks[number]  # rows of -inf alone are masked elsewhere
-            diagonal[:, i : i + n, j : j + m] = values.where((values > -torch.inf).any(-1, keepdim=True), 0.0)
+            diagonal[:, i : i + n, j : j + m] = bias.blocks[number]
             i, j = i + n, j + m
         lines.append(diagonal)
-    return torch.stack(lines)
+    expanded = torch.stack(lines).to(dtype)
+    if block.mask is not None:
+        expanded = expanded + block.mask
+    sees = (expanded > -torch.inf).any(-1, keepdim=True)
+    return expanded.where(sees, 0.0), sees
 
 
 # -- cores: one block ---------------------------------------------------------------------------------------
@@ -288,8 +307,8 @@ def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) ->
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """PyTorch's fused attention; on a CPU it has no dropout."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=args.scale)
+    """PyTorch's fused attention; only on CUDA has it dropout."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
 
 
 # -- the kernel table ---------------------------------------------------------------------------------------
@@ -300,9 +319,7 @@ def _planned(core: Core) -> Run:
         def make() -> Plan:
             return make_plan(args, share_lines, q, k)
 
-        if isinstance(args.bias, DenseBias):  # the pairs that it masks are part of the plan
-            return run_plan(q, k, v, args, make(), core)
-        key = (args.causal, args.window, q.dtype, q.device, args.bias is None)
+        key = (args.causal, args.window, q.dtype, q.device, isinstance(args.bias, RelativeBias))
         return run_plan(q, k, v, args, args.layout.cached(key, make), core)
 
     return run
@@ -319,7 +336,8 @@ def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor
     heads = [rows.unflatten(0, (lines, -1)).transpose(1, 2) for rows in in_lines]
     bias = _shared_bias(args, block, args.bias.table if isinstance(args.bias, RelativeBias) else None, q.dtype)
     short = layout.stride is None and longest <= SHORT and not _cannot_fuse(q, k, v, args)
-    core = fused if short or _bmm_is_slow(q, k, v, args) else bmm
+    on_cuda = q.device.type == "cuda" and not adds_values(args)
+    core = fused if on_cuda or short or _bmm_is_slow(q, k, v, args) else bmm
     mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, args, block)
     return mixed.transpose(1, 2).flatten(0, 1)
 
@@ -327,15 +345,16 @@ def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor
 def _line_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
     sizes = args.layout.sizes()
     n, longest = sizes[0][0], max(m for _, m in sizes)
-    lengths = torch.tensor([m for _, m in sizes])[:, None, None]
-    distances = torch.arange(longest) - (lengths - n + torch.arange(n)[:, None])
-    hidden = ~(allowed_pairs(distances, args) & (torch.arange(longest) < lengths))[:, None]
-    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf) if hidden.any() else None
+    lengths = send([m for _, m in sizes], q.device)[:, None, None]
+    places = torch.arange(longest, device=q.device)
+    distances = places - (lengths - n + torch.arange(n, device=q.device)[:, None])
+    limited = (args.causal and n > 1) or (args.window is not None and args.window < max(n, longest) - 1)
+    mask = None
+    if limited or any(m != longest for _, m in sizes):
+        hidden = ~(allowed_pairs(distances, args) & (places < lengths))[:, None]
+        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
-        lines=[[number] for number in range(len(sizes))],
-        shape=(len(sizes), n, longest),
-        mask=None if mask is None else mask.to(q.device),
-        distances=distances.to(q.device),
+        lines=[[number] for number in range(len(sizes))], shape=(len(sizes), n, longest), mask=mask, distances=distances
     )
 
 
@@ -354,20 +373,32 @@ def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
     return ""
 
 
+def _dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    if q.device.type == "cuda" and args.layout.stride is None and args.bias is None:
+        return "on CUDA one sequence is computed as several are, without a mask"
+    return ""
+
+
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     """PyTorch's flash attention over packed rows; its causal mask and window are aligned at the end, as ours."""
     from torch.nn.attention.varlen import varlen_attn
 
-    def bounds(spans: tuple[Span, ...]) -> Tensor:
-        return torch.tensor([0, *(stop for _, stop in spans)], dtype=torch.int32, device=q.device)
-
     layout, reach = args.layout, -1 if args.window is None else args.window
-    q_bounds, k_bounds = layout.cached(("varlen", q.device), lambda: (bounds(layout.queries), bounds(layout.keys)))
+    q_bounds, k_bounds = device_bounds(layout, q.device)
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     window = (reach, 0 if args.causal else reach)
     mixed = varlen_attn(q, k, v, q_bounds, k_bounds, *longest, scale=args.scale, window_size=window)
     assert isinstance(mixed, Tensor)
     return mixed
+
+
+def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the bounds of query rows and of key rows, from 0, [sequences + 1] in int32, cached with the layout."""
+
+    def bounds(spans: tuple[Span, ...]) -> Int[Tensor, " sequences_and_one"]:
+        return send([0, *(stop for _, stop in spans)], device, torch.int32)
+
+    return layout.cached(("bounds", device), lambda: (bounds(layout.queries), bounds(layout.keys)))
 
 
 def _not_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
@@ -394,9 +425,13 @@ def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:
 
 
 def _cannot_fuse(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    if isinstance(args.bias, RelativeBias) and args.bias.values is not None:
-        return "it cannot add a value for each distance"
-    return "it has no dropout" if args.dropout else ""
+    return adds_values(args) or ("it has no dropout" if args.dropout else "")
+
+
+def adds_values(args: AttentionArgs) -> str:
+    """Return why a fused kernel cannot take this call if its bias has values, or an empty string."""
+    has_values = isinstance(args.bias, RelativeBias) and args.bias.values is not None
+    return "it cannot add a value for each distance" if has_values else ""
 
 
 SHORT = 128  # tokens; a single text up to this length is fastest with the fewest operations
@@ -414,7 +449,7 @@ def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 # the order on a CPU is that of benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
-    Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache),
+    Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache, slow=_dense_cache_is_slow),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
     Kernel(name="native", run=attention, cannot=cannot_attend, slow=slow_to_attend, shares_heads=True),
     Kernel(name="bmm", run=_planned(bmm), slow=_bmm_is_slow),

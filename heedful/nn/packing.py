@@ -28,8 +28,10 @@ def pack_index(places: Int[np.ndarray, " places"], rows: int, device: torch.devi
     has_row = places >= 0
     inverse[places[has_row]] = np.flatnonzero(has_row)
     return RowIndex(
-        index=torch.from_numpy(places.clip(min=0)).to(device),
-        inverse=torch.from_numpy(inverse).to(device) if has_row.sum() == rows and (inverse >= 0).all() else None,
+        index=torch.from_numpy(places.clip(min=0)).to(device, non_blocking=True),
+        inverse=torch.from_numpy(inverse).to(device, non_blocking=True)
+        if has_row.sum() == rows and (inverse >= 0).all()
+        else None,
     )
 
 
@@ -50,8 +52,8 @@ def unpack_index(
         return None
     inverse = None
     if real.sum() == len(result):  # each row sees a key; a padding place takes the zeros after the last row
-        inverse = torch.from_numpy(np.where(real, places, len(result))).to(device)
-    return RowIndex(index=torch.from_numpy(result).to(device), inverse=inverse)
+        inverse = torch.from_numpy(np.where(real, places, len(result))).to(device, non_blocking=True)
+    return RowIndex(index=torch.from_numpy(result).to(device, non_blocking=True), inverse=inverse)
 
 
 class _PackRows(torch.autograd.Function):

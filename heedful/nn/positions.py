@@ -297,7 +297,7 @@ class ShawPosition(RelativePosition):
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
 
-SEGMENTS = 4  # token types that a Transformer-XL position distinguishes
+SEGMENTS = 8  # token types that a Transformer-XL position distinguishes; heads stay a multiple of 8 wide, for CUDA
 
 
 class TransformerXlPosition(RelativePosition):

@@ -84,11 +84,13 @@ class Batch:
     words: Any = None  # alignment of rows with words, for objectives that use it
     counts: tuple[float, ...] = ()  # number of targets of each term, if the loss has several
     scales: tuple[float, ...] = ()  # factors of their sums, set by the trainer; (): the batch is the whole step
+    weight_sum: float | None = None  # sum of the weights, known on the host; None: see total_weight
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on a device."""
         return replace(
             self,
+            weight_sum=self.total_weight,
             packed=self.packed.to(device),
             target=None if self.target is None else self.target.to(device),
             targets=self.targets.to(device, non_blocking=True),
@@ -97,6 +99,11 @@ class Batch:
             labels=None if self.labels is None else self.labels.to(device, non_blocking=True),
             draws=None if self.draws is None else self.draws.to(device, non_blocking=True),
         )
+
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights, added up in float64."""
+        return float(self.weights.sum(dtype=torch.float64)) if self.weight_sum is None else self.weight_sum
 
 
 class PerEpochSamples(ABC, Sequence[Sample]):
@@ -169,7 +176,7 @@ class SelfSupervised(Objective):
         other term is divided by its own count.
         """
         first, *others = self.terms(loaded, batch)
-        counts = batch.counts or (first.count,)
+        counts = batch.counts or (batch.total_weight if first.weights is batch.weights else first.count,)
         scales = batch.scales or term_scales(counts)
         total = first.sum * self.term_weights[0]
         for term, weight, scale in zip(others, self.term_weights[1:], scales[1:], strict=True):
@@ -273,9 +280,9 @@ def full_precision(scores: Tensor) -> AbstractContextManager[None]:
     return torch.autocast(scores.device.type, enabled=False)
 
 
-def weighted_loss(losses: Float[Tensor, " targets"], weights: Float[Tensor, " targets"]) -> Loss:
+def weighted_loss(losses: Float[Tensor, " targets"], batch: Batch) -> Loss:
     """Return the sum of loss times weight, and the sum of the weights."""
-    return Loss((losses * weights).sum(), float(weights.sum(dtype=torch.float64)))
+    return Loss((losses * batch.weights).sum(), batch.total_weight)
 
 
 def concat_long(parts: Sequence[NDArray[Any]]) -> Tensor:

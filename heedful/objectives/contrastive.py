@@ -56,7 +56,7 @@ class ContrastiveClasses(Objective):
         groups = zip(vectors.split(self.group_size), batch.targets.split(self.group_size), strict=True)
         with full_precision(vectors):
             losses = [_pair_losses(group_vectors, labels) for group_vectors, labels in groups]
-        return weighted_loss(torch.cat(losses), batch.weights)
+        return weighted_loss(torch.cat(losses), batch)
 
 
 def _pair_losses(vectors: Tensor, labels: Tensor) -> Tensor:

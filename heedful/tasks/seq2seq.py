@@ -241,7 +241,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return Batch(packed=packed, targets=targets, weights=weights, rows=torch.cat(rows))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch.weights)
+        return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)

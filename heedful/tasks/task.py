@@ -313,10 +313,10 @@ class Task(Objective, ABC, Generic[AnyExample]):
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
         """Return the sum of the batch's losses and their weight."""
         if not isinstance(loaded.head, PooledClassesHead):
-            return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch.weights)
+            return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
         rows = loaded.hidden_states(batch.packed)
         losses = self.target_losses(self.scores(loaded, batch, rows), batch)
-        return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch.weights)
+        return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch)
 
     @abstractmethod
     def engine_input(self, example: AnyExample) -> object:

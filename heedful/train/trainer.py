@@ -312,7 +312,7 @@ class Trainer:
         scales = self._term_scales(own)
         while True:
             self._data_parallel.zero_grad()
-            loss_sum, count, tokens, failed = 0.0, 0.0, 0, None
+            sums, count, tokens, failed = list[Tensor](), 0.0, 0, None
             micro_batches = self._in_step(own)
             for number, (micro, batch) in enumerate(micro_batches):
                 if self.stop_requested and not self._data_parallel.needs_equal_steps:
@@ -328,7 +328,8 @@ class Trainer:
                             last=number == len(micro_batches) - 1,
                         )
                     if not micro.is_filler:
-                        loss_sum, count = loss_sum + loss.sum.item(), count + loss.count
+                        sums.append(loss.sum.detach())  # on a GPU, reading it would wait for the micro-batch
+                        count += loss.count
                         tokens += sum(len(sample) - sample.filler for sample in micro.samples)
                 except (MemoryError, RuntimeError) as error:
                     if not is_out_of_memory(error):
@@ -336,7 +337,7 @@ class Trainer:
                     failed = micro
                     break
             if failed is None:
-                return loss_sum, count, tokens
+                return sum(torch.stack(sums).tolist()) if sums else 0.0, count, tokens
             self._shrink_micro_batches(failed)
             own = StepBatches.of(self.objective, own.share, self._max_tokens)
 

@@ -44,18 +44,23 @@ def test_samples_are_compact() -> None:
         Sample.of([[2**31]], [[0]])
 
 
+def weighted(weights: torch.Tensor) -> Batch:
+    """A batch with these weights alone."""
+    return Batch(packed=Packed.of([]), targets=torch.zeros(len(weights)), weights=weights)
+
+
 @given(st.lists(st.tuples(st.floats(0, 10, width=32), st.floats(0.015625, 1, width=32)), min_size=1, max_size=20))
 def test_a_loss_is_a_sum_and_what_it_weighs(pairs: list[tuple[float, float]]) -> None:
     losses, share = torch.tensor([loss for loss, _ in pairs]), torch.tensor([weight for _, weight in pairs])
-    found = weighted_loss(losses.double(), share)
-    assert float(found.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
-    assert found.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
-    assert weighted_loss(losses.double().flip(0), share.flip(0)).count == found.count  # in any order
+    total = weighted_loss(losses.double(), weighted(share))
+    assert float(total.sum) == pytest.approx(sum(loss * weight for loss, weight in pairs), abs=1e-9)
+    assert total.count == pytest.approx(sum(weight for _, weight in pairs), abs=1e-12)
+    assert weighted_loss(losses.double().flip(0), weighted(share.flip(0))).count == total.count  # in any order
 
 
 def test_a_loss_keeps_its_graph() -> None:
     losses = torch.ones(3, requires_grad=True)
-    weighted_loss(losses, torch.tensor([1.0, 0.5, 0.25])).sum.backward()
+    weighted_loss(losses, weighted(torch.tensor([1.0, 0.5, 0.25]))).sum.backward()
     assert losses.grad is not None and losses.grad.tolist() == [1.0, 0.5, 0.25]
 
 

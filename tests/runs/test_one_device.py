@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,7 @@ MOVES = ("aten._to_copy", "aten.copy_", "aten.set_")  # they are how a tensor ge
 PLACED = ("aten.index.Tensor", "aten.index_put")  # places may lie on the host
 AUTOCAST = torch.autocast
 THERE = {"train.device": "cuda"}
+READS = 2  # the losses of a step, and the norm of its gradients
 
 
 class OneDevice(TorchDispatchMode):
@@ -52,17 +54,43 @@ class SeenError(Exception):
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA is "meta", of which every number that is looked at is 1, and a run is over after a step."""
+    """CUDA is "meta", whose numbers read as 1; a run is over after a step that reads few of them."""
 
     def fit(trainer: Trainer, *given: Any, **more: Any) -> Any:
         models = [trainer.loaded, *([] if trainer.objective.extra_module is None else [trainer.objective.extra_module])]
         assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
+        reads.clear()
+        monkeypatch.setattr(torch, "tensor", created)
+        monkeypatch.setattr(torch.Tensor, "to", moved)
         with OneDevice():  # type: ignore[no-untyped-call]
             assert trainer.train_step().tokens
+        waits = [*reads, *copies]
+        assert len(waits) <= READS or "Recurrent" in str(waits), f"the host waits {len(waits)} times a step: {waits}"
         raise SeenError
 
-    def known(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        return lambda tensor: 1.0 if tensor.is_meta else read(tensor)
+    reads: list[str] = []  # functions that read a number of the device
+    copies: list[str] = []  # functions that wait until something is copied to it
+    create, move = torch.tensor, torch.Tensor.to
+
+    def created(*values: Any, **how: Any) -> torch.Tensor:
+        if str(how.get("device")) == "meta":
+            copies.append(sys._getframe(1).f_code.co_qualname)
+        return create(*values, **how)
+
+    def moved(tensor: torch.Tensor, *there: Any, **how: Any) -> torch.Tensor:
+        result = move(tensor, *there, **how)
+        if result.is_meta and not tensor.is_meta and not how.get("non_blocking"):
+            copies.append(sys._getframe(1).f_code.co_qualname)
+        return result
+
+    def known(read: Callable[[torch.Tensor], Any], number: Any = 1.0) -> Callable[[torch.Tensor], Any]:
+        def read_or_known(tensor: torch.Tensor) -> Any:
+            if not tensor.is_meta:
+                return read(tensor)
+            reads.append(sys._getframe(1).f_code.co_qualname)
+            return number if tensor.ndim == 0 else torch.full(tensor.shape, number, device="cpu").tolist()
+
+        return read_or_known
 
     for module in (finetune, pretrain):
         monkeypatch.setattr(module, "fit", fit)
@@ -72,7 +100,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.Tensor, "cpu", lambda each: torch.ones_like(each, device="cpu") if each.is_meta else host(each)
     )
-    for name in ("item", "__float__", "__bool__", "__int__"):
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__"):
         monkeypatch.setattr(torch.Tensor, name, known(getattr(torch.Tensor, name)))
     monkeypatch.setattr(
         torch, "autocast", lambda kind, *how, **more: nullcontext() if kind == "meta" else AUTOCAST(kind, *how, **more)
@@ -84,8 +112,8 @@ def test_tasks(kind: str, tmp_path: Path) -> None:
     task = {"single": "classify", "multiple": "classify", "choose 4": "multiple-choice", "together": "embed"}.get(
         kind, kind
     )
+    unscored = assignments(THERE | {"eval_baseline": "false"})  # before training, which reads numbers
     with pytest.raises(SeenError):
-        unscored = assignments(THERE | {"eval_baseline": "false"})  # before training, which reads numbers
         finetune.finetune(task, data(kind, tmp_path / "data"), tmp_path / "run", assignments=unscored)
 
 

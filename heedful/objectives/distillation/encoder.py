@@ -155,27 +155,27 @@ class EncoderDistillation(MaskedLM):
             assert targets.words is not None
             return self.teacher.pooled(taught, targets.words.taught)
         assert self.vectors is not None
-        return self.vectors[targets.windows].to(rows.device)
+        return self.vectors[targets.windows].to(rows.device, non_blocking=True)
 
     def _state_losses(self, rows: Tensor, words: AlignedWords, taught: Tensor) -> Float[Tensor, " words"]:
         own = mean_rows(rows, words.places, words.owners, words.count)
-        states = self.teacher.states(words, taught).to(rows.device)
+        states = self.teacher.states(words, taught).to(rows.device, non_blocking=True)
         mapped: Tensor = self.modules["states"](own)
         return ((mapped.float() - states) ** 2).mean(-1)
 
     def _vector_losses(
         self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
     ) -> Float[Tensor, " singles"]:
-        singles = torch.from_numpy(targets.singles).to(rows.device)
-        first = torch.from_numpy(targets.texts[targets.singles]).to(rows.device)
+        singles = torch.from_numpy(targets.singles).to(rows.device, non_blocking=True)
+        first = torch.from_numpy(targets.texts[targets.singles]).to(rows.device, non_blocking=True)
         own = pool(rows, batch.packed, "mean")[singles].float()
         return 1.0 - F.cosine_similarity(own, self.teacher.projected(vectors[first], own.shape[1]), dim=-1)
 
     def _pair_losses(
         self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
     ) -> Float[Tensor, " pairs"]:
-        pairs = torch.from_numpy(targets.pairs).to(rows.device)
-        first = torch.from_numpy(targets.texts[targets.pairs]).to(rows.device)
+        pairs = torch.from_numpy(targets.pairs).to(rows.device, non_blocking=True)
+        first = torch.from_numpy(targets.texts[targets.pairs]).to(rows.device, non_blocking=True)
         scores: Tensor = self.modules["pairs"](rows[batch.packed.first_rows()[pairs]])
         return (scores.float()[:, 0] - (vectors[first] * vectors[first + 1]).sum(-1)) ** 2
 

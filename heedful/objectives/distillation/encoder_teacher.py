@@ -105,7 +105,9 @@ class EncoderTeacher:
         """The standardised state of each word; `rows` are those of `rows(words)`, where they are known."""
         rows = self.rows(words) if rows is None else rows
         states = mean_rows(rows, words.taught_places, words.taught_owners, words.count)
-        return (states - self.mean.to(rows.device)) / self.deviation.to(rows.device)
+        return (states - self.mean.to(rows.device, non_blocking=True)) / self.deviation.to(
+            rows.device, non_blocking=True
+        )
 
     def pooled(self, rows: Float[Tensor, "rows width"], taught: Packed) -> Float[Tensor, "texts width"]:
         """Sentence vectors of unit length: pooled as the teacher's folder says, else the mean of all rows."""
@@ -118,7 +120,7 @@ class EncoderTeacher:
         if width >= vectors.shape[1]:
             return F.pad(vectors, (0, width - vectors.shape[1]))
         assert self.basis is not None, "prepare comes first"
-        return vectors @ self.basis[:, :width].to(vectors.device)
+        return vectors @ self.basis[:, :width].to(vectors.device, non_blocking=True)
 
     # -- words ------------------------------------------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ def mean_rows(
 ) -> Float[Tensor, "count width"]:
     """The mean over the rows of each owner."""
     place, owner, counts = (
-        torch.from_numpy(array).to(rows.device) for array in (places, owners, np.bincount(owners, minlength=count))
+        torch.from_numpy(array).to(rows.device, non_blocking=True)
+        for array in (places, owners, np.bincount(owners, minlength=count))
     )
     return segment_means(rows[place], owner, counts)

@@ -208,7 +208,7 @@ class Distillation(SelfSupervised):
         for name, _ in self._weights:
             if name == "kd":
                 losses = self._kd_losses(scores[..., : self.classes], taught, batch)
-                terms.append(Term("kd", losses, None, request.kd.to(losses)))
+                terms.append(Term("kd", losses, None, request.kd.to(losses, non_blocking=True)))
             elif name == "label":
                 terms.append(self._label_term(loaded, rows, scores, batch))
             else:
@@ -227,7 +227,9 @@ class Distillation(SelfSupervised):
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
-        return Term("mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses))
+        return Term(
+            "mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses, non_blocking=True)
+        )
 
     def _teacher_outputs(self, request: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
         """The teacher's outputs for the samples of a batch, end to end, by name."""
@@ -246,7 +248,7 @@ class Distillation(SelfSupervised):
                 else:
                     like = tensors[0] if tensors else scores
                     parts.append(like.new_zeros(size, scores.shape[-1]))
-            joined[name] = torch.cat(parts).to(scores.device)
+            joined[name] = torch.cat(parts).to(scores.device, non_blocking=True)
         return joined
 
     def _kd_losses(self, scores: Tensor, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -295,7 +297,9 @@ class Distillation(SelfSupervised):
                 parts.append(relation_kl(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
         kind, losses = "states" if isinstance(loss, HiddenStateLoss) else "relations", torch.stack(parts).mean(0)
         weights = batch.words.rows
-        return Term(f"{kind}_{number + 1}", losses, None, None if weights is None else weights.to(losses))
+        return Term(
+            f"{kind}_{number + 1}", losses, None, None if weights is None else weights.to(losses, non_blocking=True)
+        )
 
 
 def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
