@@ -3,10 +3,11 @@
 python scripts/gpu_bundle.py FOLDER --python 3.12 --has numpy scipy pyarrow     # here, with a package index
 python FOLDER/run_gpu.py --part tests                                           # there
 
-The folder has the committed code, wheels of everything that Heedful, its tests and its benchmarks import for that
-version of Python, and run_gpu.py, which unpacks them beside themselves and runs one part: `kernels` and `tests` are
-those of tests/gpu, `training` (peak memory included) and `serving` are measured by benchmarks/gpu.py. Each part ends
-after eight minutes, and writes its output and a record to FOLDER/results.
+The folder has the committed code, an archive of the packages that Heedful, its tests and its benchmarks import for that
+version of Python, and run_gpu.py, which unpacks them and runs one part: `kernels`, `compiled` and `tests` are those of
+tests/gpu, `training` (peak memory included) and `serving` are measured by benchmarks/gpu.py. Each part ends after eight
+minutes, or `--seconds`, and writes its output and a record to FOLDER/results. Packages that the machine has in an older
+version than this one are not `--has`: the tests need the transformers that is installed here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -90,16 +93,22 @@ def write_code(folder: Path) -> None:
     shutil.copy(ROOT / "heedful/_version.py", folder / "heedful/_version.py")
 
 
-def download_wheels(folder: Path, packages: dict[str, str], python: str) -> None:
-    """Download a wheel of each package for that Python; a package without one is named, and left out."""
-    folder.mkdir()
-    for name, version in sorted(packages.items()):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        command += ["--python-version", python, "--dest", str(folder), f"{name}=={version}"]
-        for platform in PLATFORMS:
-            command += ["--platform", platform]
-        if subprocess.run(command, check=False).returncode:
-            print(f"no wheel of {name} {version} for Python {python}: left out")
+def write_packages(archive: Path, packages: dict[str, str], python: str) -> None:
+    """Write an archive of packages for that Python, half as large as their wheels; one without a wheel is named."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels, site = Path(scratch, "wheels"), Path(scratch, "site")
+        for name, version in sorted(packages.items()):
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+            command += ["--python-version", python, "--dest", str(wheels), f"{name}=={version}"]
+            for platform in PLATFORMS:
+                command += ["--platform", platform]
+            if subprocess.run(command, check=False).returncode:
+                print(f"no wheel of {name} {version} for Python {python}: left out")
+        for wheel in sorted(wheels.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as contents:
+                contents.extractall(site)
+        with tarfile.open(archive, "w:xz") as tar:
+            tar.add(site, "site")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
     parser.add_argument("--has", nargs="*", default=[], help="packages beside torch that the machine has")
-    parser.add_argument("--no-wheels", action="store_true", help="the machine has all packages")
+    parser.add_argument("--no-packages", action="store_true", help="the machine has all packages")
     options = parser.parse_args(arguments)
     if options.folder.exists():
         raise SystemExit(f"{options.folder} exists: name a new folder")
@@ -116,10 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code.mkdir(parents=True)
     write_code(code)
     shutil.copy(ROOT / "scripts/run_gpu.py", options.folder / "run_gpu.py")
-    if not options.no_wheels:
+    if not options.no_packages:
         on_machine = [*options.has, *closure(["torch"]), "heedful"]
         needs = [NAME.match(text)[0] for text in metadata.requires("heedful") or () if "extra" not in text]  # type: ignore[index]
-        download_wheels(options.folder / "wheels", closure([*needs, *TESTS], on_machine), options.python)
+        write_packages(options.folder / "site.tar.xz", closure([*needs, *TESTS], on_machine), options.python)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
     print(f"{options.folder}: {size / 2**20:.1f} MiB. There: python {options.folder.name}/run_gpu.py --part tests")
 

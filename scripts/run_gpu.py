@@ -1,8 +1,8 @@
 """Run one part of the checks of Heedful on a GPU machine; this file lies in a folder made by scripts/gpu_bundle.py.
 
-python run_gpu.py --part kernels|tests|training|serving [--rehearse]
+python run_gpu.py --part kernels|compiled|tests|training|serving [--seconds 480] [--rehearse]
 
-It needs Python with PyTorch alone. Wheels are unpacked to the folder `site` once. Output and records are in `results`.
+It needs Python with PyTorch alone. Packages are unpacked once, to `site`; output and records are in `results`.
 """
 
 from __future__ import annotations
@@ -11,45 +11,46 @@ import argparse
 import os
 import subprocess
 import sys
+import tarfile
 import time
-import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 480  # seconds of a part
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
-KERNEL_TESTS = "kernel or heads or dropout"
+PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "5", "--durations", "12", "tests/gpu"]
+COMPILED, KERNELS = "flex or compiled", "kernel or heads or dropout"
 PARTS = {
-    "kernels": [*PYTEST, "-k", KERNEL_TESTS],
-    "tests": [*PYTEST, "-k", f"not ({KERNEL_TESTS})"],
+    "kernels": [*PYTEST, "-k", f"({KERNELS}) and not ({COMPILED})"],
+    "compiled": [*PYTEST, "-k", COMPILED],  # they are compiled for minutes
+    "tests": [*PYTEST, "-k", f"not ({KERNELS} or {COMPILED})"],
     "training": ["benchmarks/gpu.py", "--only", "training"],
     "serving": ["benchmarks/gpu.py", "--only", "serving"],
 }
 
 
-def unpack_wheels(wheels: Path, site: Path) -> None:
-    """Unpack wheels into a folder of packages, unless it is there."""
-    if site.exists() or not wheels.exists():
+def unpack_packages(archive: Path, site: Path) -> None:
+    """Unpack an archive of packages into a folder, unless it is there."""
+    if site.exists() or not archive.exists():
         return
     partial = site.with_name("site.part")
-    for wheel in sorted(wheels.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(partial)
-    partial.rename(site)
+    with tarfile.open(archive) as tar:
+        tar.extractall(partial, filter="data")
+    (partial / "site").rename(site)
 
 
 def main() -> int:
-    """Run the part, and return its exit status; 124: it took longer than LIMIT."""
+    """Run the part, and return its exit status; 124: it took longer than it may."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--seconds", type=float, default=LIMIT, help="after which the part ends")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU: tiny shapes, and tests/gpu are skipped")
     options = parser.parse_args()
-    unpack_wheels(HERE / "wheels", HERE / "site")
+    unpack_packages(HERE / "site.tar.xz", HERE / "site")
     results = HERE / "results"
     results.mkdir(exist_ok=True)
     command = [sys.executable, *PARTS[options.part]]
     if "benchmarks/gpu.py" in command:
-        command += ["--minutes", f"{LIMIT / 60 - 0.5}", *(["--rehearse"] if options.rehearse else [])]
+        command += ["--minutes", f"{options.seconds / 60 - 0.25:.2f}", *(["--rehearse"] if options.rehearse else [])]
         command += [] if options.rehearse else ["--output", str(results)]
     paths = os.pathsep.join(map(str, (HERE / "site", HERE / "code", HERE / "code/benchmarks")))
     log = results / f"{options.part}.txt"
@@ -63,7 +64,7 @@ def main() -> int:
                 env=environment,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                timeout=LIMIT,
+                timeout=options.seconds,
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:

@@ -7,7 +7,7 @@ recording asks for; tests/gpu records and replays.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
@@ -25,7 +25,8 @@ from heedful.packed import Packed
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-LONGEST, MOST, WARM = 256, 128, 3  # tokens of a text; graphs that are kept; runs before one is recorded
+LONGEST, MOST, WARM = 256, 256, 3  # tokens of a text; graphs that are kept; runs before one is recorded
+TEXTS = 3  # of one length until it is recorded, which takes as long as dozens of texts
 
 
 class CapturedLayout(KVCache):
@@ -67,7 +68,7 @@ class CudaGraph:
 
 
 class CudaGraphs:
-    """The rows of one text at a time; each number of tokens is recorded when it is first met.
+    """The rows of one text at a time; a number of tokens is recorded when the third text of it comes, or prepared.
 
     Weights may change in place, but not move: what was recorded reads them where they lie.
     """
@@ -77,6 +78,7 @@ class CudaGraphs:
         self.longest = longest
         self.most = most
         self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # least recently used first
+        self._texts: Counter[int] = Counter()  # that came, by number of tokens
         self._lock = Lock()  # a graph writes to one place
         self._pool: _POOL_HANDLE | None = None
 
@@ -110,7 +112,7 @@ class CudaGraphs:
 
     def __call__(self, batch: Packed) -> Float[Tensor, "rows width"]:
         """The model's rows of a batch that lies anywhere; in the usual way where that has to be."""
-        if self.cannot(batch):
+        if self.cannot(batch) or not self._is_frequent(batch.bounds[-1]):
             usual: Tensor = self.model(batch.to(self.device))
             return usual
         with self._lock:
@@ -122,9 +124,15 @@ class CudaGraphs:
 
     def prepare(self, lengths: Iterable[int]) -> None:
         """Record graphs for texts of these numbers of tokens now, so that no request waits for it."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._lock:
             for length in lengths:
-                self(Packed.of([[0] * length]))
+                self._of(Packed.of([[0] * length]))
+
+    def _is_frequent(self, length: int) -> bool:
+        """Count a text, and return whether the graph of its length is there, or worth recording."""
+        with self._lock:
+            self._texts[length] += 1
+            return length in self._recorded or self._texts[length] >= TEXTS
 
     def _of(self, batch: Packed) -> CudaGraph:
         length = batch.bounds[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,26 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
         assert "autocast's copies of weights" in graphs.cannot(Packed.of([[5]]))
+
+
+def test_a_length_is_recorded_when_it_is_frequent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float32)
+    recorded: list[int] = []
+
+    def record(graphs: OnCuda, batch: Packed) -> SimpleNamespace:
+        recorded.append(batch.bounds[-1])
+        rows = graphs.model(batch)
+        return SimpleNamespace(batch=batch, rows=rows, graph=SimpleNamespace(replay=lambda: None))
+
+    monkeypatch.setattr(OnCuda, "_record", record)
+    monkeypatch.setattr(Packed, "to", lambda packed, device: packed)
+    graphs = OnCuda(heedful.load(tmp_path).model, most=2)
+    with torch.inference_mode():
+        for length in (4, 3, 4, 3, 3, 3, 4):
+            assert graphs(Packed.of([[5] * length])).shape[0] == length
+        assert recorded == [3, 4]
+        graphs.prepare([6])
+        assert recorded == [3, 4, 6] and list(graphs._recorded) == [4, 6]
 
 
 def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:
