@@ -24,10 +24,15 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if has_gpu() else "cpu"
+    advice = "give auto, cpu, or cuda for a GPU"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f'the device is "{name}": give auto, cpu, or cuda for a GPU') from None
+        raise SettingError(f'the device is "{name}": {advice}') from None
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise SettingError(
+            f'the device is "{name}", on which Heedful does not compute (some steps are float64): {advice}'
+        )
     if device.type != "cuda":
         return device
     count, index = torch.cuda.device_count(), device.index

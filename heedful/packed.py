@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from heedful.errors import DataError
 
+IdExtremes = tuple[tuple[int, int], tuple[int, int]]  # the least and the largest token, and type
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
@@ -30,6 +32,7 @@ class Packed:
     past_lengths: tuple[int, ...] | None = None  # rows of each sequence that a KV cache holds already
     key_lengths: tuple[int, ...] | None = None  # rows of each sequence that are keys: the first ones; None: all
     visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all
+    extremes: IdExtremes | None = None  # of tokens and types that came from the CPU; see id_extremes
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -151,10 +154,21 @@ class Packed:
             else (*self.visibility, self.visibility[0].new_ones(padding, padding)),
         )
 
+    def id_extremes(self) -> IdExtremes | None:
+        """Return the least and the largest token and type, as the CPU knew them; None for no rows, or if it did not.
+
+        On a GPU, an id that a table does not have ends the process, and reading the largest one waits for the GPU.
+        """
+        if self.extremes is not None or self.tokens.device.type != "cpu" or not len(self.tokens):
+            return self.extremes
+        (low, high), (low_type, high_type) = ((int(b) for b in ids.aminmax()) for ids in (self.tokens, self.types))
+        return (low, high), (low_type, high_type)
+
     def to(self, device: torch.device | str) -> Packed:
         """Return the batch with its tensors on the device."""
         return replace(
             self,
+            extremes=None if torch.device(device).type == "cpu" else self.id_extremes(),
             tokens=self.tokens.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             types=self.types.to(device, non_blocking=True),

@@ -47,6 +47,8 @@ def test_a_missing_device_is_reported(
         resolve_auto(TrainSettings(epochs=1.0, device="cuda"), tmp_path, SINGLE_PROCESS, print)
     with pytest.raises(HeedfulError, match='the device is "tpu2": give auto, cpu, or cuda'):
         resolve_device("tpu2")
+    with pytest.raises(HeedfulError, match='the device is "mps", on which Heedful does not compute'):
+        resolve_device("mps")
     with pytest.raises(SystemExit) as stop:
         main(["predict", BUNDLED_ENCODER, "a [MASK]", "--device", "cuda"])
     assert stop.value.code == 2 and "sees no GPU" in capsys.readouterr().err

@@ -79,12 +79,9 @@ class EmbeddingLayer(nn.Module):
                 f"sequence {number} has {lengths[number]} tokens, but the model has positions for {limit}: split it "
                 "into windows or truncate it"
             )
-        if batch.tokens.device.type == "cpu" and len(batch.tokens):  # on other devices the check would synchronise
-            for name, ids, count in (
-                ("token", batch.tokens, self.config.vocabulary),
-                ("type", batch.types, self.config.types),
-            ):
-                low, high = (int(bound) for bound in ids.aminmax())
+        if (extremes := batch.id_extremes()) is not None:
+            counts = (self.config.vocabulary, self.config.types)
+            for name, (low, high), count in zip(("token", "type"), extremes, counts, strict=True):
                 if count and not 0 <= low <= high < count:
                     raise DataError(
                         f"{name} id {low if low < 0 else high} is unknown; this model knows 0 to {count - 1}: "

@@ -83,7 +83,9 @@ def test_sequences_longer_than_the_positions_are_refused() -> None:
 @pytest.mark.parametrize("bad", [30, -1])
 def test_unknown_token_ids_are_refused(bad: int) -> None:
     expected = f"token id {bad} is unknown; this model knows 0 to 29: was the batch made with another tokenizer?"
-    assert refusal(EmbeddingLayer(EMBEDDING, 16), Packed.of([[1], [2, bad]])) == expected
+    layer, batch = EmbeddingLayer(EMBEDDING, 16), Packed.of([[1], [2, bad]])
+    assert refusal(layer, batch) == expected
+    assert refusal(layer.to("meta"), batch.to("meta")) == expected  # the device is not asked
 
 
 def test_unknown_types_are_refused() -> None:
