@@ -44,6 +44,7 @@ from heedful.nn.positions import (
     DynamicNtkShape,
     Llama3Shape,
     LongRopeShape,
+    ProjectedDistances,
     RelativePosition,
     RotaryPosition,
     ShawPosition,
@@ -104,8 +105,8 @@ class Attention(nn.Module):
         self.out = TrainedLinear(self.sizes[0], config.width, bias=config.attention_bias)
 
     def forward(self, x: Float[Tensor, "rows width"], context: AttentionContext, layer: LayerContext) -> Tensor:
-        q, k, v = self._project(x)
-        bias = layer.relation.bias(q, k, layer.prepared, self.scale, self._project)
+        q, k, v = self.project(x)
+        bias = layer.relation.bias(q, k, layer.prepared, self.scale, self.project)
         q, k = layer.relation.rotate(q, k, layer.prepared)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast a rotation gives float32, which the fast kernels refuse
         if context.cache is not None:
@@ -125,7 +126,7 @@ class Attention(nn.Module):
         out: Tensor = self.out(select_rows(attend_with(q, k, v, args).flatten(1), layer.output_rows))
         return out
 
-    def _project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Float[Tensor, "rows width"]) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of rows, [rows, heads, width] each."""
         q, k, v = split_qkv(self.qkv(x), self.heads, self.kv_heads)
         return self.q_norm(q), self.k_norm(k), v
@@ -308,6 +309,8 @@ class Stack(nn.Module):
             sequences=sequences,
         )
         relations = [relation for relation in self.relations if isinstance(relation, RelativePosition)]
+        if isinstance(relations[-1], ProjectedDistances):
+            relations = relations[1:]
         prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
         # the last block then computes no other rows after its attention
         early = output_rows is not None and memory is None and trace is None
@@ -317,7 +320,7 @@ class Stack(nn.Module):
             match self.config.relation:
                 case Rotary():
                     relation = 0 if window is None else len(relations) - 1
-                case Shaw() | TransformerXl():
+                case Shaw() | TransformerXl() | Disentangled() if len(relations) > 1:
                     relation = block
                 case _:
                     relation = 0

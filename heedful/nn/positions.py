@@ -356,7 +356,7 @@ class DisentangledPosition(RelativePosition):
     queries (He et al. 2021, arXiv:2006.03654, section 3.1; buckets: He et al. 2023, arXiv:2111.09543, appendix).
 
     Only vectors of distances that the batch has are projected: 2n - 1 of them for texts of n tokens, as long as each
-    distance has a vector of its own.
+    distance has a vector of its own. For inference, see `ProjectedDistances`.
     """
 
     def __init__(self, *, buckets: int, reach: int, width: int, norm_eps: float | None, dropout: float) -> None:
@@ -379,16 +379,65 @@ class DisentangledPosition(RelativePosition):
 
     def bias(self, q: Heads, k: Keys, prepared: DistanceVectors, scale: float, project: Project) -> DenseBias:
         position_q, position_k, _ = project(dropout(prepared.vectors, self.dropout, self.training))
-        to_position = torch.einsum("ihd,ghd->hig", q * scale, position_k)
-        from_position = torch.einsum("jhd,ghd->hjg", k * scale, position_q)
-        reach, blocks = len(prepared.numbers) // 2, []
-        for start, stop in pairwise(prepared.bounds):
-            places = torch.arange(stop - start, device=q.device)
-            number = prepared.numbers[places[:, None] - places[None, :] + reach].expand(q.shape[1], -1, -1)
-            of_query = to_position[:, start:stop].gather(-1, number)
-            of_key = from_position[:, start:stop].gather(-1, number.mT).mT
-            blocks.append(of_query + of_key)
-        return DenseBias(blocks=tuple(blocks))
+        return _disentangled_bias(q * scale, k * scale, position_q, position_k, prepared.bounds, prepared.numbers)
+
+
+class ProjectedDistances(RelativePosition):
+    """`DisentangledPosition` for one layer of a trained model, with all vectors of distances projected once."""
+
+    position_q: Tensor
+    position_k: Tensor
+    rows: Tensor
+
+    def __init__(self, position: DisentangledPosition, project: Project) -> None:
+        super().__init__()
+        self.reach = position.reach  # larger distances have the same vector as this one
+        with torch.no_grad():
+            position_q, position_k, _ = project(position.norm(position.table.weight))
+            rows = position.rows(torch.arange(-self.reach, self.reach + 1, device=position_q.device))
+        self.bounds = rows.tolist()  # the same rows on the host
+        for name, tensor in (("position_q", position_q), ("position_k", position_k), ("rows", rows)):
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
+
+    def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> ProjectedRows:
+        reach = max(batch.max_length - 1, 0)
+        cut = min(reach, self.reach)
+        first, last = self.bounds[self.reach - cut], self.bounds[self.reach + cut]
+        distances = torch.arange(-reach, reach + 1, device=like.device).clamp(-self.reach, self.reach)
+        return ProjectedRows(batch.bounds, slice(first, last + 1), self.rows[distances + self.reach] - first)
+
+    def bias(self, q: Heads, k: Keys, prepared: ProjectedRows, scale: float, project: Project) -> DenseBias:
+        position_q, position_k = self.position_q[prepared.rows], self.position_k[prepared.rows]
+        return _disentangled_bias(q * scale, k * scale, position_q, position_k, prepared.bounds, prepared.numbers)
+
+
+class ProjectedRows(NamedTuple):
+    """Rows of the projected vectors that a batch needs, and the number among them of each distance, query minus key."""
+
+    bounds: tuple[int, ...]
+    rows: slice
+    numbers: Int[Tensor, " distances"]
+
+
+def _disentangled_bias(
+    q: Heads,
+    k: Keys,
+    position_q: Float[Tensor, "vectors heads width"],
+    position_k: Float[Tensor, "vectors heads width"],
+    bounds: tuple[int, ...],
+    numbers: Int[Tensor, " distances"],
+) -> DenseBias:
+    """Return q K(p) + k Q(p) for each query and key of each sequence; q and k are scaled."""
+    to_position = torch.einsum("ihd,ghd->hig", q, position_k)
+    from_position = torch.einsum("jhd,ghd->hjg", k, position_q)
+    reach, blocks = len(numbers) // 2, []
+    for start, stop in pairwise(bounds):
+        places = torch.arange(stop - start, device=q.device)
+        number = numbers[places[:, None] - places[None, :] + reach].expand(q.shape[1], -1, -1)
+        of_query = to_position[:, start:stop].gather(-1, number)
+        of_key = from_position[:, start:stop].gather(-1, number.mT).mT
+        blocks.append(of_query + of_key)
+    return DenseBias(blocks=tuple(blocks))
 
 
 def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:

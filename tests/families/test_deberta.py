@@ -16,10 +16,13 @@ import heedful
 from heedful.checkpoint import read_config
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.nn.positions import signed_log_buckets
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
+from heedful.model.stack import Attention
+from heedful.nn.positions import ProjectedDistances, signed_log_buckets
 from heedful.packed import Packed
 from tests.support.sentencepiece_models import train_sentencepiece
 from tests.support.tiny_models import Exact, our_outputs, packed, save_tiny, sequences, their_outputs
+from tests.support.tokenizer_folders import wordpieces, write_wordpiece
 
 BODY, MASKED = "DebertaV2Model", "DebertaV2ForMaskedLM"
 
@@ -145,3 +148,39 @@ def test_only_vectors_of_distances_that_occur_are_projected(tmp_path: Path) -> N
         prepared = relation.prepare(batch, torch.zeros(1), keep=True)  # type: ignore[operator]
         assert len(prepared.vectors) == 2 * length - 1
     assert FAMILIES["deberta-v2"].write(ours.config.model)["position_buckets"] == 256
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_distances_are_projected_once_for_inference(tmp_path: Path, precision: Any) -> None:
+    """An applied plan projects them once: rows are the same for texts below and above the last bucket."""
+    save_tiny(tmp_path, "deberta-v2", BODY, position_buckets=6, max_relative_positions=9)
+    plain, planned = heedful.load(tmp_path), heedful.load(tmp_path)
+    before = planned.weights_digest() if precision == "float32" else ""
+    apply_plan(planned, ExecutionPlan(precision=precision, linears="int8" if precision == "int8" else "plain"))
+    assert planned.model.encoder is not None
+    projected = [part for part in planned.model.encoder.relations if isinstance(part, ProjectedDistances)]
+    assert len(projected) == len(planned.model.encoder.blocks)
+    with torch.inference_mode():
+        for lengths in ((1,), (2, 9), (10, 3, 30), (30,)):
+            rows, expected = (loaded.model(packed("deberta-v2", lengths)) for loaded in (planned, plain))
+            tolerance = 2e-6 if precision == "float32" else 0.2
+            assert (rows - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+    if before:
+        assert planned.weights_digest() == before
+        for number, part in enumerate(projected):
+            attention = plain.model.encoder.blocks[number].attention  # type: ignore[union-attr]
+            vectors = plain.model.encoder.relations[0]  # type: ignore[union-attr]
+            q, k, _ = attention.project(vectors.norm(vectors.table.weight))
+            assert torch.equal(part.position_q, q) and torch.equal(part.position_k, k)
+
+
+def test_an_engine_projects_distances_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "deberta-v2", "DebertaV2ForSequenceClassification", vocab_size=len(wordpieces()))
+    write_wordpiece(tmp_path, wordpieces())
+    engine = heedful.Engine(tmp_path)
+    projected: list[int] = []
+    project = Attention.project
+    monkeypatch.setattr(Attention, "project", lambda self, x: projected.append(len(x)) or project(self, x))
+    engine(["hello"])
+    tokens = len(engine.tokenizer.encode("hello"))
+    assert projected == [tokens] * 4, "each of four layers projects its tokens, and nothing else"

@@ -14,7 +14,7 @@ from heedful.device import has_fast_bfloat16
 from heedful.infer.precision import Precision
 from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.config import Buckets, Disentangled, ModelConfig, Shaw, StackConfig, TransformerXl
-from heedful.model.stack import Block, ExecutionOptions
+from heedful.model.stack import Block, ExecutionOptions, Stack
 from heedful.nn.cpu_ops import usable_kernels
 from heedful.nn.inference_linear import (
     FUSED,
@@ -26,6 +26,7 @@ from heedful.nn.inference_linear import (
 )
 from heedful.nn.layers import ACTIVATIONS, Mlp
 from heedful.nn.layout import Bias, DenseBias, RelativeBias
+from heedful.nn.positions import DisentangledPosition, ProjectedDistances
 
 LinearKernel = Literal["plain", "onednn", "native", "int8"]
 
@@ -70,6 +71,9 @@ def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.d
 def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
     """Replace linear layers of a model and set its execution options; it can no longer be trained."""
     model = loaded.model
+    for stack in (model.encoder, model.decoder):
+        if stack is not None:
+            _project_distances(stack)
     if plan.linears != "plain":
         for stack in (model.encoder, model.decoder):
             if stack is not None:
@@ -81,6 +85,14 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
         fused_block=FusedBlock() if fuses else None,
         pad_to_bucket=model.execution.pad_to_bucket if plan.linears == "plain" else plan.linears == "onednn",
     )
+
+
+def _project_distances(stack: nn.Module) -> None:
+    """Project the vectors of distances by each block once; the original is kept, with its parameters."""
+    if isinstance(stack, Stack) and isinstance(position := stack.relations[-1], DisentangledPosition):
+        for block in stack.blocks:
+            assert isinstance(block, Block)
+            stack.relations.append(ProjectedDistances(position, block.attention.project))
 
 
 def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
