@@ -42,7 +42,7 @@ def index(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Write the index anew without what deleted documents have left.")
     ] = False,
-    device: Device = "cpu",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Index documents, to search them by words and by meaning.

@@ -25,7 +25,7 @@ def search(
         str | None,
         typer.Option(metavar="MODEL", help="Rank the best 50 documents again by a model that scores pairs of texts."),
     ] = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Search an index of documents; each is printed with its best passage."""

@@ -23,7 +23,9 @@ def serve(
     context: typer.Context,
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN", help="A run, a model folder, or NAME[@REVISION] on the hub; as NAME=RUN."),
+        typer.Argument(
+            metavar="RUN", help="A run, a model folder, an index, or NAME[@REVISION] on the hub; as NAME=RUN."
+        ),
     ],
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free port.", min=0, max=65535)] = 8080,
     host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1: this machine only.")] = "127.0.0.1",

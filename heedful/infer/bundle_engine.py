@@ -163,6 +163,7 @@ class BundleEngine:
         check_prediction_set(prediction_set, bundle)
         self.prediction_set = prediction_set
         self.candidates: object = None  # labels that the model was not trained on, see zero_shot.py
+        self.search_index: object = None  # the index whose queries the model encodes, on a server
         if self.loaded.tokenizer is None:
             raise HeedfulError(
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"

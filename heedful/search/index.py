@@ -75,13 +75,13 @@ class SearchIndex:
     index; others search the state that they opened until they call `refresh`.
     """
 
-    def __init__(self, folder: str | Path, *, engine: BundleEngine | None = None, device: str | None = None) -> None:
+    def __init__(self, folder: str | Path, *, engine: BundleEngine | None = None, device: str = "auto") -> None:
         """Open the last complete state of an index.
 
         Args:
             folder: The folder.
             engine: The model of the index, if it is loaded already.
-            device: "cpu" or "cuda", for the model; it is loaded when it is first needed.
+            device: "cpu", "cuda" or "auto": a GPU where there is one; the model is loaded when it is first needed.
 
         Raises:
             HeedfulError: If the folder holds no index, or a part is damaged.
@@ -101,7 +101,7 @@ class SearchIndex:
         vectors: VectorFormat = "int8",
         language: str = "english",
         passage_tokens: int | None = None,
-        device: str | None = None,
+        device: str = "auto",
     ) -> SearchIndex:
         """Create an index without documents.
 
@@ -111,7 +111,7 @@ class SearchIndex:
             vectors: "float32", "int8", or "binary": signs, with int8 for the nearest ones.
             language: For stemming and stop words of BM25; "none": neither.
             passage_tokens: Most tokens of a passage; None: 256, or what the model reads if it is less.
-            device: "cpu" or "cuda".
+            device: "cpu", "cuda" or "auto": a GPU where there is one.
 
         Raises:
             HeedfulError: If the folder holds anything, the model makes no sentence embeddings, or a value is unknown.
@@ -187,6 +187,7 @@ class SearchIndex:
         *,
         method: SearchMethod = "hybrid",
         reranker: str | Path | BundleEngine | None = None,
+        vector: NDArray[np.float32] | None = None,
     ) -> list[SearchHit]:
         """Return the best documents for a query, each with its best passage.
 
@@ -196,6 +197,7 @@ class SearchIndex:
             method: "words" (BM25), "vectors" (cosine), or "hybrid": both rankings, fused by reciprocal ranks.
             reranker: A model that scores pairs of texts (a cross-encoder), by which the best `RERANKED` documents are
                 ranked again.
+            vector: The query's vector, where it is known; None: it is encoded.
 
         Raises:
             HeedfulError: If the query is empty, or an argument is unknown.
@@ -203,8 +205,12 @@ class SearchIndex:
         if not query.strip():
             raise HeedfulError("the query is empty; expected a text to search for")
         depth = top_k if reranker is None else max(top_k, RERANKED)
-        (ranking,) = self.rank([query], depth, method=method)
-        hits = self._hits(query, ranking, method)
+        _check_search(method, depth)
+        vectors = None
+        if method != "words":
+            vectors = self._query_vectors([query]) if vector is None else normalized_rows(vector[None])
+        (ranking,) = self._rank([query], vectors, depth, method)
+        hits = self._hits(query, ranking, vectors)
         if reranker is not None:
             model = reranker if isinstance(reranker, BundleEngine) else Engine(reranker, device=self._device)
             scores = rerank_scores(model, query, [hit.passage for hit in hits])
@@ -216,13 +222,16 @@ class SearchIndex:
         self, queries: Sequence[str], depth: int, *, method: SearchMethod = "hybrid"
     ) -> list[list[tuple[int, float]]]:
         """Return the numbers of the best `depth` documents of each query with their scores, best first."""
-        if method not in METHODS:
-            raise HeedfulError(f"method is {method!r}{did_you_mean(method, METHODS)}: use one of {', '.join(METHODS)}")
-        if depth < 1:
-            raise HeedfulError(f"top_k is {depth}: give how many documents to return, from 1")
+        _check_search(method, depth)
+        return self._rank(queries, None if method == "words" else self._query_vectors(queries), depth, method)
+
+    def _rank(
+        self, queries: Sequence[str], vectors: NDArray[np.float32] | None, depth: int, method: SearchMethod
+    ) -> list[list[tuple[int, float]]]:
+        """Rank documents by words, by vectors of the queries (None: by words alone), or by both."""
         count = max(depth, CANDIDATES) if method == "hybrid" else depth
         by_words = [] if method == "vectors" else [self._words.search(query, count) for query in queries]
-        by_vectors = [] if method == "words" else self._rank_by_vectors(queries, count)
+        by_vectors = [] if vectors is None else self._rank_by_vectors(vectors, count)
         if method != "hybrid":
             return by_words or by_vectors
         return [
@@ -235,9 +244,8 @@ class SearchIndex:
         segment, place = self._locate(number)
         return segment.document(place)
 
-    def _rank_by_vectors(self, queries: Sequence[str], count: int) -> list[list[tuple[int, float]]]:
+    def _rank_by_vectors(self, vectors: NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
         """Rank documents by their best passages."""
-        vectors = self._query_vectors(queries)
         passages = len(self._document_of_passage)
         tables = [segment.vectors for segment in self._segments]
         wanted = 2 * count
@@ -256,8 +264,9 @@ class SearchIndex:
     def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
         return normalized_rows(self.engine.encode_query(list(queries)))
 
-    def _hits(self, query: str, ranking: Sequence[tuple[int, float]], method: SearchMethod) -> list[SearchHit]:
-        vector = None if method == "words" else self._query_vectors([query])
+    def _hits(
+        self, query: str, ranking: Sequence[tuple[int, float]], vector: NDArray[np.float32] | None
+    ) -> list[SearchHit]:
         hits = []
         for number, score in ranking:
             segment, place = self._locate(number)
@@ -452,6 +461,13 @@ def _read_stable(
         except HeedfulError:
             if read_state(folder).generation == state.generation:
                 raise
+
+
+def _check_search(method: str, depth: int) -> None:
+    if method not in METHODS:
+        raise HeedfulError(f"method is {method!r}{did_you_mean(method, METHODS)}: use one of {', '.join(METHODS)}")
+    if depth < 1:
+        raise HeedfulError(f"top_k is {depth}: give how many documents to return, from 1")
 
 
 def _passage_tokens(engine: BundleEngine, tokens: int | None) -> int:

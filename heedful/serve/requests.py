@@ -79,6 +79,14 @@ class RerankBody(TruncatedBody, kw_only=True, frozen=True):
     return_text: bool = False
 
 
+class SearchBody(ModelBody, kw_only=True, frozen=True):
+    """A query for the index that is served."""
+
+    query: str
+    top_k: Annotated[int, Meta(ge=1, le=1000)] = 10
+    method: Literal["hybrid", "words", "vectors"] = "hybrid"
+
+
 class SentenceComparison(Struct, forbid_unknown_fields=True, frozen=True):
     """A sentence and those it is compared with."""
 

@@ -25,6 +25,17 @@ class RankedText(Struct, kw_only=True):
     text: str | None = None
 
 
+class FoundDocument(Struct, kw_only=True):
+    """A document of the index with its best passage, whose characters `start` to `end` of the document are."""
+
+    id: str
+    score: float
+    title: str
+    passage: str
+    start: int
+    end: int
+
+
 class TokenInfo(Struct, kw_only=True):
     """A token, and the characters of the text that it covers."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -16,6 +18,7 @@ from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
 from heedful.model.config import Classes, SentenceEmbedding
+from heedful.search.index import SearchIndex
 from heedful.search.rerank import relevance
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
@@ -179,6 +182,20 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
     return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
+
+
+async def search_documents(call: RequestContext, body: requests.SearchBody) -> list[dict[str, object]]:
+    """The documents of the index that fit a query best, each with its best passage."""
+    _, model_queue = call.select_model(body.model, ("search",))
+    engine = model_queue.engine
+    assert engine is not None and isinstance(engine.search_index, SearchIndex)
+    index, vector = engine.search_index, None
+    if body.method == "words":
+        call.texts(body.query)
+    elif body.query.strip():
+        (vector,) = await vectors(call, model_queue, [body.query], prompt=engine.prompt("query"))
+    search = partial(index.search, body.query, body.top_k, method=body.method, vector=vector)
+    return [hit.to_dict() for hit in await asyncio.to_thread(search)]
 
 
 # -- heads ------------------------------------------------------------------------------------------------------
@@ -414,6 +431,14 @@ ENDPOINTS = (
         answer=list[responses.RankedText],
         kinds=RANKS,
         example={"query": "weather", "texts": ["It rains.", "I read a book."]},
+    ),
+    Endpoint(
+        path="/search",
+        handler=search_documents,
+        body=requests.SearchBody,
+        answer=list[responses.FoundDocument],
+        kinds=("search",),
+        example={"query": "weather", "top_k": 3},
     ),
     Endpoint(
         path="/predict",

@@ -18,6 +18,8 @@ from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
 from heedful.infer.zero_shot import can_classify_zero_shot
 from heedful.model.config import Classes
+from heedful.search.index import SearchIndex
+from heedful.search.store import is_index
 from heedful.serve.body import BodyBudget
 from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import HTTPError
@@ -28,9 +30,21 @@ LOG = logging.getLogger("heedful.serve")
 
 
 def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "auto") -> BundleEngine:
-    """An engine from a folder, a run or NAME[@REVISION] on the hub."""
+    """An engine from a folder, a run or NAME[@REVISION] on the hub; of an index the engine of its model.
+
+    Raises:
+        HeedfulError: If the model cannot be loaded, or an index is to be served in another precision than float32.
+    """
     from heedful.infer.engine import Engine
 
+    if is_index(folder):
+        if precision != "float32":
+            raise HeedfulError(
+                f"precision is {precision}, but the model of the index {folder} makes vectors in float32"
+            )
+        index = SearchIndex(folder, device=device)
+        index.engine.search_index = index
+        return index.engine
     return Engine(folder, precision=precision, device=device)
 
 
@@ -153,14 +167,17 @@ def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
 
 
 def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
-    """Return the kind of the head; "rank" if it gives a pair of texts one score; "zero_shot" if it knows entailment."""
+    """Return the kind of the head; "rank" if it gives a pair of texts one score; "zero_shot" if it knows entailment.
+
+    "search" if it is the model of an index.
+    """
     kind, engine = head_kind(model_queue), model_queue.engine
     if kind == "sequence_classification" and engine is not None:
         head = engine.loaded.config.head
         assert isinstance(head, Classes)
         ranks = ("rank",) if SCORED.get(head.problem_type) == len(head.labels) else ()
         return (kind, *ranks, *(("zero_shot",) if can_classify_zero_shot(head) else ()))
-    return (kind,)
+    return (kind, "search") if getattr(engine, "search_index", None) is not None else (kind,)
 
 
 def _meets(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:

@@ -100,6 +100,11 @@ const FORMS = {
     read: ({ query, texts }) => ({ text: query, lines: texts }),
     write: ({ text, lines }) => ({ query: text, texts: lines }),
   },
+  "/search": {
+    fields: { text: "Query" },
+    read: ({ query }) => ({ text: query }),
+    write: ({ text }) => ({ query: text, top_k: 10 }),
+  },
   "/similarity": {
     fields: { text: "Sentence", lines: "Sentences to compare it with, one on each line" },
     read: ({ inputs }) => ({ text: inputs.source_sentence, lines: inputs.sentences }),
@@ -198,6 +203,7 @@ const GROUPS = {
   "/similarity": (found) => [found.map((number, index) => ({ name: `sentence ${index + 1}`, number }))],
   "/generate": ({ text }) => [[{ name: text, probability: null }]],
   "/rerank": (found) => [found.map(({ index, text, score }) => ({ name: text ?? `text ${index + 1}`, number: score }))],
+  "/search": (found) => [found.map(({ id, passage, score }) => ({ name: `${id}: ${passage}`, number: score }))],
   "/token-classification": ({ entities, words }) => [
     (entities.length ? entities : words).map(({ text, label, probability }) => (
       { name: text, kind: label ?? "", probability }
@@ -214,7 +220,7 @@ const GROUPS = {
     masks.map(({ candidates }) => candidates.map(({ text, token, probability }) => ({ name: text || token, probability }))),
 };
 
-const LISTS = ["/predict", "/zero-shot-classification", "/rerank", "/similarity"]; // routes that answer one text with a list
+const LISTS = ["/predict", "/zero-shot-classification", "/rerank", "/search", "/similarity"]; // routes that answer one text with a list
 
 function draw(route, answer, about) {
   const one = LISTS.includes(route) && !Array.isArray(answer[0]);

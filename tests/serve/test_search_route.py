@@ -1,0 +1,44 @@
+"""The route /search against the index itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from heedful import SearchIndex
+from heedful.errors import HeedfulError
+from heedful.serve.run import background
+from heedful.serve.service import load_models
+from tests.search.test_index import DOCUMENTS
+from tests.support.http_client import ask
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SearchIndex:
+    index = SearchIndex.create(tmp_path_factory.mktemp("served") / "index")
+    index.add(DOCUMENTS)
+    return index
+
+
+def test_search(index: SearchIndex) -> None:
+    with background({"docs": str(index.folder)}) as server:
+        for method in ("hybrid", "words", "vectors"):
+            found = ask(server.port, "/search", {"query": "a boat at sea", "top_k": 3, "method": method}).json
+            expected = index.search("a boat at sea", 3, method=method)
+            assert [hit["id"] for hit in found] == [hit.id for hit in expected], method
+            assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+            assert [hit["passage"] for hit in found] == [hit.passage for hit in expected]
+        assert {"/search", "/embed"} <= set(ask(server.port, "/info").json["routes"])
+        assert "/search" in ask(server.port, "/openapi.json").json["paths"]
+        assert len(ask(server.port, "/search", {"query": "boat"}).json) == len(DOCUMENTS)
+        for wrong, message in (
+            ({"query": " "}, "the query is empty"),
+            ({"query": "a", "top_k": 0}, "top_k"),
+            ({"query": "a", "method": "bm25"}, "method"),
+        ):
+            reply = ask(server.port, "/search", wrong)
+            assert reply.status == 422 and message in str(reply.json), wrong
+
+
+def test_an_index_is_served_in_float32(index: SearchIndex) -> None:
+    with pytest.raises(HeedfulError, match="precision is int8, but the model of the index .* makes vectors in float32"):
+        load_models(str(index.folder), precision="int8")
