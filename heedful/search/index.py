@@ -358,14 +358,14 @@ class SearchIndex:
             alive = np.ones(state.documents, bool)
             alive[list(state.deleted)] = False
             bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
-            kept = [
+            living = [
                 segment.selected(alive[start:stop])
                 for segment, start, stop in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
             ]
             state = replace(state, generation=generation, segments=(), words="", deleted=())
             if alive.any():
-                state = self._with_segment(state, kept)
-                texts = enumerate(content for segment in kept for content in segment.contents())
+                state = self._with_segment(state, living)
+                texts = enumerate(content for segment in living for content in segment.contents())
                 state = self._with_words(state, None, texts, ())
             self._commit_state(state)
 

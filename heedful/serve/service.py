@@ -39,9 +39,7 @@ def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str
 
     if is_index(folder):
         if precision != "float32":
-            raise HeedfulError(
-                f"precision is {precision}, but the model of the index {folder} makes vectors in float32"
-            )
+            raise HeedfulError(f"precision is {precision}, but the vectors of the index {folder} are made in float32")
         index = SearchIndex(folder, device=device)
         index.engine.search_index = index
         return index.engine
