@@ -510,6 +510,29 @@ def test_flipped_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatc
     assert "| SST-2 | 40 | 2 |" in record.with_suffix(".md").read_text()
 
 
+def test_selected_and_random_texts_are_compared(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, data = benchmarks("active_learning"), benchmarks("finetune_data")
+    nouns = ("cat", "dog", "cow", "horse", "sheep", "goat", "hen", "duck", "goose", "mule")
+    rows = [
+        LabelledExample(text=f"a {'good' if n % 2 else 'bad'} {noun} {place}", label=str(n % 2))
+        for noun in nouns
+        for n, place in enumerate(("in the barn", "near the river", "by the road", "at home"))
+    ]
+    task = data.Task(kind="classify", labels=("0", "1"), train=rows[:32], held=rows[32:], about="invented rows")
+    monkeypatch.setattr(script, "load", lambda name: task)
+    monkeypatch.setattr(script, "COUNT", 8)
+    monkeypatch.setattr(script, "ROUNDS", 1)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    path = tmp_path / "active.json"
+    script.main(["--tasks", "SST-2", "--draws", "1", "--output", str(path)])
+    record = json.loads(path.read_text())
+    ((first, last), (same, other)) = (run["accuracies"] for run in record["runs"])
+    assert first == same and record["summary"][0]["last difference"]["mean"] == pytest.approx(100 * (last - other))
+
+
 def test_methods_for_few_labels_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, data = benchmarks("few_labels"), benchmarks("finetune_data")
     rows = [LabelledExample(text=f"{'good' if n % 2 else 'bad'} film {n}", label=str(n % 2)) for n in range(60)]
