@@ -29,6 +29,7 @@ from heedful.infer.bundle_engine import BundleEngine, EncodedInput
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping
+from heedful.tasks.answering import Answer
 
 VERSION = 1
 CHUNK_ROWS = 1024  # rows that go through the model together
@@ -247,6 +248,7 @@ class _Run:
         on_progress: Callable[[BatchProgress], None] | None,
     ) -> None:
         self.rows = self.errors = self.parts = 0
+        self._answered: dict[str, Answer | str] = {}  # to the inputs of this part
         self._engine, self._several, self._settings, self._top_k = engine, several, settings, top_k
         self._filled, self._told = filled, on_progress
         self._total = 0  # rows of the input, when it was read to its end
@@ -285,6 +287,7 @@ class _Run:
 
     def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
         """Answer and write one part."""
+        self._answered.clear()  # a part is the same, whichever parts this process has answered before
         tally: Tally = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
         rows = self._said(first, others, tally)
         self._filled.write(first.part, self._written(rows), lambda: tally)
@@ -308,7 +311,7 @@ class _Run:
     def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: Tally) -> Iterator[list[AnswerRow]]:
         while True:
             self._begun = self._begun or (time.monotonic(), chunk.share)
-            answers = iter(answer_encoded_each(self._engine, chunk.asked, top_k=self._top_k))
+            answers = iter(self._answers(chunk.asked))
             tally["empty"] += sum(_is_empty(encoded.engine_input) for encoded in chunk.asked)
             answered = []
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
@@ -326,6 +329,14 @@ class _Run:
             if chunk.last:
                 return
             chunk = next(others)
+
+    def _answers(self, asked: Sequence[EncodedInput]) -> list[Answer | str]:
+        """Answer inputs, or take the answer to an equal input of this part."""
+        keys = [repr(encoded.engine_input) for encoded in asked]
+        new = {key: encoded for key, encoded in zip(keys, asked, strict=True) if key not in self._answered}
+        answers = answer_encoded_each(self._engine, list(new.values()), top_k=self._top_k)
+        self._answered.update(zip(new, answers, strict=True))
+        return [self._answered[key] for key in keys]
 
     def _tell(self, share: float, waiting: int = 0) -> None:
         if self._told is None:

@@ -193,6 +193,27 @@ def test_parts_and_their_size_change_nothing(single: Engine, tmp_path: Path) -> 
     assert pq.read_table(tmp_path / "out-7").num_rows == 23  # what begins with _ is passed over
 
 
+def test_equal_inputs_of_a_part_are_answered_once(
+    single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a cat", "a dog", "a cat", "", "a cat"] * 3
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    counts: list[int] = []
+    answers = single.answers
+
+    def counted(asked: Any, **more: Any) -> Any:
+        counts.append(len(asked))
+        return answers(asked, **more)
+
+    monkeypatch.setattr(single, "answers", counted)
+    settings = BatchSettings(rows=5, format="jsonl")
+    predict_files(single, [tmp_path / "in.jsonl"], tmp_path / "out", settings=settings)
+    assert counts == [3, 3, 3]  # of each part
+    lines = [line for part in sorted((tmp_path / "out").glob("*.jsonl")) for line in part.read_text().splitlines()]
+    labels = [json.loads(line)["label"] for line in lines]
+    assert len(labels) == 15 and len({label for label, text in zip(labels, texts, strict=True) if text == "a cat"}) == 1
+
+
 def test_small_chunks_give_the_same(single: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = texts(tmp_path / "in.jsonl", 23)
     predict_files(single, file, tmp_path / "one", JSONL)
