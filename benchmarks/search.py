@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from engines import minilm
 from numpy.typing import NDArray
-from report import RESULTS, check_destination, grid, write
+from report import RESULTS, check_destination, grid, machine_busy, write
 
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data.retrieval.documents import Document
@@ -218,11 +218,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     check_destination(options.output)
+    busy, began, own = machine_busy(), time.perf_counter(), time.process_time()
     makers: dict[str, Callable[[], str]] = {"shipped": lambda: BUNDLED_ENCODER, "minilm": minilm}
     models = {name: makers[name]() for name in options.models}
     rows = quality(models, Path(os.environ["HEEDFUL_DATA"]) / "tasks" / "cranfield") if models else []
     times = [line for count in options.rows for line in speed(count)]
+    others = machine_busy() - busy - (time.process_time() - own)
+    share = max(0.0, others / (time.perf_counter() - began) / (os.cpu_count() or 1))
     about = (__doc__ or "").strip().split("\n\n", 2)[2]
+    about += f"\n\nOther processes took {share:.0%} of the machine meanwhile; where that is much, times are too long."
     print(write("search", about, tables(rows, times), {"quality": rows, "speed": times}, options.output))
 
 

@@ -34,7 +34,7 @@ def evaluate(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A run, a model folder, NAME[@REVISION] on the hub, or a file with a TREC run."
+            metavar="RUN", help="A run, a model folder, NAME[@REVISION] on the hub, an index, or a TREC run."
         ),
     ],
     data: Annotated[list[Path], typer.Option(help="A file or a folder; with --suite the folder that holds its tasks.")],
@@ -57,7 +57,7 @@ def evaluate(
     """Evaluate a model on labelled data.
 
     A model of sentence embeddings is evaluated on retrieval if --data is a folder in BEIR's layout (corpus.jsonl,
-    queries.jsonl, qrels/test.tsv); a TREC run if --data is its file of judgments or such a folder.
+    queries.jsonl, qrels/test.tsv); so is an index, and a TREC run also on a file of judgments.
 
     Metrics follow their official definitions and do not depend on the batch size; memory does not grow with the data.
     --json also has the metrics of each class.

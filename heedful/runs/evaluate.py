@@ -27,6 +27,7 @@ from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.evaluate_retrieval import (
     Relevance,
+    rank_by_index,
     rank_by_vectors,
     read_relevance,
     retrieval_notes,
@@ -37,6 +38,8 @@ from heedful.runs.finetune.settings import LongInputs, run_data_settings
 from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import DATA, SETTINGS, files_trained_on, read_run_json
 from heedful.runs.scoring import measure_split
+from heedful.search.index import METHODS, SearchIndex
+from heedful.search.store import is_index
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.metrics import GLUE
@@ -103,7 +106,8 @@ def evaluate(
     relevance judgments or with such a data set.
 
     Args:
-        run: A run, a model folder, NAME[@REVISION] on the hub, a loaded model, or a file with a TREC run.
+        run: A run, a model folder, NAME[@REVISION] on the hub, a loaded model, an index of `heedful index`,
+            or a file with a TREC run.
         data: As `data.source_of` takes it; or a folder in BEIR's layout.
         checkpoint: "best", "last" or a step of a finished run, instead of the weights of its model.
         split: None: test, else dev, else the first one.
@@ -129,6 +133,10 @@ def evaluate(
     if ranking_file:
         _refuse_without_effect(checkpoint=checkpoint, predictions=predictions, revision=revision)
         return _evaluate_rankings(read_rankings(ranking_file), read_relevance(data, split))
+    if not isinstance(run, ModelBundle) and is_index(run):
+        lower = None if precision == "float32" else precision
+        _refuse_without_effect(checkpoint=checkpoint, revision=revision, precision=lower)
+        return _evaluate_index(SearchIndex(run, device=device), data, split, predictions)
     loaded, taken = _load_checkpoint(run, checkpoint, precision, revision, device)
     if retrieval:
         relevance = read_relevance(data, split)
@@ -186,6 +194,40 @@ def _refuse_without_effect(**options: object) -> None:
         raise HeedfulError(
             f"{name} is {options[name]!r}, which has no effect on the evaluation of retrieval: leave it out"
         )
+
+
+def _evaluate_index(index: SearchIndex, data: object, split: str | None, predictions: Path | None) -> Evaluated:
+    """Evaluate each method of search; the metrics of the default one have their own names."""
+    folder = beir_folder(data)
+    if folder is None:
+        raise HeedfulError(
+            f"{data} has no queries with relevance judgments, on which an index is evaluated: give a folder in BEIR's "
+            "layout with corpus.jsonl, queries.jsonl and qrels/test.tsv"
+        )
+    relevance = read_relevance(data, split)
+    queries = folder.queries(relevance.split)
+    rankings = {method: rank_by_index(index, queries, method) for method in METHODS}
+    if predictions is not None:
+        save_rankings(predictions, rankings[METHODS[0]], str(index.folder))
+    results = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
+    missing = len({document for judged in relevance.judgments.values() for document in judged if document not in index})
+    best = results[METHODS[0]]
+    return replace(
+        best,
+        numbers=best.numbers | _prefixed({method: results[method].numbers for method in METHODS[1:]}),
+        intervals=best.intervals | _prefixed({method: results[method].intervals for method in METHODS[1:]}),
+        stated=(*best.stated, *([f"judged documents that the index does not have: {missing:,}"] if missing else [])),
+    )
+
+
+def _prefixed(tables: Mapping[str, JsonObject]) -> JsonObject:
+    """Return the metrics of several methods in one table, as METHOD_NAME; the count of queries is that of all."""
+    return {
+        f"{method}_{name}": value
+        for method, table in tables.items()
+        for name, value in table.items()
+        if name != "count"
+    }
 
 
 def _evaluate_rankings(

@@ -13,6 +13,7 @@ from heedful.data.retrieval.documents import Document
 from heedful.data.retrieval.trec import read_judgments, write_rankings
 from heedful.errors import DataError, HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
+from heedful.search.index import SearchIndex, SearchMethod
 from heedful.search.vectors import TopRows, VectorTable, normalized_rows
 from heedful.tasks.metrics import RankingScores
 
@@ -58,6 +59,17 @@ def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
     source = iter(documents)
     while chunk := list(islice(source, DOCUMENTS)):
         yield chunk
+
+
+def rank_by_index(
+    index: SearchIndex, queries: Mapping[str, str], method: SearchMethod, depth: int = DEPTH
+) -> dict[str, dict[str, float]]:
+    """Return the scores of the best `depth` documents of an index for each query."""
+    rankings = index.rank(list(queries.values()), depth, method=method)
+    return {
+        query: {index.document(number).id: score for number, score in ranking}
+        for query, ranking in zip(queries, rankings, strict=True)
+    }
 
 
 def score_rankings(

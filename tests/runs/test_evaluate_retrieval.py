@@ -12,6 +12,7 @@ import pytest
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
+from heedful.data.retrieval.documents import Document
 from heedful.data.retrieval.trec import read_rankings
 from heedful.errors import HeedfulError
 from heedful.runs import evaluate_retrieval
@@ -86,6 +87,26 @@ def test_the_command_prints_metrics_with_intervals(
         with pytest.raises(SystemExit):
             main(["evaluate", *wrong])
         assert re.search(message, capsys.readouterr().err), wrong
+
+
+def test_an_index_is_evaluated_by_each_method(tmp_path: Path) -> None:
+    index = heedful.SearchIndex.create(tmp_path / "index", vectors="float32")
+    index.add([Document(id=f"d{number}", text=text) for number, text in enumerate(TEXTS) if number != 1])
+    data = folder_of(tmp_path / "d")
+    found = heedful.evaluate(tmp_path / "index", data, predictions=tmp_path / "run.trec")
+    expected = evaluate_retrieval.score_rankings(read_rankings(tmp_path / "run.trec"), JUDGED)
+    assert found.metric == "ndcg@10" and found.numbers["ndcg@10"] == expected.compute()["ndcg@10"]
+    words = {
+        query: {hit.id: hit.score for hit in index.search(text, method="words")} for query, text in QUERIES.items()
+    }
+    by_words = evaluate_retrieval.score_rankings(words, JUDGED)
+    assert found.numbers["words_map"] == by_words.compute()["map"]
+    assert found.intervals["words_map"] == by_words.intervals(0)["map"] and "vectors_mrr" in found.numbers
+    assert "judged documents that the index does not have: 1" in found.stated
+    with pytest.raises(HeedfulError, match="has no queries with relevance judgments, on which an index is evaluated"):
+        heedful.evaluate(tmp_path / "index", tmp_path)
+    with pytest.raises(HeedfulError, match="precision is 'int8', which has no effect on the evaluation of retrieval"):
+        heedful.evaluate(tmp_path / "index", data, precision="int8")
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
