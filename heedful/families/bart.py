@@ -193,7 +193,7 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
     return values | sides | {"pad_token_id": 1}
 
 
-def classes(fixed: Callable[[ConfigReader], head_maps.Arguments]) -> HeadMap:
+def _classes(fixed: Callable[[ConfigReader], head_maps.Arguments]) -> HeadMap:
     """Return the classifier of a decoder's row."""
     return head_maps.classes(
         ("classification_head.dense", "head.first.dense"),
@@ -225,7 +225,7 @@ BART = Family(
     heads={
         "BartModel": head_maps.bare(),
         "BartForConditionalGeneration": language_model(),
-        "BartForSequenceClassification": classes(lambda reader: {"pooling": "last"}),
+        "BartForSequenceClassification": _classes(lambda reader: {"pooling": "last"}),
         "BartForQuestionAnswering": head_maps.span(),
     },
     sizes={
@@ -248,7 +248,7 @@ MBART = Family(
         "MBartModel": head_maps.bare(),
         "MBartForConditionalGeneration": language_model(),
         "MBartForSequenceClassification": head_maps.with_settings(
-            classes(_end_row), lambda head: {"eos_token_id": head.pooled_token}
+            _classes(_end_row), lambda head: {"eos_token_id": head.pooled_token}
         ),
         "MBartForQuestionAnswering": head_maps.span(),
     },
