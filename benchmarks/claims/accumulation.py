@@ -77,7 +77,7 @@ class Given(Objective):
         assert loaded.head is not None
         rows = loaded.model(batch.packed)
         scores = loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed)
-        return weighted_loss(F.cross_entropy(scores, batch.targets, reduction="none"), batch.weights)
+        return weighted_loss(F.cross_entropy(scores, batch.targets, reduction="none"), batch)
 
 
 def examples(head: str) -> list[Example]:
