@@ -134,13 +134,13 @@ def label_errors_of(
     likely = confident_errors(probabilities, targets)
     suggested = np.where(at_odds, group_label, _best_other(probabilities, targets))
     rows = np.arange(len(targets))
-    margin = probabilities[rows, targets] - probabilities[rows, suggested]
+    own = probabilities[rows, targets]
     listed = np.flatnonzero(at_odds | likely)
-    listed = listed[np.lexsort((margin[listed], ~at_odds[listed]))]
+    listed = listed[np.lexsort((own[listed], ~at_odds[listed]))]
     errors = tuple(
         LabelError(
             text=examples[row].text, text_pair=examples[row].text_pair, label=examples[row].label,
-            suggested_label=names[suggested[row]], probability=float(probabilities[row, targets[row]]),
+            suggested_label=names[suggested[row]], probability=float(own[row]),
             suggested_probability=float(probabilities[row, suggested[row]]),
             reason="near-duplicate" if at_odds[row] else "confident-learning",
             split=splits[row], file=examples[row].file, line=examples[row].line,
