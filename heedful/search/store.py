@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +118,10 @@ def locked_for_writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise HeedfulError(f"{folder} cannot be written: {error.strerror}") from None
     with lock_run(folder, name=LOCK, holder="process"):
-        with suppress(OSError):
+        try:
             remove_stale(folder)
-        yield
+            yield
+        except OSError as error:
+            raise HeedfulError(
+                f"{folder} could not be changed: {error.strerror or error}; its last complete state is as it was"
+            ) from error

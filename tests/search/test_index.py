@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 
 import heedful
-from heedful import SearchIndex
+from heedful import SearchIndex, atomic_io
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.data.retrieval.documents import Document
 from heedful.errors import DataError, HeedfulError
 from heedful.search import index as module
 from heedful.search.store import read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
+from tests.support.model_folders import make
 
 TEXTS = {
     "ship": "The ship left the harbour at dawn.",
@@ -148,7 +150,7 @@ def test_a_long_document_is_found_by_its_best_passage(tmp_path: Path) -> None:
     assert all(len(engine.tokenizer.encode(h.passage)) <= 40 for h in index.search("nothing", 100, method="vectors"))
 
 
-def test_a_cross_encoder_reranks(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cross_encoder_reranks(index: SearchIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module,
         "rerank_scores",
@@ -157,6 +159,12 @@ def test_a_cross_encoder_reranks(index: SearchIndex, monkeypatch: pytest.MonkeyP
     hits = index.search("a ship at sea", 2, reranker=index.engine)
     assert hits[0].id == "bread" and hits[0].score > 1 and len(hits) == 2
     monkeypatch.undo()
+    folder = make(tmp_path / "cross-encoder", "regression")
+    hits = index.search("a cat", 3, reranker=folder)
+    (pair,) = heedful.Engine(folder)([("a cat", hits[0].passage)])
+    assert hits[0].score == pytest.approx(1 / (1 + np.exp(-pair["values"]["stars"])))
+    every = index.search("a cat", 6, reranker=heedful.Engine(folder))
+    assert [hit.score for hit in every] == sorted((hit.score for hit in every), reverse=True) and hits == every[:3]
     with pytest.raises(HeedfulError, match="has a embedding head; results are reranked by a model that scores pairs"):
         index.search("a ship", reranker=index.engine)
 
@@ -170,6 +178,22 @@ def test_another_process_may_change_an_opened_index(index: SearchIndex) -> None:
     assert other.refresh() and "ship" not in ids(other, "ship", method="words")
     with module.locked_for_writing(index.folder), pytest.raises(HeedfulError, match="another process, pid"):
         other.delete(["boat"])
+
+
+def test_a_full_disk_leaves_the_state_before(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(index)
+
+    def full(handle: int, rest: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_io, "_write", full)
+        with pytest.raises(
+            HeedfulError, match="could not be changed: No space left on device; its last complete state is"
+        ):
+            index.add([Document(id="new", text="new text")])
+    assert content(index) == content(SearchIndex(index.folder, engine=index.engine)) == before
+    assert index.add([Document(id="new", text="new text")]).added == 1
 
 
 # -- what a killed process leaves -------------------------------------------------------------------------------------
