@@ -1,6 +1,6 @@
 """The pictures of the docs: python -m tests.look.pictures [FOLDER], with chromium, from the root of the repository.
 
-FOLDER holds what cannot be made here in a moment, and whose pictures stay as they are without it: the two runs of
+FOLDER holds what cannot be made here in a moment, or some of it; the other pictures stay as they are: the two runs of
 docs/looking.md on the toy language, `recurrent` and `transformer`, `choose`, a run of
 heedful finetune multiple-choice on `CHOICES`, and `heads.json` of all-MiniLM-L6-v2.
 """
@@ -74,21 +74,23 @@ def pages(folder: Path | None) -> Iterator[tuple[PageAPI, dict[str, tuple[str, b
     yield PageAPI([first], extra=rest, word="driver"), {"words": ("words", False, 1150)}
     if folder is None:
         return
-    writers = {name: heedful.load(folder / name) for name in ("recurrent", "transformer")}
-    recurrent, transformer = (PageAPI([Inspection(bundle, SENTENCE, name=name)]) for name, bundle in writers.items())
-    yield recurrent, {"alignment": ("alignment&words=true", False, 900)}
-    yield (
-        transformer,
-        {
+    views: dict[str, dict[str, tuple[str, bool, int]]] = {
+        "recurrent": {"alignment": ("alignment&words=true", False, 900)},
+        "transformer": {
             "cross": ("model&part=cross&layer=1&head=2", True, 900),
             "decoder": ("decoder&layer=1&head=2", False, 1000),
             "writing": ("prediction", False, 720),
         },
-    )
-    chosen = inspect_choices(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
-    yield PageAPI(chosen), {"choose": ("prediction", True, 720)}
-    report = json.loads((folder / "heads.json").read_text()) | {"example": ""}
-    yield PageAPI(alike[:1], report=report), {"minilm": ("heads", False, 1400)}
+    }
+    for name, shots in views.items():
+        if (folder / name).exists():
+            yield PageAPI([Inspection(heedful.load(folder / name), SENTENCE, name=name)]), shots
+    if (folder / "choose").exists():
+        chosen = inspect_choices(heedful.load(folder / "choose"), PROMPT, CHOICES, name="choose")
+        yield PageAPI(chosen), {"choose": ("prediction", True, 720)}
+    if (folder / "heads.json").exists():
+        report = json.loads((folder / "heads.json").read_text()) | {"example": ""}
+        yield PageAPI(alike[:1], report=report), {"minilm": ("heads", False, 1400)}
 
 
 def main() -> None:
