@@ -94,6 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             held = [row for row in data.held if isinstance(row, LabelledExample) and row.text not in pool]
             scored = random.Random("scored").sample(held, min(HELD, len(held)))
             begun = stream.sample(list(pool), COUNT)
+            while {pool[text].label for text in begun} != set(data.labels):  # a classifier needs all of them
+                begun = stream.sample(list(pool), COUNT)
             for arm in ARMS:
                 accuracies = curve(arm, begun, pool, scored, draw, options.method)
                 record["runs"].append({"task": task, "draw": draw, "arm": arm, "accuracies": accuracies})
