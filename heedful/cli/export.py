@@ -20,7 +20,7 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export an encoder, or a decoder that embeds or classifies, and its head to ONNX.
+    """Export an encoder or a decoder, with its head, to ONNX.
 
     For other runtimes, with padded batches of any size. The exported model is run and compared with the original first;
     the file is not written if they differ.

@@ -28,7 +28,7 @@ def search(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Search an index of documents; each is printed with its best passage."""
+    """Search an index, and print the best passage of each document."""
     from heedful.search.index import SearchIndex, SearchMethod
 
     hits = SearchIndex(folder, device=device).search(query, top_k, method=cast(SearchMethod, method), reranker=rerank)

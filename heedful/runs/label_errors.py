@@ -131,7 +131,7 @@ def label_errors_of(
     )
     group_label = _group_labels(probabilities, targets, groups)
     at_odds = group_label != targets
-    likely = confident_errors(probabilities, targets)
+    likely = least_likely_labels(probabilities, targets)
     suggested = np.where(at_odds, group_label, _best_other(probabilities, targets))
     rows = np.arange(len(targets))
     own = probabilities[rows, targets]
@@ -167,6 +167,25 @@ def confident_errors(
     thresholds = (probabilities * of).sum(axis=0) / np.maximum(of.sum(axis=0), 1)
     confident = np.where(probabilities >= thresholds, probabilities, -1.0)
     errors: NDArray[np.bool_] = (confident.max(axis=1) >= 0) & (confident.argmax(axis=1) != targets)
+    return errors
+
+
+def least_likely_labels(
+    probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
+) -> Bool[NDArray[np.bool_], " examples"]:
+    """Whether each example is among as many as `confident_errors` counts whose labels are the least probable.
+
+    Examples whose label is the most probable one are left out. (Northcutt et al. 2021, section 3.2: pruning, here by
+    self-confidence over all classes.)
+
+    >>> least_likely_labels(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
+    [False, False, True, False]
+    """
+    own = probabilities[np.arange(len(targets)), targets]
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != targets)
+    count = int(confident_errors(probabilities, targets).sum())
+    errors = np.zeros(len(targets), bool)
+    errors[wrong[np.argsort(own[wrong], kind="stable")[:count]]] = True
     return errors
 
 

@@ -18,7 +18,6 @@ from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
 from heedful.model.config import Classes, SentenceEmbedding
-from heedful.search.index import SearchIndex
 from heedful.search.rerank import relevance
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
@@ -186,6 +185,8 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
 
 async def search_documents(call: RequestContext, body: requests.SearchBody) -> list[dict[str, object]]:
     """The documents of the index that fit a query best, each with its best passage."""
+    from heedful.search.index import SearchIndex
+
     _, model_queue = call.select_model(body.model, ("search",))
     engine = model_queue.engine
     assert engine is not None and isinstance(engine.search_index, SearchIndex)

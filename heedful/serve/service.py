@@ -18,7 +18,6 @@ from heedful.infer.scheduling.limits import QueueLimits
 from heedful.infer.scheduling.scheduler import ModelQueue, Scheduler
 from heedful.infer.zero_shot import can_classify_zero_shot
 from heedful.model.config import Classes
-from heedful.search.index import SearchIndex
 from heedful.search.store import is_index
 from heedful.serve.body import BodyBudget
 from heedful.serve.metrics import Metrics
@@ -38,6 +37,8 @@ def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str
     from heedful.infer.engine import Engine
 
     if is_index(folder):
+        from heedful.search.index import SearchIndex  # which needs pyarrow: 20 MB that other servers do not take
+
         if precision != "float32":
             raise HeedfulError(f"precision is {precision}, but the vectors of the index {folder} are made in float32")
         index = SearchIndex(folder, device=device)

@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_told(folders: dict[str, str]) -> None:
     [
         (
             ["x", "--host", "0.0.0.0"],
-            "--allow_unauthenticated=true",
+            "--allow-unauthenticated=true",
         ),
         (
             ["x", "--limits.bodies=1"],

@@ -59,7 +59,10 @@ def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
     return heedful.finetune("classify", data, output_dir=folder, overrides=HOW | more)
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one label", "any number of labels"])
+@pytest.mark.parametrize(
+    "several",
+    [pytest.param(False, id="one label"), pytest.param(True, id="any number of labels", marks=pytest.mark.slow)],
+)
 def test_a_temperature_makes_probabilities_honest(tmp_path: Path, several: bool) -> None:
     plain = run(tmp_path / "plain", several, **{"task.calibrate": False}).results
     done = run(tmp_path / "run", several)
