@@ -98,7 +98,7 @@ def read_eurobert(reader: ConfigReader) -> ModelConfig:
 
 
 def read_qwen3(reader: ConfigReader) -> ModelConfig:
-    """Read config.json; of a sliding window's tokens, the last one is the token that looks."""
+    """Read config.json. A sliding window of n tokens is a query's own position and the n - 1 before it."""
     model = read(reader, head_width=128, qk_norm=True)
     decoder = model.decoder
     assert decoder is not None

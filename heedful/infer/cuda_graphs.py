@@ -68,7 +68,9 @@ class CudaGraph:
 
 
 class CudaGraphs:
-    """The rows of one text at a time; a number of tokens is recorded when the third text of it comes, or prepared.
+    """The rows of one text at a time, by a graph for each number of tokens.
+
+    A graph is recorded when the third text of that length comes, or by `prepare`.
 
     Weights may change in place, but not move: what was recorded reads them where they lie.
     """

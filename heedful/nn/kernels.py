@@ -307,7 +307,7 @@ def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) ->
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """PyTorch's fused attention; only on CUDA has it dropout."""
+    """PyTorch's scaled_dot_product_attention; on a CPU it is not taken for calls with dropout."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
 
 

@@ -37,14 +37,14 @@ def rank_by_vectors(
             f"{engine.loaded.source} has a {engine.kind} head, and documents are ranked by sentence embeddings: give a "
             "model with an embedding head, such as one of heedful finetune embed"
         )
-    asked = normalized_rows(engine.encode_query(list(queries.values())))
-    parts = range(0, len(asked), QUERIES)
-    best = [TopRows(len(asked[start : start + QUERIES]), depth) for start in parts]
+    query_vectors = normalized_rows(engine.encode_query(list(queries.values())))
+    parts = range(0, len(query_vectors), QUERIES)
+    best = [TopRows(len(query_vectors[start : start + QUERIES]), depth) for start in parts]
     ids: list[str] = []
     for chunk in _chunks(documents):
         table = VectorTable.of(normalized_rows(engine.encode_document([document.content for document in chunk])))
         for top, start in zip(best, parts, strict=True):
-            top.add(table.scores(asked[start : start + QUERIES], 0, len(chunk)), len(ids))
+            top.add(table.scores(query_vectors[start : start + QUERIES], 0, len(chunk)), len(ids))
         ids += [document.id for document in chunk]
     if not ids:
         raise DataError("there are no documents to rank: the corpus is empty")

@@ -24,7 +24,7 @@ VectorFormat = Literal["float32", "int8", "binary"]
 VECTOR_FORMATS: tuple[VectorFormat, ...] = ("float32", "int8", "binary")
 BLOCK = 1 << 16  # rows that are compared with queries at once
 RESCORED = 10  # rows that are compared by int8 for each one that is asked for; see benchmarks/search.py
-GROUP = 64  # rows of which only the largest score is compared at first
+GROUP = 64  # neighbouring rows; a group is passed over if its largest score is too low
 HIGH = 128  # units of the low digit of a query in one of the high digit
 FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
 
@@ -128,10 +128,12 @@ class VectorTable:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Find rows by the signs of their coordinates, and rank them by int8."""
         assert self.bits is not None
-        bits, asked = self.bits, sign_bits(queries)
+        bits, query_bits = self.bits, sign_bits(queries)
 
         def matches(start: int, stop: int) -> NDArray[np.float32]:
-            return -np.stack([np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in asked])
+            return -np.stack(
+                [np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in query_bits]
+            )
 
         by_bits, candidates = _blockwise(len(bits), len(queries), RESCORED * count, alive, matches)
         best = TopRows(len(queries), count)

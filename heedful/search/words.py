@@ -22,7 +22,13 @@ LANGUAGES = (
     *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
     *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
 )
-WITHOUT_STOP_WORDS = ("arabic", "greek", "romanian", "tamil", "turkish")  # of which tantivy has no list
+WITHOUT_STOP_WORDS = (
+    "arabic",
+    "greek",
+    "romanian",
+    "tamil",
+    "turkish",
+)  # languages that tantivy stems, but has no stop words for
 NO_LANGUAGE = "none"
 LONGEST_WORD = 80  # bytes; longer ones are left out
 HEAP = 50_000_000  # bytes of documents that are held before they are written

@@ -78,7 +78,7 @@ def vectors(folder: Path) -> None:
 
 
 def cut_vectors(folder: Path) -> None:
-    """The same, and texts are truncated at the same token."""
+    """Vectors equal those of sentence-transformers, also of a text that both truncate at the same token."""
     theirs, engine = SentenceTransformer(str(folder), device="cpu"), heedful.Engine(heedful.load(folder))
     assert close(engine.encode([LONG]), theirs.encode([LONG]))
     vectors(folder)

@@ -1,4 +1,4 @@
-"""What a user does with a model, for every model type: fine-tune, predict, serve, look, export, distil."""
+"""Every model type is fine-tuned, predicts, is served, shown, exported and distilled, or is refused by its name."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokenizer_class", ["MBartTokenizer", "MBart50Tokenizer"])
 def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
-    """The source's code is added to the text. The target's is what mBART's decoder starts with, and what mBART-50's
-    generates first, as transformers is told; both are saved, and learned.
+    """The code of the source language is added to the text. mBART's decoder starts with that of the target language,
+    and mBART-50's has to generate it first, as in transformers; both settings are saved, and training follows them.
     """
     folder, leads = tmp_path / "model", "50" in tokenizer_class
     folder.mkdir()

@@ -162,7 +162,7 @@ def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch:
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("windows", [{}, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}])
 def test_vectors_of_a_decoder(tmp_path: Path, windows: dict[str, Any], pooling: Pooling) -> None:
-    """As an embedding model that reads the last token; padding may be at either end."""
+    """An exported decoder takes its vector from the last token, with padding before or behind the text."""
     save_tiny(tmp_path / "model", "qwen3", "Qwen3Model", **windows)
     loaded = with_head(heedful.load(tmp_path / "model"), "embedding")
     loaded.config = replace(loaded.config, head=SentenceEmbedding(pooling=(pooling,), normalise=True))
