@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +32,7 @@ class Packed:
     past_lengths: tuple[int, ...] | None = None  # rows of each sequence that a KV cache holds already
     key_lengths: tuple[int, ...] | None = None  # rows of each sequence that are keys: the first ones; None: all
     visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all
+    states: Float[Tensor, "rows _width"] | None = None  # outputs of frozen layers, if they are known
     extremes: IdExtremes | None = None  # of tokens and types that came from the CPU; see id_extremes
 
     @classmethod
@@ -152,6 +153,7 @@ class Packed:
             visibility=None
             if self.visibility is None
             else (*self.visibility, self.visibility[0].new_ones(padding, padding)),
+            states=None if self.states is None else F.pad(self.states, (0, 0, 0, padding)),
         )
 
     def id_extremes(self) -> IdExtremes | None:
@@ -172,6 +174,7 @@ class Packed:
             tokens=self.tokens.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             types=self.types.to(device, non_blocking=True),
+            states=None if self.states is None else self.states.to(device, non_blocking=True),
             visibility=None
             if self.visibility is None
             else tuple(visible.to(device, non_blocking=True) for visible in self.visibility),

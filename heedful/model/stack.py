@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -63,6 +63,7 @@ class ExecutionOptions:
     fused_block: Callable[[Block, Tensor, AttentionContext, LayerContext], Tensor | None] | None = None
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass instead of keeping activations
     pad_to_bucket: bool | None = None  # round the number of rows up; None: where each new number would cost time
+    frozen_layers: int = 0  # lower layers that are not trained, nor the embeddings: no dropout and no gradients there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -295,8 +296,14 @@ class Stack(nn.Module):
         trace: Trace | None = None,
         sequences: int = 0,
         output_rows: Int[Tensor, " outputs"] | None = None,
+        first_layer: int = 0,
+        end_layer: int | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows after the last block and the final norm; `output_rows`: only these, in their order."""
+        """Return the rows after the last block and the final norm; `output_rows`: only these, in their order.
+
+        With `first_layer`, x are the outputs of the layers below it. With `end_layer`, the outputs of the layers below
+        that one are returned, without the final norm.
+        """
         checkpointed = execution.gradient_checkpointing and torch.is_grad_enabled()
         layout = Layout.within(batch) if cache is None else cache.layout(batch)
         context = AttentionContext(
@@ -313,8 +320,8 @@ class Stack(nn.Module):
             relations = relations[1:]
         prepared = [relation.prepare(batch, x, keep=not checkpointed) for relation in relations]
         # the last block then computes no other rows after its attention
-        early = output_rows is not None and memory is None and trace is None
-        for layer in range(self.config.layers):
+        early = output_rows is not None and memory is None and trace is None and first_layer < self.config.layers
+        for layer in range(first_layer, self.config.layers if end_layer is None else end_layer):
             block = layer * len(self.blocks) // self.config.layers
             window = self.config.window_of(layer)
             match self.config.relation:
@@ -338,6 +345,8 @@ class Stack(nn.Module):
                 x = checkpoint(self.blocks[block], x, context, layer_context, use_reentrant=False)
             else:
                 x = self.blocks[block](x, context, layer_context)
+        if end_layer is not None:
+            return x
         x = dropout(self.norm(x), self.config.final_dropout, self.training)
         if trace is not None:
             trace.record_states(self.part, self.config.layers, sequences, x, layout.queries)
@@ -391,14 +400,16 @@ class Transformer(nn.Module):
         rows, sequences = (source if target is None else target).bounds[-1], len(source)
         if self._pads_to_bucket():
             source, target = source.pad_to_bucket(), None if target is None else target.pad_to_bucket()
-        x: Tensor = self.embedding(source)
+        first = self.execution.frozen_layers if self.training else 0
+        x: Tensor = self.frozen_states(source, trace=trace) if first else self.embedding(source)
         if self.encoder is None and self.decoder is None:
             x = select_rows(x, output_rows)
+        single = {"trace": trace, "sequences": sequences, "first_layer": first}
         if self.encoder is not None:
             encoder_rows = output_rows if self.decoder is None else None
-            x = self.encoder(x, source, self.execution, trace=trace, sequences=sequences, output_rows=encoder_rows)
+            x = self.encoder(x, source, self.execution, **single, output_rows=encoder_rows)
         if self.decoder is not None and target is None:
-            x = self.decoder(x, source, self.execution, trace=trace, sequences=sequences, output_rows=output_rows)
+            x = self.decoder(x, source, self.execution, **single, output_rows=output_rows)
         elif self.decoder is not None and target is not None:
             x = self.decoder(
                 self.output_embedding(target),
@@ -411,6 +422,41 @@ class Transformer(nn.Module):
                 output_rows=output_rows,
             )
         return x[:rows] if output_rows is None else x
+
+    @torch.no_grad()
+    def frozen_states(self, source: Packed, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
+        """Return the outputs of the frozen layers of a model with one stack; those that the batch has are not computed.
+
+        They depend on no dropout, so that they can be stored; in eval mode they are what training computes.
+        """
+        stack = self.encoder or self.decoder
+        assert stack is not None
+        if source.states is not None and trace is None:
+            return source.states
+        states: Tensor = stack(
+            self.embedding(source),
+            source,
+            self.execution,
+            trace=trace,
+            sequences=len(source),
+            end_layer=self.execution.frozen_layers,
+        )
+        return states
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Return the embeddings, the frozen layers and their relative positions; none if no layer is frozen."""
+        stack, count = self.encoder or self.decoder, self.execution.frozen_layers
+        if not count or stack is None:
+            return []
+        shared = len(stack.relations) < len(stack.blocks)  # by all layers, or by those with and without a window
+        return [self.embedding, *stack.blocks[:count], *(stack.relations if shared else stack.relations[:count])]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or eval mode; frozen modules stay in eval mode."""
+        super().train(mode)
+        for module in self.frozen_modules():
+            module.eval()
+        return self
 
     def _check_batches(self, source: Packed, target: Packed | None) -> None:
         if (target is None) == (self.encoder is not None and self.decoder is not None):

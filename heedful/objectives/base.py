@@ -46,6 +46,7 @@ class Sample:
     target: Any = None  # of a type that the objective chooses
     weight: float = 1.0  # in the loss: 1 / windows for one window of a text
     filler: int = 0  # tokens of padding at its end
+    states: Float[Tensor, "tokens width"] | None = None  # outputs of frozen layers, if they are known
 
     def __len__(self) -> int:
         """Number of tokens, padding included."""
@@ -257,11 +258,13 @@ def pack_samples(samples: Sequence[Sample]) -> Packed:
     """Return the sequences of all samples end to end."""
     lengths = [stop - start for sample in samples for start, stop in pairwise(sample.bounds)]
     positions = [np.arange(length) for length in lengths]
+    states = [sample.states for sample in samples if sample.states is not None]
     return Packed(
         tokens=concat_long([sample.tokens for sample in samples]),
         positions=concat_long(positions),
         types=concat_long([sample.types for sample in samples]),
         bounds=(0, *accumulate(lengths)),
+        states=torch.cat(states) if states and len(states) == len(samples) else None,
     )
 
 

@@ -75,6 +75,7 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("train.gradient_checkpointing",), "activation_checkpointing use_gradient_checkpointing"),
     (("train.shrink_batch_on_oom",), "auto_find_batch_size"),
     (("train.compile",), "torch_compile"),
+    (("train.freeze_layers",), "freeze num_frozen_layers"),
     (("train.seed",), "random_state random_seed manual_seed"),
     (("data.seed",), "data_seed split_seed"),
     (("fit.patience",), "early_stopping_patience"),

@@ -7,13 +7,15 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, SettingError
 from heedful.settings import Exclusive
 
 DIVERGENCE_ADVICE = (  # what to do where numbers are not finite
     "Lower train.optimizer.lr, lengthen the warm-up, look for numbers in the data that are far off, or set "
     "train.precision = float32"
 )
+
+CACHE_GB = 10.0
 
 # -- schedules --------------------------------------------------------------------------------------------------
 
@@ -138,6 +140,8 @@ class TrainSettings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False  # compile blocks with torch.compile, for GPUs; the first steps take minutes
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass: less memory, a third more time
+    freeze_layers: int = 0  # lower layers that stay as they are, with the embeddings and without dropout; 0: train all
+    cache_gb: float = CACHE_GB  # disk space for outputs of frozen layers, in GB; 0: compute them in every step
     ema_decay: float = 0.0  # decay per step of averaged weights, which are then evaluated and saved; 0: no average
     seed: int = 1  # seed of the sample order, dropout and new heads
     max_nonfinite_steps: int = 0  # consecutive steps that may be skipped because a loss or gradient is not finite
@@ -153,6 +157,15 @@ class TrainSettings:
             )
         if degree != 1 and self.compile:
             raise HeedfulError("compile is true and data_parallel_shard_degree is not 1; unset one of them")
+        if degree != 1 and self.freeze_layers:
+            raise HeedfulError("freeze_layers is set and data_parallel_shard_degree is not 1; unset one of them")
+        if self.cache_gb != CACHE_GB and not self.freeze_layers:
+            raise HeedfulError(
+                f"cache_gb is {self.cache_gb:g}, which is for outputs of frozen layers, and freeze_layers is 0: leave "
+                "it out"
+            )
+        if not 0 <= self.cache_gb < math.inf:
+            raise HeedfulError(f"cache_gb is {self.cache_gb}; expected a number of GB from 0")
         if degree != 1 and self.shrink_batch_on_oom:
             raise HeedfulError(
                 "shrink_batch_on_oom is true and data_parallel_shard_degree is not 1; lower max_tokens_per_microbatch "
@@ -164,6 +177,7 @@ class TrainSettings:
             ("seed", 0),
             ("max_nonfinite_steps", 0),
             ("num_workers", 0),
+            ("freeze_layers", 0),
         ):
             if not least <= getattr(self, name) < 2**63:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
@@ -212,6 +226,13 @@ class TrainSettings:
     ) -> TrainSettings:
         """Return these settings with another duration."""
         return replace(self, epochs=epochs, max_steps=max_steps, time_budget=time_budget)
+
+
+def check_uncached(train: TrainSettings) -> None:
+    """Raise SettingError if train.cache_gb was set for training that does not cache outputs of frozen layers."""
+    if train.cache_gb != CACHE_GB:
+        why = "only finetune caches outputs of frozen layers"
+        raise SettingError(f"train.cache_gb would change nothing: {why}; leave it out", path="train.cache_gb")
 
 
 def parse_minutes(duration: str) -> float:

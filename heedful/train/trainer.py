@@ -26,6 +26,7 @@ from heedful.train.batches import StepBatches, StepDataset, StepLoader
 from heedful.train.compiled import CompiledBlocks
 from heedful.train.ddp import Replicated, trainable_parameters
 from heedful.train.ema import WeightAverage
+from heedful.train.freezing import freeze_layers
 from heedful.train.lazy_embedding import LazyRows, make_embeddings_lazy
 from heedful.train.microbatch import MicroBatch, first_operation, is_out_of_memory, release_failed_backward, seeded
 from heedful.train.optim import Optimizer, lr_factor
@@ -98,6 +99,8 @@ class Trainer:
         self._skipped = 0  # consecutive steps
         if settings.shrink_batch_on_oom:
             first_operation()  # it takes a thread, for which there may be no memory later
+        if settings.freeze_layers:
+            freeze_layers(loaded, settings.freeze_layers)
         self._data_parallel = _data_parallel(loaded, extra_module, settings, ranks)
         self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
         self._parameters = self._data_parallel.parameters

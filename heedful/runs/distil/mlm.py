@@ -34,7 +34,7 @@ from heedful.runs.distil.plan import (
 )
 from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
-from heedful.runs.distil.teacher_cache import CachedOutputs, CacheFormat, cache_teacher_outputs, online_teacher
+from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import build_objectives, build_samples
@@ -49,6 +49,7 @@ from heedful.runs.run_folder import CORPUS, START_MODEL, init_run_folder, read_r
 from heedful.settings import from_file, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.train.fit import Reporter
+from heedful.train.output_cache import CachedOutputs
 from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 

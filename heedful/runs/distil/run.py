@@ -60,9 +60,10 @@ from heedful.settings import to_mapping
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.train.fit import Reporter
+from heedful.train.freezing import check_freezing
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.run_lock import lock_run
-from heedful.train.settings import FitSettings, TrainSettings
+from heedful.train.settings import FitSettings, TrainSettings, check_uncached
 
 OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
 LONGEST_EXAMPLES = 64  # of which it is checked in advance whether tokens of student and teacher fit
@@ -269,6 +270,9 @@ class TeacherLearner:
         if (self.run.folder / start_name(self.student_plan.settings, seed)).exists() or not self.run.ranks.is_main:
             return
         student = self._build_student(seed)
+        if count := self._settings.train.freeze_layers:
+            check_freezing(None if self.init_varies else student.config.model, count)
+            check_uncached(self._settings.train)
         resolve_losses(self._settings.loss, student, teacher)
         if head_untrained(self._settings.loss, student, teacher):
             raise SettingError(

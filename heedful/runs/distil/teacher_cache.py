@@ -7,15 +7,9 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from heedful.atomic_io import atomic_path, make_folder, write_synced
@@ -24,10 +18,10 @@ from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.distillation.losses import topk_with_rest
 from heedful.objectives.distillation.teacher import Teacher, TeacherOutputs
+from heedful.train.output_cache import CachedOutputs, Outputs, part_bytes
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-ABOUT, PART, TOKENS = "about.json", 1024, 4096  # samples of a part; tokens of a batch of the teacher
-OPEN = 256  # open files
+ABOUT, TOKENS = "about.json", 4096  # tokens of a batch of the teacher
 EVERY = 30.0  # seconds between two reports of progress
 
 
@@ -45,48 +39,6 @@ def online_teacher(
 ) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
     """Return a function that computes the teacher's outputs for numbers of samples when they are needed."""
     return lambda numbers, keys: teacher.outputs([samples[number] for number in numbers], keys)
-
-
-class CachedOutputs:
-    """Cached outputs by numbers of samples.
-
-    Args:
-        folder: Of the cache.
-        count: Number of cached rows.
-        at: The row of a sample's number and key; None: the number.
-    """
-
-    def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
-        self.folder, self.count, self._at = folder, count, at
-        self._open = lru_cache(maxsize=OPEN)(self._opened)
-
-    def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> TeacherOutputs:
-        """The outputs for these samples."""
-        outputs: TeacherOutputs = {}
-        for number, key in zip(numbers, keys, strict=True):
-            part, place = divmod(number if self._at is None else self._at(number, key), PART)
-            file, bounds = self._open(part)
-            for name, ends in bounds.items():
-                held = file.get_slice(name)[ends[place] : ends[place + 1]]
-                outputs.setdefault(name, []).append(held if held.dtype == torch.int32 else held.float())
-        return outputs
-
-    def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
-        path = self.folder / part_name(part)
-        try:
-            file = safe_open(path, framework="pt")
-            names = [name for name in file.keys() if name.startswith("sizes.")]  # type: ignore[no-untyped-call]  # noqa: SIM118
-            sizes = {name: file.get_tensor(name) for name in names}  # type: ignore[no-untyped-call]
-        except (OSError, SafetensorError) as error:
-            raise HeedfulError(
-                f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"
-            ) from None
-        return file, {name.removeprefix("sizes."): [0, *accumulate(counts.tolist())] for name, counts in sizes.items()}
-
-
-def part_name(part: int) -> str:
-    """The file name of a part."""
-    return f"part-{part:06d}.safetensors"
 
 
 def cache_teacher_outputs(
@@ -125,28 +77,29 @@ def cache_teacher_outputs(
     }
     if cache_format.top is not None:
         about["temperature"] = cache_format.temperature
+    cache = CachedOutputs(folder, count)
     if ranks.is_main:
         make_folder(folder)
         _begin(folder / ABOUT, json.loads(json.dumps(about)))
-        missing = [part for part in range(-(-count // PART)) if not (folder / part_name(part)).exists()]
-        size = len(missing) * PART if missing[1:] else count
+        missing = cache.missing_parts()
+        size, read = sum(len(cache.part_rows(part)) for part in missing), 0
         if missing:
             log(f"the teacher reads {size:,} samples, once; its outputs are kept")
         last = time.monotonic()
-        for number, part in enumerate(missing):
+        for part in missing:
             if time.monotonic() - last > EVERY:
                 last = time.monotonic()
-                log(f"the teacher has read {number * PART:,} of {size:,}")
-            numbers = range(part * PART, min((part + 1) * PART, count))
+                log(f"the teacher has read {read:,} of {size:,}")
+            numbers = cache.part_rows(part)
             mine = [samples[row % len(samples)] for row in numbers]
             keys = [mask_keys[row // len(samples)][row % len(samples)] if mask_keys else 0 for row in numbers]
-            data = as_bytes(_tensors(teacher, mine, keys, cache_format))
-            if not number:
+            data = part_bytes(_outputs(teacher, mine, keys, cache_format))
+            if not read:
                 _need(folder, len(data) * len(missing))
-            with atomic_path(folder / part_name(part)) as temporary:
-                write_synced(temporary, [data])
+            cache.write_part(part, data)
+            read += len(numbers)
     ranks.barrier()
-    return CachedOutputs(folder, count)
+    return cache
 
 
 def _begin(path: Path, about: dict[str, object]) -> None:
@@ -171,9 +124,9 @@ def _need(folder: Path, size: int) -> None:
         )
 
 
-def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> dict[str, Tensor]:
-    """The tensors of a part: values of all samples, concatenated by name, and the number of each sample."""
-    values: dict[str, list[Tensor]] = {}
+def _outputs(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> Outputs:
+    """The teacher's outputs for all samples, in the format of the cache."""
+    values: Outputs = {}
     for group in split_microbatches([len(sample) for sample in samples], TOKENS):
         outputs = teacher.outputs([samples[number] for number in group], [keys[number] for number in group])
         if form.top is not None:
@@ -185,10 +138,7 @@ def _tensors(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], f
             place = values.setdefault(name, [torch.empty(0)] * len(samples))
             for number, value in zip(group, rows, strict=True):
                 place[number] = _kept(value.cpu(), form.half)
-    sizes = {f"sizes.{name}": np.array([len(row) for row in rows], dtype=np.int32) for name, rows in values.items()}
-    return {name: torch.cat(rows) for name, rows in values.items()} | {
-        name: torch.from_numpy(counts) for name, counts in sizes.items()
-    }
+    return values
 
 
 def _kept(value: Tensor, half: bool) -> Tensor:

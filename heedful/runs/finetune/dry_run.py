@@ -24,6 +24,7 @@ from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import check_run_folder
 from heedful.runs.timing import peak_memory
 from heedful.tasks.task import EncodedSplit
+from heedful.train.frozen_rows import GB, frozen_rows_bytes
 from heedful.train.trainer import Trainer
 
 PROBED_SAMPLES = 64  # whose encoding is timed
@@ -120,10 +121,16 @@ def dry_run(
         seconds=seconds,
         tokens_per_second=speed,
         memory=peak_memory() + extra,
-        disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)),
+        disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)) + _frozen_bytes(trainer),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device), *_method_notes(settings)),
     )
+
+
+def _frozen_bytes(trainer: Trainer) -> int:
+    """Return the disk space of cached outputs of frozen layers; 0 if they are not cached."""
+    size = frozen_rows_bytes(trainer) if trainer.settings.freeze_layers else 0
+    return size if size <= trainer.settings.cache_gb * GB else 0
 
 
 def _encoding_seconds(loaded: ModelBundle, encoded: EncodedSplit) -> tuple[float, float]:

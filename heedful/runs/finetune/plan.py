@@ -37,6 +37,7 @@ from heedful.runs.finetune.settings import (
 )
 from heedful.runs.overrides import Overrides
 from heedful.tasks.specs import specs_named
+from heedful.train.freezing import check_freezing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +82,12 @@ def plan_finetune(
         source, stats = _open(task, data, reading, on_bad_row)
     check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
-    width = 0
+    width, config = 0, None
     if isinstance(init, Pretrained | ClassicInit) and init.model:
         if Path(init.model).is_dir():
             init = replace(init, model=os.path.normpath(init.model))  # equal settings, however the folder is written
-        width = config_of(init.model, revision=init.revision or None).model.width
+        config = config_of(init.model, revision=init.revision or None).model
+        width = config.width
     classic = isinstance(init, ClassicInit | RecurrentInit)
     group_size = preview.task.group(scored=stats.low is not None)
     targets = sample_targets(source, stats.splits)
@@ -111,6 +113,8 @@ def plan_finetune(
     check_bleu(settings.task, targets)
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=classic and not model_name(init))
+    if settings.train.freeze_layers:
+        check_freezing(config, settings.train.freeze_layers, init.reinit_layers if isinstance(init, Pretrained) else 0)
     empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *split_warnings(stats)]
     bad = [
         f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()

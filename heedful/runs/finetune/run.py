@@ -11,13 +11,14 @@ from typing import Protocol
 
 import torch
 
-from heedful.atomic_io import atomic_path, write_synced
+from heedful.atomic_io import atomic_path, remove, write_synced
 from heedful.checkpoint import RUN_MODEL, ModelBundle, load, save
 from heedful.checkpoint.new_head import rescaled
 from heedful.data import dataset_for_task
 from heedful.data.bad_rows import OnBadRow
 from heedful.device import resolve_device, resolve_dtype
 from heedful.objectives import Objective, Sample
+from heedful.objectives.contrastive import ContrastiveClasses
 from heedful.runs.card.baseline import baseline_before_training
 from heedful.runs.card.finetuned import write_finetuned_card
 from heedful.runs.checkpoints import (
@@ -47,10 +48,13 @@ from heedful.settings import to_mapping
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
 from heedful.train.fit import FitResult, Reporter, fit
+from heedful.train.freezing import freezing_note
+from heedful.train.frozen_rows import cache_frozen_rows
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED = "seed.json"  # scores of one seed
+FROZEN = "frozen"  # outputs of frozen layers, for all seeds
 NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
 INIT_NAMES = {  # what results call a model that is made for a run
     "scratch": "a small encoder, trained on the spot",
@@ -222,6 +226,8 @@ class FinetuneTraining:
             finished.append((folder, results))
         if self.run.ranks.is_main:
             self._write_results(base.source, finished)
+            if (cache := self.run.folder / FROZEN).exists():
+                remove(cache)
         return True
 
     def finish(self) -> None:
@@ -249,12 +255,16 @@ class FinetuneTraining:
             self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)
         self._score_before_training(task, model, folder)
-        if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():
-            note = training_time_note(model, lesson.objective, lesson.samples, lesson.encoded.tokens, settings.train)
-            if note:
-                self.run.reporter.message(note)
         objective = lesson.objective if finetunes else body_objective(settings, task)
         trainer = Trainer(model, objective, lesson.samples, settings.train, self.run.ranks)
+        if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
+            cache_frozen_rows(trainer, self.run.folder / FROZEN, self.run.reporter.message)
+        elif settings.train.freeze_layers:
+            self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and computed in every step")
+        if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():
+            note = training_time_note(model, objective, trainer.samples, lesson.encoded.tokens, settings.train)
+            if note:
+                self.run.reporter.message(note)
         if settings.method == "linear":
             fitted = NOT_TRAINED
             (folder / JOURNAL).touch()

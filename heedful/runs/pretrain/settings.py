@@ -15,7 +15,7 @@ from heedful.runs.pretrain.specs import OBJECTIVES
 from heedful.runs.pretrain.specs.distillation import TermWeights
 from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.tokenizer.settings import PretrainTokenizer
-from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings
+from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings, check_uncached
 
 OBJECTIVE = MlmSettings()
 TOKENIZER = PretrainTokenizer()
@@ -135,6 +135,12 @@ class PretrainSettings:
         ):
             if not right:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+        if self.train.freeze_layers and not self.model.init_from:
+            raise HeedfulError(
+                f"train.freeze_layers is {self.train.freeze_layers}, but training starts from random weights, which "
+                "should not stay as they are: leave it out, or set model.init_from"
+            )
+        check_uncached(self.train)
         if len({probe.name for probe in self.probes}) < len(self.probes):
             raise HeedfulError(f"probes has a name twice: {', '.join(probe.name for probe in self.probes)}")
         for phase in self.phases:

@@ -47,6 +47,7 @@ from heedful.tasks.multiple_choice import MultipleChoiceTask
 from heedful.tasks.qa import QuestionAnswering
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
+from heedful.train import output_cache
 from tests.support.model_folders import make
 from tests.support.tiny_models import save_tiny
 
@@ -318,7 +319,7 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, told = [100.0], list[str]()
-    monkeypatch.setattr(outputs, "PART", 2)
+    monkeypatch.setattr(output_cache, "PART", 2)
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
     student = student_from_layers(teacher, LayersStudent(layers=1))

@@ -1,0 +1,60 @@
+"""Freezing: embeddings and lower layers that training does not change (Howard and Ruder 2018; Lee et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from heedful.errors import SettingError
+from heedful.model.config import ModelConfig
+from heedful.model.stack import Transformer
+
+if TYPE_CHECKING:
+    from heedful.checkpoint import ModelBundle
+
+PATH = "train.freeze_layers"
+
+
+def freezing_note(count: int) -> str:
+    """Say what is frozen, for the log."""
+    return f"the embeddings and the lower {count} layer{'s' * (count > 1)} are frozen, without dropout"
+
+
+def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
+    """Raise SettingError if the embeddings and the lower `count` layers of a model cannot be frozen.
+
+    Args:
+        config: Of the model; None: it starts from random weights.
+        count: Number of layers.
+        reinit_layers: Number of upper layers that start from random weights.
+    """
+    problem = ""
+    stack = config.encoder or config.decoder if isinstance(config, ModelConfig) else None
+    if config is None:
+        problem = "training starts from random weights, which should not stay as they are: leave it out"
+    elif stack is None or not isinstance(config, ModelConfig):
+        problem = "the model is no Transformer: leave it out"
+    elif config.encoder and config.decoder:
+        problem = "the model has an encoder and a decoder; layers are frozen in models with one of them: leave it out"
+    elif stack.blocks is not None and stack.blocks < stack.layers:
+        problem = f"the {stack.layers} layers of the model share the weights of {stack.blocks}: leave it out"
+    elif count + reinit_layers > stack.layers:
+        started = f", of which init.reinit_layers gives {reinit_layers} random weights" if reinit_layers else ""
+        problem = f"the model has {stack.layers} layers{started}: give {max(0, stack.layers - reinit_layers)} or fewer"
+    if problem:
+        raise SettingError(f"{PATH} is {count}, but {problem}", path=PATH)
+
+
+def freeze_layers(loaded: ModelBundle, count: int) -> None:
+    """Freeze the embeddings and the lower `count` layers: no gradients, and no dropout in training.
+
+    Relative positions that all layers share are frozen with them.
+
+    Raises:
+        SettingError: If the model cannot be frozen so.
+    """
+    check_freezing(loaded.config.model, count)
+    assert isinstance(loaded.model, Transformer)
+    loaded.model.execution = replace(loaded.model.execution, frozen_layers=count)
+    for module in loaded.model.frozen_modules():
+        module.requires_grad_(False)

@@ -1,0 +1,151 @@
+"""The outputs of frozen layers, computed once for all training samples and read from the disk in every epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from heedful.atomic_io import atomic_path, make_folder, remove, write_synced
+from heedful.data.sampler import split_microbatches
+from heedful.model.stack import Transformer
+from heedful.objectives import Sample
+from heedful.objectives.base import pack_samples
+from heedful.train.freezing import freezing_note
+from heedful.train.output_cache import CachedOutputs, part_bytes
+from heedful.train.trainer import Trainer
+
+KEY, STATES = "about.json", "states"
+TOKENS = 4096  # of a batch
+EVERY = 30.0  # seconds between two reports of progress
+GB = 10**9
+
+
+class FrozenRows(Sequence[Sample]):
+    """Samples with the outputs of the frozen layers, which are read from the disk."""
+
+    def __init__(self, samples: Sequence[Sample], outputs: CachedOutputs) -> None:
+        self._samples, self._outputs = samples, outputs
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, number: int) -> Sample: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Sample]: ...
+    def __getitem__(self, number: int | slice) -> Sample | list[Sample]:
+        """Return a sample, or several."""
+        if isinstance(number, slice):
+            return [self[place] for place in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        return replace(self._samples[number], states=self._outputs([number], [0])[STATES][0])
+
+
+def cache_frozen_rows(trainer: Trainer, folder: Path, log: Callable[[str], None]) -> None:
+    """Compute the outputs of the frozen layers for all samples, unless `folder` has them, and let training read them.
+
+    They are not cached, and computed in every epoch, if they do not fit into train.cache_gb or on the disk, or are
+    read only once. `folder` may hold outputs of other weights or samples: they are removed.
+
+    Args:
+        trainer: Its model has frozen layers, and its objective takes the samples as they are.
+        folder: Of the cache.
+        log: Receives what is done.
+    """
+    samples = trainer.samples
+    outputs, size = CachedOutputs(folder, len(samples)), frozen_rows_bytes(trainer)
+    frozen, reason = freezing_note(trainer.settings.freeze_layers), ""
+    if trainer.ranks.is_main:
+        key = _key(trainer, samples)
+        begun = folder.exists() and _read_key(folder) == key
+        reason = _no_cache_reason(trainer, size, 0 if begun else size, folder)
+        if reason:
+            log(f"{frozen}, and computed in every step: {reason}")
+        else:
+            if not begun:
+                _begin(folder, key)
+            log(f"{frozen}; their outputs for {len(samples):,} samples are computed once ({size / GB:.2f} GB)")
+            _fill(trainer, outputs, samples, log)
+    if not trainer.ranks.all_gather_object(reason)[0]:
+        trainer.stages = (trainer.stages[0]._replace(samples=FrozenRows(samples, outputs)), *trainer.stages[1:])
+
+
+def frozen_rows_bytes(trainer: Trainer) -> int:
+    """Return the size of the outputs of the frozen layers for all samples."""
+    return sum(map(len, trainer.samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
+
+
+def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
+    """Say why outputs of `size` bytes, of which some are missing, are not cached; "" if they are."""
+    steps, limit = trainer.total_steps, trainer.settings.cache_gb
+    if steps is not None and steps <= trainer.order.steps:
+        return "training reads every sample once"
+    if size > limit * GB:
+        return f"their outputs take {size / GB:.2f} GB, and train.cache_gb is {limit:g}"
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if missing > free:
+        return f"their outputs take {size / GB:.2f} GB, and {folder} has {free / GB:.2f} GB left"
+    return ""
+
+
+def _fill(trainer: Trainer, outputs: CachedOutputs, samples: Sequence[Sample], log: Callable[[str], None]) -> None:
+    missing, last = outputs.missing_parts(), time.monotonic()
+    for done, part in enumerate(missing):
+        if time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            log(f"outputs of the frozen layers: {done} of {len(missing)} parts")
+        numbers = outputs.part_rows(part)
+        states = list(_states(trainer, [samples[number] for number in numbers]))
+        outputs.write_part(part, part_bytes({STATES: states}))
+
+
+@torch.no_grad()
+def _states(trainer: Trainer, samples: Sequence[Sample]) -> Iterator[Tensor]:
+    """Yield the outputs of the frozen layers for each sample, in the precision of training."""
+    model = trainer.loaded.model
+    assert isinstance(model, Transformer) and not model.training
+    states: dict[int, Tensor] = {}
+    for group in split_microbatches([len(sample) for sample in samples], TOKENS):
+        mine = [samples[number] for number in group]
+        packed = pack_samples(mine).to(trainer.device)
+        with torch.autocast(trainer.device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
+            rows = model.frozen_states(packed).cpu()
+        states |= zip(group, rows.split([len(sample) for sample in mine]), strict=True)
+    yield from (states[number] for number in range(len(samples)))
+
+
+def _key(trainer: Trainer, samples: Sequence[Sample]) -> str:
+    """SHA-256 of everything that the outputs depend on: frozen weights, samples and precision."""
+    model = trainer.loaded.model
+    assert isinstance(model, Transformer)
+    digest = hashlib.sha256(f"{trainer.precision} {trainer.device.type} {trainer.settings.freeze_layers}".encode())
+    for module in model.frozen_modules():
+        for tensor in module.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for sample in samples:
+        digest.update(json.dumps(sample.bounds).encode())
+        digest.update(sample.tokens.tobytes())
+        digest.update(sample.types.tobytes())
+    return digest.hexdigest()
+
+
+def _read_key(folder: Path) -> str | None:
+    path = folder / KEY
+    return json.loads(path.read_bytes())["key"] if path.exists() else None
+
+
+def _begin(folder: Path, key: str) -> None:
+    if folder.exists():
+        remove(folder)
+    make_folder(folder)
+    with atomic_path(folder / KEY) as part:
+        write_synced(part, [json.dumps({"key": key}).encode()])

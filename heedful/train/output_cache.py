@@ -1,0 +1,85 @@
+"""A cache of a model's outputs on the disk, in part files, so that an interrupted run resumes filling it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as as_bytes
+from torch import Tensor
+
+from heedful.atomic_io import atomic_path, write_synced
+from heedful.errors import HeedfulError
+
+PART = 1024  # samples of a part
+OPEN = 256  # open files
+
+Outputs = dict[str, list[Tensor]]  # by name, one tensor for each sample
+
+
+class CachedOutputs:
+    """Cached outputs by numbers of samples.
+
+    Args:
+        folder: Of the cache.
+        count: Number of cached rows.
+        at: The row of a sample's number and key; None: the number.
+    """
+
+    def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
+        self.folder, self.count, self._at = folder, count, at
+        self._open = lru_cache(maxsize=OPEN)(self._opened)
+
+    def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> Outputs:
+        """The outputs for these samples; float16 numbers become float32."""
+        outputs: Outputs = {}
+        for number, key in zip(numbers, keys, strict=True):
+            part, place = divmod(number if self._at is None else self._at(number, key), PART)
+            file, bounds = self._open(part)
+            for name, ends in bounds.items():
+                held = file.get_slice(name)[ends[place] : ends[place + 1]]
+                outputs.setdefault(name, []).append(held.float() if held.dtype == torch.float16 else held)
+        return outputs
+
+    def missing_parts(self) -> list[int]:
+        """Return the numbers of the parts that are not on the disk."""
+        return [part for part in range(-(-self.count // PART)) if not self._path(part).exists()]
+
+    def part_rows(self, part: int) -> range:
+        """Return the cached rows of a part."""
+        return range(part * PART, min((part + 1) * PART, self.count))
+
+    def write_part(self, part: int, data: bytes) -> None:
+        """Write a part, as `part_bytes` makes it; it appears complete."""
+        with atomic_path(self._path(part)) as temporary:
+            write_synced(temporary, [data])
+
+    def _path(self, part: int) -> Path:
+        return self.folder / f"part-{part:06d}.safetensors"
+
+    def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
+        path = self._path(part)
+        try:
+            file = safe_open(path, framework="pt")
+            names = [name for name in file.keys() if name.startswith("sizes.")]  # type: ignore[no-untyped-call]  # noqa: SIM118
+            sizes = {name: file.get_tensor(name) for name in names}  # type: ignore[no-untyped-call]
+        except (OSError, SafetensorError) as error:
+            raise HeedfulError(
+                f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"
+            ) from None
+        return file, {name.removeprefix("sizes."): [0, *accumulate(counts.tolist())] for name, counts in sizes.items()}
+
+
+def part_bytes(outputs: Mapping[str, Sequence[Tensor]]) -> bytes:
+    """Return a part's file: the outputs of all its samples, concatenated by name, and the length of each."""
+    lengths = {
+        f"sizes.{name}": torch.from_numpy(np.array([len(row) for row in rows], dtype=np.int32))
+        for name, rows in outputs.items()
+    }
+    return as_bytes({name: torch.cat(list(rows)) for name, rows in outputs.items()} | lengths)

@@ -1,0 +1,112 @@
+"""The cache of the outputs of frozen layers: training reads what it would compute, and an old cache is not used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from heedful.train import frozen_rows, output_cache
+from heedful.train.frozen_rows import FrozenRows, cache_frozen_rows
+from heedful.train.trainer import Trainer
+from tests.support.tiny_runs import distance, records, same, trainer, weights
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four parts for 16 samples."""
+    monkeypatch.setattr(output_cache, "PART", 4)
+
+
+def cached(folder: Path, log: list[str] | None = None, task: str = "classify", **more: Any) -> Trainer:
+    made = trainer(task, **{"freeze_layers": 1, **more})
+    cache_frozen_rows(made, folder, (log if log is not None else []).append)
+    return made
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1}, {"precision": "bfloat16"}])
+def test_training_is_the_same_with_and_without_a_cache(task: str, more: dict[str, Any], tmp_path: Path) -> None:
+    log: list[str] = []
+    read, computed = cached(tmp_path / "frozen", log, task, **more), trainer(task, freeze_layers=1, **more)
+    assert isinstance(read.samples, FrozenRows)
+    steps, expected = list(read), list(computed)
+    near = 2e-2 if more.get("precision") else 1e-5  # rows are computed in other batches, which may round otherwise
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=near)
+    assert distance(weights(read), weights(computed)) < (0.2 if more.get("precision") else 1e-3)
+    (told,) = log
+    assert told.startswith("the embeddings and the lower 1 layer are frozen, without dropout; their outputs for 16")
+
+
+def test_training_reads_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cached(tmp_path / "frozen")
+    monkeypatch.setattr(made.loaded.model.embedding, "forward", None)  # would raise
+    list(made)
+
+
+def test_a_part_that_is_missing_is_made_again_with_the_same_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "frozen"
+    first = cached(folder)
+    list(first)
+    parts = sorted(folder.glob("part-*"))
+    before = [path.read_bytes() for path in parts]
+    assert len(parts) == 4
+    parts[2].unlink()
+    changed = {path: path.stat().st_ino for path in parts[:2]}
+    second = cached(folder)
+    assert [path.read_bytes() for path in parts] == before
+    assert {path: path.stat().st_ino for path in changed} == changed, "the others stay"
+    assert records(list(second)) == records(list(cached(folder))) and same(weights(first), weights(second))
+
+
+def test_a_cache_of_other_weights_samples_or_layers_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "frozen"
+    cached(folder)
+    before = (folder / "part-000000.safetensors").read_bytes()
+    other = trainer(freeze_layers=1)
+    with torch.no_grad():
+        other.loaded.model.embedding.tokens.weight[5] += 1
+    cache_frozen_rows(other, folder, print)
+    assert (folder / "part-000000.safetensors").read_bytes() != before
+    cached(folder)
+    assert (folder / "part-000000.safetensors").read_bytes() == before
+    reordered = trainer(freeze_layers=1)
+    reordered.stages = (reordered.stages[0]._replace(samples=list(reordered.samples)[::-1]),)
+    cache_frozen_rows(reordered, folder, print)
+    assert (folder / "part-000000.safetensors").read_bytes() != before
+    states = [cached(folder, freeze_layers=count).samples[3].states for count in (1, 2)]
+    assert not torch.equal(*states)
+
+
+def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (more, expected) in enumerate(
+        [
+            ({"cache_gb": 0.0}, "computed in every step: their outputs take 0.00 GB, and train.cache_gb is 0"),
+            ({"max_steps": 4}, "computed in every step: training reads every sample once"),
+        ]
+    ):
+        log: list[str] = []
+        made, plain = cached(tmp_path / str(number), log, **more), trainer(freeze_layers=1, **more)
+        assert log[0].endswith(expected)
+        assert records(list(made)) == records(list(plain)) and same(weights(made), weights(plain))
+        assert not (tmp_path / str(number)).exists()
+    log = []
+    full = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(frozen_rows, "shutil", full)
+    assert not isinstance(cached(tmp_path / "full", log).samples, FrozenRows)
+    assert log[0].endswith("full has 0.00 GB left") and not (tmp_path / "full").exists()
+
+
+def test_samples_are_those_of_the_data_with_states(tmp_path: Path) -> None:
+    made = cached(tmp_path / "frozen")
+    plain = trainer(freeze_layers=1).samples
+    sample = made.samples[-1]
+    assert sample.states is not None and sample.states.shape == (len(sample), 16)
+    assert (replace(sample, states=None).tokens == plain[-1].tokens).all() and sample.target == plain[-1].target
+    assert [len(sample) for sample in made.samples[3:6]] == [len(sample) for sample in plain[3:6]]
+    with pytest.raises(IndexError):
+        made.samples[16]
