@@ -48,7 +48,7 @@ def predict_files(
     folder = out or Path(f"{stem_and_suffix(files[0].absolute())[0]}-answers")
     is_main = os.environ.get("RANK", "0") == "0"
     overrides = override(DataOptions(), assignments).data
-    run_settings = input_settings_for(run, engine.kind, files, overrides, exclude=folder)
+    run_settings = input_settings_for(run, engine.input_kind, files, overrides, exclude=folder)
     if is_main and not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from heedful.data.examples import MultiLabelExample as MultiLabelExample
     from heedful.data.examples import PairExample as PairExample
     from heedful.data.examples import QuestionExample as QuestionExample
+    from heedful.data.examples import RankExample as RankExample
     from heedful.data.examples import ScoredExample as ScoredExample
     from heedful.data.examples import Seq2SeqExample as Seq2SeqExample
     from heedful.data.examples import TaggedExample as TaggedExample
@@ -33,7 +34,8 @@ _MODULES = {
     **dict.fromkeys(("BadRow", "BadRowPolicy", "Quarantine", "Raise", "Skip"), "heedful.data.bad_rows"),
     **dict.fromkeys(("AnswerSpan", "ChoiceExample", "Example", "LabelledExample"), "heedful.data.examples"),
     **dict.fromkeys(("MultiLabelExample", "PairExample", "QuestionExample"), "heedful.data.examples"),
-    **dict.fromkeys(("ScoredExample", "Seq2SeqExample", "TaggedExample", "TextExample"), "heedful.data.examples"),
+    **dict.fromkeys(("RankExample", "ScoredExample", "Seq2SeqExample"), "heedful.data.examples"),
+    **dict.fromkeys(("TaggedExample", "TextExample"), "heedful.data.examples"),
     "escape_cell": "heedful.data.formats.csv_escape",
     **dict.fromkeys(("DataReport", "check"), "heedful.data.labelled.check"),
     **dict.fromkeys(("DataOptions", "DataSettings"), "heedful.data.labelled.data_file"),

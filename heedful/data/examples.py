@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -22,6 +22,7 @@ class Example:
 
     about: ClassVar[str]  # phrase for messages
     needed: ClassVar[tuple[str, ...]]  # roles of columns, see data/labelled/columns.py
+    alternative: ClassVar[tuple[str, ...]] = ()  # other roles that are needed where those of `needed` are missing
     optional: ClassVar[tuple[str, ...]] = ()
     file: str = field(default="", compare=False)
     line: int = field(default=0, compare=False)  # from 1; for Parquet and datasets in memory the number of the row
@@ -48,6 +49,11 @@ class Example:
         Overridden by classes of other modules; data/labelled/row_reader.py knows the classes of this one.
         """
         raise NotImplementedError
+
+    @classmethod
+    def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
+        """Yield the examples of a split, of which one may be made from several rows."""
+        return examples
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
@@ -302,6 +308,57 @@ class PairExample(Example):
     def target(self) -> str:
         """The score."""
         return "" if self.score is None else repr(self.score)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankExample(Example):
+    """A query and documents with their relevance to it: reranking.
+
+    A row has a relevant document and irrelevant ones, or one document with its relevance; the rows of the second kind
+    that share a query are one example, whose most relevant documents come first.
+    """
+
+    about: ClassVar[str] = "a query with documents, some of which are relevant"
+    needed: ClassVar[tuple[str, ...]] = ("query", "positive", "negative")
+    alternative: ClassVar[tuple[str, ...]] = ("query", "document", "relevance")
+    optional: ClassVar[tuple[str, ...]] = ("teacher_scores",)
+    query: str
+    documents: tuple[str, ...]
+    relevance: tuple[float, ...]  # of each document; above 0 it is relevant
+    teacher_scores: tuple[float, ...] = ()  # of each document; only their differences count
+
+    @classmethod
+    def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
+        """Yield rows with several documents as they come, then the queries of rows with one document."""
+        rows: dict[str, list[Self]] = {}
+        for example in examples:
+            if len(example.documents) > 1:
+                yield example
+            else:
+                rows.setdefault(example.query, []).append(example)
+        for of_query in rows.values():
+            ordered = sorted(of_query, key=lambda row: -row.relevance[0])
+            yield replace(
+                of_query[0],
+                documents=tuple(document for row in ordered for document in row.documents),
+                relevance=tuple(relevance for row in ordered for relevance in row.relevance),
+                teacher_scores=tuple(score for row in ordered for score in row.teacher_scores),
+            )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The query and the documents."""
+        return (self.query, *self.documents)
+
+    @property
+    def target(self) -> str:
+        """The relevance of each document."""
+        return "\x1f".join(map(repr, self.relevance))
+
+    @property
+    def group(self) -> str:
+        """The query, so that all its documents are in one split."""
+        return self.query
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from heedful.model.stack import Transformer, select_rows
 from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
-from heedful.tasks.answer_heads import answer_heads_of
+from heedful.tasks.answer_heads import answer_heads_of, answer_heads_of_head
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,
@@ -184,6 +184,12 @@ class BundleEngine:
     def kind(self) -> str:
         """The kind of head, as `load(head=...)` takes it: "sequence_classification", "masked_lm", "embedding", ..."""
         return self._head.kind
+
+    @property
+    def input_kind(self) -> str:
+        """What a row of a file is for this head, a key of `INPUT_SPECS`."""
+        is_cross_encoder = isinstance(self._head, Classes) and self._head.score_activation is not None
+        return "cross_encoder" if is_cross_encoder else self.kind
 
     @property
     def expects(self) -> str:
@@ -571,7 +577,7 @@ def _on_host(scores: Tensor) -> Tensor:
 def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
     """The head and what answers with it."""
     head = loaded.config.head
-    if head is not None and (answerers := answer_heads_of(head.kind)):
+    if head is not None and (answerers := answer_heads_of_head(head)):
         return head, answerers
     can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answer_heads_of(kind)]
     has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'

@@ -12,7 +12,7 @@ import pyarrow as pa
 from heedful.data.bad_rows import CellError, shown
 from heedful.data.formats.tables import Table
 from heedful.data.formats.text_files import MAX_ROW_BYTES
-from heedful.data.inputs.input_files import choose_spec
+from heedful.data.inputs.input_files import PAIR_ROLES, choose_spec
 from heedful.data.labelled.columns import RowReader
 from heedful.errors import HeedfulError
 from heedful.infer.batch.per_input import answer_each
@@ -69,7 +69,7 @@ class Predict:
         """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
         table = Table(display_name="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
-        ask, columns = choose_spec(table, self.engine.kind, self._given)
+        ask, columns = choose_spec(table, self.engine.input_kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         inputs: list[tuple[object, str | None]] = []
         for row in rows:
@@ -77,7 +77,7 @@ class Predict:
                 inputs.append((ask.make(reader, row), None))
             except CellError as wrong:
                 inputs.append((None, f"{wrong.column}: {wrong.reason}"))
-        return inputs, "text_pair" in columns.of or "positive" in columns.of
+        return inputs, bool(PAIR_ROLES & {*columns.of})
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """Return a matrix of vectors, with a row of NaN for each missing one."""

@@ -12,7 +12,8 @@ from heedful.checkpoint import ModelBundle, load
 from heedful.checkpoint.folder_json import UnfinishedError
 from heedful.data import Dataset, DataSettings, Raise, read
 from heedful.data.bad_rows import BadRowPolicy
-from heedful.data.examples import Example
+from heedful.data.examples import Example, TaggedExample
+from heedful.data.labelled.columns import MissingColumnError
 from heedful.data.labelled.statistics import compute_stats
 from heedful.data.retrieval.beir import beir_folder
 from heedful.data.retrieval.trec import ranking_file_of, read_rankings
@@ -43,9 +44,9 @@ from heedful.search.store import is_index
 from heedful.settings import load_mapping, overlay
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.metrics import GLUE
-from heedful.tasks.specs import spec_of_head
+from heedful.tasks.spec import TaskSpec
+from heedful.tasks.specs import specs_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings, has_bleu
-from heedful.tasks.tag import Tag
 from heedful.tasks.task import Task
 
 GLUE_FOLDERS = {  # by task: its entries in the suite, and the split that each is scored on
@@ -276,10 +277,10 @@ def open_for_model(
     Raises:
         HeedfulError: If the model knows none of the labels, or bad rows are not to be skipped.
     """
-    source: Dataset[Example] = read(data, task_class_of(loaded).example, settings, on_bad_row=on_bad_row)
+    source = _read_for_head(loaded, data, settings, on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
-    unknown = unknown_labels(source.labels, known, tags=task_class_of(loaded) is Tag)
+    unknown = unknown_labels(source.labels, known, tags=source.kind is TaggedExample)
     if unknown and (isinstance(on_bad_row, Raise) or len(unknown) == len(source.labels)):
         aside = ", or skip the rows that have them: --on-bad-row skip"
         raise HeedfulError(
@@ -291,14 +292,27 @@ def open_for_model(
     return source
 
 
-def task_class_of(loaded: ModelBundle) -> type[Task]:
-    """The task class for a model's head.
+def _read_for_head(
+    loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy
+) -> Dataset[Example]:
+    """Read data as examples of the first task of the model's head whose columns the data has."""
+    *specs, last = task_specs_of(loaded)
+    for spec in specs:
+        try:
+            return read(data, spec.example, settings, on_bad_row=on_bad_row)
+        except MissingColumnError:
+            continue
+    return read(data, last.example, settings, on_bad_row=on_bad_row)
+
+
+def task_specs_of(loaded: ModelBundle) -> tuple[TaskSpec, ...]:
+    """The tasks that a model's head may do.
 
     Raises:
         ModelError: If no data can score the head.
     """
-    if spec := spec_of_head(loaded.config.head):
-        return spec.task
+    if specs := specs_of_head(loaded.config.head):
+        return specs
     match loaded.config.head:
         case Classes(labels=labels):
             what = f"gives {len(labels)} numbers, and data has one"
@@ -328,7 +342,8 @@ def build_eval_task(
     generation: Seq2SeqSettings = GENERATION,
 ) -> tuple[Task, ModelBundle]:
     """Task and model for evaluating a split; a seq2seq model generates as `generation` says."""
-    kind, surveyed = task_class_of(loaded), cache(lambda: compute_stats(source, [split]))
+    kind = next(spec.task for spec in task_specs_of(loaded) if spec.example is source.kind)
+    surveyed = cache(lambda: compute_stats(source, [split]))
     fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
     task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
     return task.for_split(loaded, surveyed, split)

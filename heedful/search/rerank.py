@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
+from heedful.model.config import Classes
 from heedful.tasks.answering import Answer
 
 
@@ -33,6 +35,13 @@ def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str]) -> lis
     if engine.kind != "sequence_classification":
         raise HeedfulError(
             f"{engine.loaded.source} has a {engine.kind} head; results are reranked by a model that scores pairs of "
-            "texts, such as one of heedful finetune regress on a query, a text and their relevance"
+            "texts, such as one of heedful finetune rank"
         )
-    return [relevance(answer) for answer in engine([(query, text) for text in texts])]
+    raw = has_sigmoid(engine.loaded)
+    return [relevance(answer, raw=raw) for answer in engine([(query, text) for text in texts])]
+
+
+def has_sigmoid(loaded: ModelBundle | None) -> bool:
+    """Whether a model's scores are between 0 and 1 already, those of a cross-encoder with a sigmoid."""
+    head = None if loaded is None else loaded.config.head
+    return isinstance(head, Classes) and head.score_activation == "sigmoid"

@@ -17,8 +17,8 @@ from heedful.infer.bundle_engine import BundleEngine, check_min_confidence, chec
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine
-from heedful.model.config import Classes, SentenceEmbedding
-from heedful.search.rerank import relevance
+from heedful.model.config import SentenceEmbedding
+from heedful.search.rerank import has_sigmoid, relevance
 from heedful.serve import requests, responses
 from heedful.serve.context import CHARACTERS_PER_TOKEN, RequestContext, Turns, tokenize_in_turns
 from heedful.serve.text_pairs import parse_sequences
@@ -173,8 +173,7 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
     else:
         call.texts(*(body.query + text for text in body.texts))
         answers = await call.ask(model_queue, [(body.query, text) for text in body.texts])
-        loaded = getattr(model_queue.engine, "loaded", None)
-        sigmoid = isinstance(head := loaded and loaded.config.head, Classes) and head.score_activation == "sigmoid"
+        sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
         if sigmoid and body.raw_scores:
             raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
         scores = [relevance(answer, raw=body.raw_scores or sigmoid) for answer in answers]

@@ -68,6 +68,13 @@ class Regression(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reranking(Prediction):
+    """The relevance of each text to a query; larger is more relevant."""
+
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Word:
     """A word and its tag."""
 

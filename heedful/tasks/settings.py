@@ -20,6 +20,9 @@ class TaskSettings:
     def check(self) -> None:
         """Refuse settings that cannot be honoured on this machine."""
 
+    def check_data(self, survey: DatasetStats) -> None:
+        """Refuse settings that the data does not allow."""
+
     def group(self, *, scored: bool) -> int:
         """Return the number of samples that are learned together; `scored`: the data have scores."""
         return 1

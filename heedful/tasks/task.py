@@ -146,7 +146,8 @@ class EncodedSplit:
     windowed: int  # examples longer than the limit that are read in windows
     truncated: int  # examples
     truncated_tokens: int  # dropped from them
-    skipped: int  # examples without a sample (see the task)
+    skipped: int  # examples without a sample
+    skipped_because: str = ""
     example_numbers: list[int]  # for each sample the number of its example
     remarks: Counter[str]  # -> number of examples
 
@@ -172,6 +173,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
     example: ClassVar[type[Example]]
     answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that accepts an input's form answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
+    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # examples without a sample
     takes_pairs: ClassVar[bool] = False  # texts may be pairs; a model remembers whether they were
 
     tokenizer: Tokenizer
@@ -395,6 +397,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
             truncated=truncated,
             truncated_tokens=truncated_tokens,
             skipped=skipped,
+            skipped_because=self.skipped_because,
             example_numbers=example_numbers,
             remarks=remarks,
         )

@@ -44,6 +44,7 @@ TASKS = {
     "impossible": "qa",
     "qa": "qa",
     "choose 2": "multiple-choice",
+    "rank": "rank",
     "embed": "embed",
     "together": "embed",
 }

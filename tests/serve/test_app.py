@@ -8,6 +8,7 @@ import math
 import re
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,21 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from heedful.checkpoint import load
+from heedful.checkpoint import load, save
+from heedful.families.head_maps import SCORE_ACTIVATIONS
 from heedful.infer.engine import Engine
+from heedful.model.config import Classes
 from heedful.model.decode import BeamSearch, Greedy, Sampling
+from heedful.search.rerank import rerank_scores
 from heedful.serve.attention import attention_response
 from heedful.serve.openapi import VIEWS
 from heedful.serve.routes import ENDPOINTS, labels_of
-from heedful.serve.run import RunningServer
+from heedful.serve.run import RunningServer, background
 from heedful.serve.settings import name_models
 from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import Tokenizer
 from tests.support.http_client import Reply, ask
-from tests.support.model_folders import long_text, make_writer
+from tests.support.model_folders import long_text, make, make_writer
 
 QUESTION = {"question": "who wrote it ?", "context": "In Paris, Ada wrote the first program ."}
 CHOICE = {"prompt": "the cat", "choices": ["sat on the mat", "ran"]}
@@ -152,6 +156,27 @@ def test_pairs_are_ranked_by_a_model_of_pairs(served: RunningServer, engines: di
     assert ask(served.port, "/rerank", body).status == 200  # not "single" with its three labels, which is the first
     ranks = {name: "/rerank" in ask(served.port, f"/info?model={name}").json["routes"] for name in engines}
     assert {name for name in ranks if ranks[name]} == {"regression", "embed"}
+
+
+def test_a_cross_encoder_ranks_by_its_scores(tmp_path: Path) -> None:
+    """Scores that are not sigmoids yet are returned as sigmoids, unless they are asked for raw."""
+    texts, answers = ["the cat", "she ran", "a"], {}
+    for activation in SCORE_ACTIVATIONS.values():
+        model = load(make(tmp_path / activation, "regression"))
+        assert isinstance(model.config.head, Classes)
+        model.config = replace(model.config, head=replace(model.config.head, score_activation=activation))
+        save(model, tmp_path / f"{activation}-saved")
+        with background({"ranker": str(tmp_path / f"{activation}-saved")}) as server:
+            body = {"query": "a dog", "texts": texts}
+            answers[activation] = ask(server.port, "/rerank", body).json
+            raw = ask(server.port, "/rerank", body | {"raw_scores": True})
+        scores = rerank_scores(Engine(tmp_path / f"{activation}-saved"), "a dog", texts)
+        served = sorted(answers[activation], key=lambda entry: entry["index"])
+        assert [entry["score"] for entry in served] == pytest.approx(scores, abs=1e-6)
+        assert raw.status == (200 if activation == "identity" else 422)
+    assert [entry["score"] for entry in answers["identity"]] == pytest.approx(
+        [entry["score"] for entry in answers["sigmoid"]], abs=1e-6
+    )
 
 
 def test_forms_of_other_servers_clients(served: RunningServer) -> None:

@@ -120,6 +120,17 @@ def chosen(count: int, seed: int = 0, candidates: int = 2) -> list[Row]:
     return rows
 
 
+def ranked(count: int, seed: int = 0) -> list[Row]:
+    """Queries that name someone, with four documents, of which the one with the name is relevant."""
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        name = draw.choice(list(NAMES))
+        documents = [" ".join(sentence(draw, 3)) for _ in range(4)]
+        documents[0] += f" {name}"
+        rows.append({"query": f"who is {name} ?", "positive": documents[0], "negatives": documents[1:]})
+    return rows
+
+
 # -- files ------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +191,7 @@ MADE: dict[str, Any] = {
     "impossible": lambda path, n, seed: path.with_suffix(".json").write_text(json.dumps(questions(n, seed, True))),
     "choose 2": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), chosen(n, seed)),
     "choose 4": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), chosen(n, seed, 4)),
+    "rank": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), ranked(n, seed)),
     "embed": lambda path, n, seed: as_lines(path.with_suffix(".jsonl"), scored(n, seed)),
     "together": lambda path, n, seed: as_lines(
         path.with_suffix(".jsonl"), [{"a": row["a"], "b": row["b"]} for row in scored(n, seed)]

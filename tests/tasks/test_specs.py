@@ -26,7 +26,7 @@ def test_a_specification_and_its_task_agree(name: str) -> None:
 
 
 def test_names_that_users_give_lead_to_the_tasks_of_that_name() -> None:
-    assert task_names() == ("classify", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
+    assert task_names() == ("classify", "rank", "regress", "tag", "qa", "multiple-choice", "embed", "seq2seq")
     assert [spec.name for spec in specs_named("classify")] == ["classify", "multiple"]
     assert spec_of_head(None) is None
 

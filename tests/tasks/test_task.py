@@ -21,6 +21,7 @@ from heedful.data import (
     MultiLabelExample,
     PairExample,
     QuestionExample,
+    RankExample,
     ScoredExample,
     TaggedExample,
 )
@@ -33,6 +34,7 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.metrics import merge_all
 from heedful.tasks.multiple_choice import MultipleChoiceTask
 from heedful.tasks.qa import NO_ANSWER, QuestionAnswering
+from heedful.tasks.rank import Rank
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.tasks.task import EvalMetrics, Task, batched, evaluate_task, log_loss
@@ -72,6 +74,12 @@ def examples(name: str) -> list[Any]:
             ChoiceExample(prompt=text, candidates=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), answer=n % 2)
             for n, text in enumerate(TEXTS)
         ],
+        "rank": [
+            RankExample(
+                query=text, documents=tuple(WORDS[n % 4 : n % 4 + 2 + n % 3]), relevance=(1.0, *[0.0] * (1 + n % 3))
+            )
+            for n, text in enumerate(TEXTS)
+        ],
         "scored": [PairExample(anchor=text, positive=WORDS[n % 10], score=n / 21) for n, text in enumerate(TEXTS)],
         "pairs": [PairExample(anchor=text, positive=" ".join(text.split()[::-1])) for text in TEXTS],
     }
@@ -86,6 +94,7 @@ TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "tag": (Tag, "tag", {"labels": LABEL}),
     "qa": (QuestionAnswering, "span", {"impossible": True}),
     "multiple-choice": (MultipleChoiceTask, "choice", {}),
+    "rank": (Rank, "regression", {}),
     "scored": (Embed, "bare", {"scored": True}),
     "pairs": (Embed, "bare", {"scored": False, "group_size": 2}),
 }
@@ -107,6 +116,9 @@ def model_of(name: str) -> ModelBundle:
     if name == "tag":
         return with_head(ours, "token_classification", labels=LABEL, seed=2)
     made = with_head(ours, "embedding") if folder == "bare" else ours
+    if name == "rank":
+        made = copy(ours)
+        made.config = replace(ours.config, head=replace(ours.config.head, score_activation="identity"))  # type: ignore[type-var]
     made.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
     return made
 

@@ -32,6 +32,7 @@ from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, form
 from heedful.data.labelled.row_reader import fill_blank
 from heedful.errors import DataError, did_you_mean
 
+PAIR_ROLES = {"text_pair", "positive", "document"}  # of a second text
 MOST_BAD = 100_000  # consecutive bad rows of one file, at most
 
 
@@ -51,6 +52,10 @@ def _text(read: RowReader, cells: Cells) -> object:
 
 def _both(read: RowReader, cells: Cells) -> object:
     return read.text(cells, "anchor"), read.text(cells, "positive")
+
+
+def _query_and_document(read: RowReader, cells: Cells) -> object:
+    return read.text(cells, "query"), read.text(cells, "document")
 
 
 def _choices(read: RowReader, cells: Cells) -> object:
@@ -75,6 +80,7 @@ TEXT = InputSpec(needed=("text",), make=lambda read, cells: read.text(cells, "te
 TEXT_OR_PAIR = InputSpec(needed=("text",), optional=("text_pair",), make=_text)
 PAIR = InputSpec(needed=("text", "text_pair"), make=_text)
 BOTH = InputSpec(needed=("anchor", "positive"), make=_both)
+QUERY_DOCUMENT = InputSpec(needed=("query", "document"), make=_query_and_document)
 SOURCE = InputSpec(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
 WORDS = InputSpec(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
 QUESTION = InputSpec(
@@ -83,11 +89,12 @@ QUESTION = InputSpec(
 )
 PROMPT = InputSpec(needed=("prompt", "candidates"), optional=("question",), make=_choices)
 ASKED = InputSpec(needed=("question", "candidates"), make=_choices)
-INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of head; the first whose columns are there
+INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of input; the first whose columns are there
     "masked_lm": (TEXT,),
     "next_sentence": (PAIR,),
     "pretraining": (TEXT_OR_PAIR,),
     "sequence_classification": (TEXT_OR_PAIR,),
+    "cross_encoder": (QUERY_DOCUMENT, TEXT_OR_PAIR),
     "token_classification": (WORDS, TEXT),
     "question_answering": (QUESTION,),
     "multiple_choice": (PROMPT, ASKED),

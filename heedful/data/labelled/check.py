@@ -20,6 +20,7 @@ from heedful.data.examples import (
     LabelledExample,
     MultiLabelExample,
     QuestionExample,
+    RankExample,
     Seq2SeqExample,
     TaggedExample,
     hash_text,
@@ -158,8 +159,8 @@ class _Tally:
         texts = example.texts
         self.exact.append(hash_text("\x1f".join(texts)))
         self.alike.append(hash_text("\x1f".join(map(normalise_text, texts))))
-        if isinstance(example, QuestionExample | ChoiceExample | Seq2SeqExample):
-            self.several = not isinstance(example, Seq2SeqExample)
+        if isinstance(example, QuestionExample | ChoiceExample | Seq2SeqExample | RankExample):
+            self.several = isinstance(example, QuestionExample | ChoiceExample)
             self.groups.append(hash_text(normalise_text(example.group)))
         self.targets.append(hash_text(example.target))
         self.lengths.append(length)
@@ -186,9 +187,10 @@ class _Tally:
 
 
 def words(example: Example) -> int:
-    """Count the words of an example; of candidates only the longest counts."""
-    if isinstance(example, ChoiceExample):
-        return len(example.prompt.split()) + max(len(candidate.split()) for candidate in example.candidates)
+    """Count the words of an example; of candidates or documents only the longest counts."""
+    if isinstance(example, ChoiceExample | RankExample):
+        first, *others = example.texts
+        return len(first.split()) + max(len(text.split()) for text in others)
     return sum(len(text.split()) for text in example.texts)
 
 

@@ -50,10 +50,18 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, comp
     "answer": ("answer", "answers", "answerkey", "label", "gold"),
     "anchor": ("anchor", "a", "query", "text1", "sentence1"),
     "positive": ("positive", "b", "document", "text2", "sentence2"),
+    "negative": ("negative", "negatives", "hard_negative", "hard_negatives"),
+    "query": ("query", "question", "anchor"),
+    "document": ("document", "passage", "text", "answer", "response"),
+    "relevance": ("relevance", "label", "score", "grade"),
+    "teacher_scores": ("teacher_scores", "teacher_score", "margins", "margin"),
     "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
     "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
-NUMBERED = re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)")
+NUMBERED = {  # roles that may have numbered columns, to the names of these
+    "candidates": re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)"),
+    "negative": re.compile(r"(?i)(?:hard_)?negatives?_?(\d*)"),
+}
 GUESSES = (
     TaggedExample,
     QuestionExample,
@@ -72,11 +80,12 @@ INPUTS = (  # a first row with names for all of these roles is a header too; "po
     ("question", "context"),
     ("candidates",),
     ("anchor", "positive"),
+    ("query", "document"),
     ("source",),
 )
 SEVERAL = {  # roles that may have more than one column: texts, which are joined, and lists
     *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),
-    *("labels", "words", "candidates"),
+    *("labels", "words", "candidates", "negative"),
 }
 SEPARATOR = "|"  # separates labels, words or candidates in one cell
 
@@ -141,7 +150,11 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
 
 
 def _speaks(name: str, role: str) -> bool:
-    return name in COLUMN_NAMES.get(role, ()) or bool(role == "candidates" and NUMBERED.fullmatch(name))
+    return name in COLUMN_NAMES.get(role, ()) or _is_numbered(name, role)
+
+
+def _is_numbered(name: str, role: str) -> bool:
+    return role in NUMBERED and bool(NUMBERED[role].fullmatch(name))
 
 
 def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: KeysByRole) -> Columns:
@@ -185,7 +198,7 @@ def _is_list(table: Table, columns: Columns, role: str) -> bool:
 
 
 def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Columns:
-    names_by_role = find_columns(table, kind.needed, kind.optional, keys_by_role)
+    names_by_role = _find_needed(table, kind, keys_by_role)
     if kind is ChoiceExample and not {"prompt", "question"} & set(names_by_role):
         raise _missing(table, "prompt")
     unused, proposed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
@@ -193,6 +206,18 @@ def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Col
     if kind is PairExample and "score" not in {*names_by_role, *keys_by_role}:
         _refuse_verdict(table, columns.unused)
     return columns
+
+
+def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> dict[str, tuple[str, ...]]:
+    """Find the columns of the needed roles, or else of the alternative ones."""
+    if kind.alternative and set(keys_by_role) & ({*kind.alternative} - {*kind.needed}):
+        return find_columns(table, kind.alternative, kind.optional, keys_by_role)
+    try:
+        return find_columns(table, kind.needed, kind.optional, keys_by_role)
+    except MissingColumnError:
+        if not kind.alternative or set(keys_by_role) & ({*kind.needed} - {*kind.alternative}):
+            raise
+    return find_columns(table, kind.alternative, kind.optional, keys_by_role)
 
 
 def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
@@ -236,7 +261,7 @@ def find_columns(
         names = chosen[role] if role in chosen else _by_name(table, role, taken)
         if not names and role in needed:
             raise _missing(table, role, proposal)
-        if len(names) > 1 and role not in keys_by_role and not NUMBERED.fullmatch(names[0]):
+        if len(names) > 1 and role not in keys_by_role and not _is_numbered(names[0], role):
             raise _AmbiguousError(
                 f"{table.display_name}: {' and '.join(map(shown, names))} could each be the {role}: "
                 f"say which, as {column_option(role, names[0])}"
@@ -261,8 +286,8 @@ def guessed_roles(
 
 
 def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
-    if role == "candidates" and (numbered := [name for name in table.names if NUMBERED.fullmatch(name)]):
-        return tuple(sorted(numbered, key=lambda name: int(NUMBERED.sub(r"\1", name))))
+    if numbered := [name for name in table.names if _is_numbered(name, role)]:
+        return tuple(sorted(numbered, key=lambda name: int(NUMBERED[role].sub(r"\1", name) or 0)))
     free = [name for name in table.names if name not in taken]
     return tuple(name for name in free if name.casefold() in COLUMN_NAMES[role])
 
@@ -384,10 +409,10 @@ class RowReader:
         """Several texts: of several columns, of a list, or of one cell separated by bars."""
         values = self.values(cells, role)
         if len(values) > 1:
-            while role == "candidates" and values and values[-1][0] in (None, ""):
-                values.pop()  # this row has fewer candidates
-            if empty := [name for value, name in values if role == "candidates" and value in (None, "")]:
-                raise CellError(empty[0], "is empty, but a candidate after it is not")
+            while role in NUMBERED and values and values[-1][0] in (None, ""):
+                values.pop()  # this row has fewer
+            if empty := [name for value, name in values if role in NUMBERED and value in (None, "")]:
+                raise CellError(empty[0], f"is empty, but a {role.removesuffix('s')} after it is not")
             return tuple(self.checked(value, name) for value, name in values)
         value, name = values[0]
         if role == "words":
@@ -398,6 +423,18 @@ class RowReader:
         if not isinstance(value, list | tuple):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
         return tuple(self.checked(text, f"{name}[{index}]") for index, text in enumerate(value))
+
+    def text_list(self, cells: Cells, role: str) -> tuple[str, ...]:
+        """Texts of several columns, of a list, or the one text of a cell; none where it is empty."""
+        values = self.values(cells, role)
+        if len(values) > 1:
+            return self.texts(cells, role)
+        value, name = values[0]
+        value = parse_list_cell(value, name)
+        texts = [value] if isinstance(value, str) and value else value or ()
+        if not isinstance(texts, list | tuple):
+            raise CellError(name, f"is {shown(value)}, expected a text or a list of texts")
+        return tuple(self.checked(text, f"{name}[{index}]") for index, text in enumerate(texts))
 
     def label(self, value: object, name: str, words: Sequence[str]) -> str:
         """A label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name."""
@@ -420,8 +457,16 @@ class RowReader:
 
     def number(self, cells: Cells, role: str) -> float:
         """A finite number, else raise CellError."""
-        value: Any
+        return self._finite(*self.values(cells, role)[0])
+
+    def numbers(self, cells: Cells, role: str) -> tuple[float, ...]:
+        """Finite numbers of a list, or the one number of a cell."""
         value, name = self.values(cells, role)[0]
+        value = parse_list_cell(value, name)
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(self._finite(number, name) for number in values)
+
+    def _finite(self, value: Any, name: str) -> float:
         try:
             number = float(value.strip() if isinstance(value, str) else value)
             if isinstance(value, bool) or not math.isfinite(number) or "_" in str(value):

@@ -57,6 +57,9 @@ Format = Literal[
     "squad",
     "glue",
 ]
+OPTIONAL_ROLES = {  # of which all files have columns, or none
+    *("text_pair", "score", "prompt", "question", "negative", "document", "teacher_scores"),
+}
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -248,7 +251,7 @@ def from_table(
         return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
     all_notes = (*(notes or ()), *table.notes, columns.note)
-    optional_roles = frozenset(columns.of) & {"text_pair", "score", "prompt", "question"} - {*columns.kind.needed}
+    optional_roles = frozenset(columns.of) & OPTIONAL_ROLES - {*columns.kind.needed}
     return DataFile(
         display_name=table.display_name,
         kind=columns.kind,

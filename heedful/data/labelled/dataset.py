@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -154,8 +155,8 @@ class Dataset(Generic[Kind]):
             yield replace(example, tags=to_iob2(example.tags))
 
     def _raw(self, split: str) -> Iterator[Any]:
-        for part in self._files[split]:
-            yield from part.read(self.row_errors)
+        rows = chain.from_iterable(part.read(self.row_errors) for part in self._files[split])
+        return self.kind.merge_rows(rows)  # type: ignore[arg-type]
 
 
 def _labels(example: Example) -> tuple[str, ...]:

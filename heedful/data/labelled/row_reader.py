@@ -13,6 +13,7 @@ from heedful.data.examples import (
     MultiLabelExample,
     PairExample,
     QuestionExample,
+    RankExample,
     ScoredExample,
     Seq2SeqExample,
     TaggedExample,
@@ -170,6 +171,37 @@ def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
 
 
+def _ranked(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    if read.has("negative"):
+        negatives = read.text_list(cells, "negative")
+        if not negatives:
+            raise CellError(read.name("negative"), "is empty, expected a text that is not relevant to the query")
+        documents = (read.text(cells, "positive"), *negatives)
+        relevance = (1.0, *(0.0 for _ in negatives))
+    else:
+        documents, relevance = (read.text(cells, "document"),), (read.number(cells, "relevance"),)
+        if relevance[0] < 0:
+            raise CellError(read.name("relevance"), f"is {relevance[0]:g}, expected 0 for an irrelevant text, or more")
+    scores = teacher_scores(read, cells, len(documents)) if read.has("teacher_scores") else ()
+    yield {
+        "query": read.text(cells, "query"),
+        "documents": documents,
+        "relevance": relevance,
+        "teacher_scores": scores,
+    }
+
+
+def teacher_scores(read: RowReader, cells: Cells, documents: int) -> tuple[float, ...]:
+    """Return the teacher's score of each document; margins of the first over the others are scores up to a constant."""
+    scores = read.numbers(cells, "teacher_scores")
+    if len(scores) == documents - 1 > 0:
+        return (0.0, *(-margin for margin in scores))
+    if len(scores) != documents:
+        expected = f"{documents} scores, or {documents - 1} margins" if documents > 1 else "1 score"
+        raise CellError(read.name("teacher_scores"), f"has {len(scores)} numbers, expected {expected}")
+    return scores
+
+
 def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
 
@@ -184,6 +216,7 @@ FIELDS: dict[type[Example], Fields] = {  # other classes implement `Example.from
     QuestionExample: _question,
     ChoiceExample: _choices,
     PairExample: _pair,
+    RankExample: _ranked,
     Seq2SeqExample: _rewritten,
 }
 

@@ -15,6 +15,7 @@ from heedful.data.examples import (
     MultiLabelExample,
     PairExample,
     QuestionExample,
+    RankExample,
     ScoredExample,
     TaggedExample,
 )
@@ -42,6 +43,12 @@ class DatasetStats:
     mean: float = 0.0  # of the scores
     deviation: float = 1.0
     characters: Mapping[str, int] = field(default_factory=dict)  # characters of all texts by split
+    documents: int = 0  # of all queries of the first split
+    max_relevance: float = 0.0  # of its documents
+    rankable: Mapping[str, int] = field(
+        default_factory=dict
+    )  # queries whose documents differ in relevance, by split; {}: the examples are no queries
+    has_teacher_scores: bool = False  # whether documents have scores of a teacher
     alike: tuple[str, ...] = ()  # splits whose scores are all equal, so that correlations are undefined
 
     @property
@@ -65,6 +72,8 @@ def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetSta
     ranges: dict[str, tuple[float, float]] = {}  # (lowest, highest) score by split
     seen, mean, squares = 0, 0.0, 0.0  # running mean and sum of squared deviations (Welford 1962)
     unanswered: dict[str, bool] = {}
+    documents, max_relevance, has_teacher_scores = 0, 0.0, False
+    rankable: dict[str, int] = dict.fromkeys(splits, 0) if source.kind is RankExample else {}
     counts, characters = dict.fromkeys(splits, 0), dict.fromkeys(splits, 0)
     for split in splits:
         for example in source.examples(split):
@@ -77,6 +86,11 @@ def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetSta
                     labels[split].update(several)
                 case QuestionExample(answers=()):
                     unanswered[split] = True
+                case RankExample(relevance=relevance, teacher_scores=scores):
+                    rankable[split] += len({*relevance}) > 1
+                    has_teacher_scores = bool(scores)
+                    if split == splits[0]:
+                        documents, max_relevance = documents + len(relevance), max(max_relevance, *relevance)
                 case ScoredExample(score=float(score)) | PairExample(score=float(score)):
                     lowest, highest = ranges.get(split, (score, score))
                     ranges[split] = min(lowest, score), max(highest, score)
@@ -97,6 +111,10 @@ def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetSta
         mean=mean,
         deviation=sqrt(squares / seen) if squares else 1.0,
         characters=characters,
+        documents=documents,
+        max_relevance=max_relevance,
+        rankable=rankable,
+        has_teacher_scores=has_teacher_scores,
         alike=tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest),
     )
 
@@ -136,9 +154,11 @@ def dev_split_problem(source: Dataset[Example], stats: DatasetStats) -> str:
     train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
     if source.has_generated_dev and train and dev and "dev" in stats.alike:
         return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
+    if source.has_generated_dev and train and dev and stats.rankable and not stats.rankable["dev"]:
+        return f"no dev split can be made: none of its {dev:,} queries would have documents that differ in relevance"
     if not source.has_generated_dev or (train and dev):
         return ""
-    what = {QuestionExample: "contexts", ChoiceExample: "prompts"}.get(source.kind, "texts")
+    what = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}.get(source.kind, "texts")
     share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
     return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
 
@@ -162,6 +182,11 @@ def check_learnable(source: Dataset[Example], stats: DatasetStats) -> None:
         raise DataError(doubt)
     if source.labels == (OUTSIDE,):
         raise DataError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
+    if source.kind is RankExample and not stats.rankable["train"]:
+        raise DataError(
+            f"none of the {stats.counts['train']:,} queries of train has documents that differ in relevance: nothing "
+            "can be ranked. Give each query relevant and irrelevant documents"
+        )
     if source.kind is ScoredExample and max(map(abs, (stats.low or 0.0, stats.high or 0.0))) > LARGEST:
         raise DataError(f"scores of train go from {stats.low:g} to {stats.high:g}: scale them down below {LARGEST:g}")
     if stats.low is not None and stats.low == stats.high:

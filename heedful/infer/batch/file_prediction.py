@@ -121,7 +121,7 @@ def predict_files(
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
     folder = parts_folder(Path(output), settings.format)
-    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.kind, data, exclude=folder)
+    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.input_kind, data, exclude=folder)
     if settings.format == "conll":
         _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)

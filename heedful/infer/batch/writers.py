@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter, read_schema
 
-from heedful.data.inputs.input_files import InputFile
+from heedful.data.inputs.input_files import PAIR_ROLES, InputFile
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.finite import replace_nonfinite
 from heedful.tasks.answering import Answer
@@ -164,7 +164,7 @@ def answer_schema(engine: BundleEngine, several: Sequence[InputFile], *, inputs:
     if inputs and (columns := input_arrow_types(several)):
         fields.append(("input", pa.struct(list(columns.items()))))
     roles = next((input_file.roles for input_file in several if input_file.table is not None), ())
-    fields += answer_arrow_types(engine, pair="text_pair" in roles or "positive" in roles).items()
+    fields += answer_arrow_types(engine, pair=bool(PAIR_ROLES & {*roles})).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 

@@ -20,7 +20,7 @@ from heedful.data.labelled.columns import COLUMN_NAMES, MissingColumnError
 from heedful.data.labelled.data_file import SUFFIXES, stem_and_suffix
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
-from heedful.tasks.specs import spec_of_head
+from heedful.tasks.specs import specs_of_head
 from heedful.tasks.task import EncodedSplit, Task
 
 LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats whose labels are ignored
@@ -32,9 +32,9 @@ def teacher_task(teacher: ModelBundle) -> str:
     Raises:
         ModelError: If no student can learn its answers.
     """
-    spec = spec_of_head(teacher.config.head)
-    if spec is not None and spec.distillation is not None:
-        return spec.name
+    for spec in specs_of_head(teacher.config.head):
+        if spec.distillation is not None:
+            return spec.name
     match teacher.config.head:
         case MaskedTokens() | Pretraining():
             return "masked"

@@ -184,9 +184,7 @@ def encoding_notes(encoded: EncodedSplit) -> list[str]:
             "tokens are lost"
         )
     if encoded.skipped:
-        notes.append(
-            f"{encoded.skipped:,} training examples were left out: no tokens match what should be learned of them"
-        )
+        notes.append(f"{encoded.skipped:,} training examples were left out: {encoded.skipped_because}")
     return notes + [f"{count:,} training examples {remark}" for remark, count in encoded.remarks.items()]
 
 

@@ -103,6 +103,7 @@ def plan_finetune(
         bleu_units=default_bleu_units(targets),
         characters=0 if one_sample_each else stats.characters["train"],
         method=method,
+        documents=stats.documents,
     )
     resolved = resolve_finetune(overrides, defaults)
     settings = replace(resolved.settings, init=init, data=reading)
@@ -111,6 +112,7 @@ def plan_finetune(
         spec.check_reader(init.reader, "init.reader", len(source.labels))
     check_batch_groups(settings.train, group_size)
     check_bleu(settings.task, targets)
+    settings.task.check_data(stats)
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=classic and not model_name(init))
     if settings.train.freeze_layers:

@@ -29,6 +29,7 @@ CONTRASTIVE_STEPS = 100  # at least
 FEW = 200  # training examples below which methods are compared
 FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # if one of these is given, no other method is tried
 LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
+DOCUMENTS_PER_BATCH = 64  # of the queries of a batch, about
 EVALUATING = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # settings of evaluations in training
 EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # except these
 
@@ -51,7 +52,7 @@ class FinetuneSettings:
     max_length: int | None = None  # maximum tokens of a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"  # longer texts: overlapping windows, or truncation
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
-    eval_baseline: bool = True  # also score a bag of words (classify, regress) or the untrained model (embed)
+    eval_baseline: bool = True  # also score a bag of words (classify, regress) or the untrained model (embed, rank)
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -94,6 +95,7 @@ def finetune_defaults(
     bleu_units: BleuTokenizer | None = "13a",
     characters: int = 0,
     method: Method = "finetune",
+    documents: int = 0,
 ) -> tuple[FinetuneSettings, str]:
     """Default settings, and the reason for them as a sentence.
 
@@ -112,11 +114,14 @@ def finetune_defaults(
         bleu_units: What BLEU counts; None: models are compared by F1 of words.
         characters: Of all training texts: LONG_TEXT of them count as one example. 0: only examples count.
         method: How the task is learned.
+        documents: Of all queries to rank documents for, which count instead of examples. 0: another task.
     """
     if seq2seq is not None:
         return _seq2seq_defaults(seq2seq, examples, bleu_units)
-    epochs = min(_epochs(kind, examples), _epochs(kind, characters // LONG_TEXT))
+    epochs = min(_epochs(kind, documents or examples), _epochs(kind, characters // LONG_TEXT))
     batch_size = 32 if examples >= 10_000 else 16
+    if documents:
+        batch_size = max(1, round(DOCUMENTS_PER_BATCH * examples / documents))
     batch_size = max(batch_size, group_size) // group_size * group_size
     lr = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
     train = TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr))
@@ -130,8 +135,9 @@ def finetune_defaults(
         method=method,
     )
     model = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
-    long = f" of {characters:,} characters" if epochs < _epochs(kind, examples) else ""
-    return settings, f"defaults for {examples:,} examples{long} and {model}"
+    many = f"{examples:,} queries with {documents:,} documents" if documents else f"{examples:,} examples"
+    long = f" of {characters:,} characters" if epochs < _epochs(kind, documents or examples) else ""
+    return settings, f"defaults for {many}{long} and {model}"
 
 
 def _epochs(kind: str, examples: int) -> float:

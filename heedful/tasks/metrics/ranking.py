@@ -13,7 +13,7 @@ from heedful.tasks.metrics.base import Result, require_equal, require_examples
 from heedful.tasks.metrics.bootstrap import Bootstrap
 
 Ranking = Mapping[str, float]  # the score of each retrieved document, by its id
-Judgments = Mapping[str, int]  # the relevance of each judged document, by its id; from 1 on it is relevant
+Judgments = Mapping[str, float]  # the relevance of each judged document, by its id; above 0 it is relevant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,6 +28,7 @@ class RankingScores:
     ndcg_at: tuple[int, ...] = (10,)
     recall_at: tuple[int, ...] = (10, 100)
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # in the order of `names`, by query
+    left_out: int = 0  # queries without a relevant document
 
     def __post_init__(self) -> None:
         if wrong := [k for k in (*self.ndcg_at, *self.recall_at) if k < 1]:
@@ -45,11 +46,11 @@ class RankingScores:
             HeedfulError: If the query was added before, or a score is not a number.
         """
         if not any(relevance > 0 for relevance in judgments.values()):
-            return self
+            return replace(self, left_out=self.left_out + 1)
         values = self._values([judgments.get(name, 0) for name in ranked(ranking)], judgments)
-        return self.merge_state(replace(self, scores={query: values}))
+        return self.merge_state(replace(self, scores={query: values}, left_out=0))
 
-    def _values(self, gains: Sequence[int], judgments: Judgments) -> tuple[float, ...]:
+    def _values(self, gains: Sequence[float], judgments: Judgments) -> tuple[float, ...]:
         ideal = sorted(judgments.values(), reverse=True)
         relevant = sum(gain > 0 for gain in ideal)
         places = [rank for rank, gain in enumerate(gains, start=1) if gain > 0]
@@ -65,7 +66,8 @@ class RankingScores:
         require_equal(self.names, incoming.names, "metrics")
         if twice := next((query for query in incoming.scores if query in self.scores), None):
             raise HeedfulError(f'query "{twice}" has two rankings; expected one')
-        return replace(self, scores={**self.scores, **incoming.scores})
+        left_out = self.left_out + incoming.left_out
+        return replace(self, scores={**self.scores, **incoming.scores}, left_out=left_out)
 
     def compute(self) -> Result:
         """Return the mean of each metric over the queries, and their "count"."""
@@ -95,6 +97,6 @@ def ranked(ranking: Ranking) -> list[str]:
     return sorted(ranking, key=lambda name: (ranking[name], name), reverse=True)
 
 
-def _dcg(gains: Sequence[int]) -> float:
+def _dcg(gains: Sequence[float]) -> float:
     """Return the discounted cumulative gain, sum of gain / log2(1 + rank) (Järvelin and Kekäläinen 2002)."""
     return math.fsum(gain / math.log2(1 + rank) for rank, gain in enumerate(gains, start=1) if gain > 0)

@@ -11,6 +11,7 @@ from heedful.tasks.specs.classify import CLASSIFY, MULTI_LABEL
 from heedful.tasks.specs.embed import EMBED
 from heedful.tasks.specs.multiple_choice import MULTIPLE_CHOICE
 from heedful.tasks.specs.qa import QA
+from heedful.tasks.specs.rank import RANK
 from heedful.tasks.specs.regress import REGRESS
 from heedful.tasks.specs.seq2seq import SEQ2SEQ
 from heedful.tasks.specs.tag import TAG
@@ -48,7 +49,7 @@ def _add(spec: TaskSpec) -> None:
     TaskSettings.MEMBERS.append(spec.settings)
 
 
-for _spec in (CLASSIFY, MULTI_LABEL, REGRESS, TAG, QA, MULTIPLE_CHOICE, EMBED, SEQ2SEQ):
+for _spec in (CLASSIFY, MULTI_LABEL, RANK, REGRESS, TAG, QA, MULTIPLE_CHOICE, EMBED, SEQ2SEQ):
     _add(_spec)
 
 
@@ -57,9 +58,14 @@ def task_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(spec.public_name for spec in SPECS.values()))
 
 
+def specs_of_head(head: Head | None) -> tuple[TaskSpec, ...]:
+    """Return the tasks that a model with this head may do, the most special one first."""
+    return () if head is None else tuple(spec for spec in SPECS.values() if spec.recognizes(head))
+
+
 def spec_of_head(head: Head | None) -> TaskSpec | None:
     """Return the task that a model with this head does; None: no task that is fine-tuned."""
-    return None if head is None else next((spec for spec in SPECS.values() if spec.recognizes(head)), None)
+    return next(iter(specs_of_head(head)), None)
 
 
 def specs_named(name: str) -> tuple[TaskSpec, ...]:

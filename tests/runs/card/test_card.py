@@ -155,6 +155,7 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
     numbers: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
         "classify": ("accuracy", made.classified(["a", "b"])[0], "text-classification", ["accuracy"]),
         "multiple": ("micro_f1", made.labelled(["a", "b"]), "text-classification", ["f1"]),
+        "rank": ("ndcg@10", {"ndcg@10": 0.5, "map": 0.4, "mrr": 0.6, "count": 10}, "text-ranking", ["ndcg@10", "map"]),
         "regress": ("spearman", scored, "text-classification", ["pearsonr", "spearmanr", "mse"]),
         "tag": ("f1", made.tagged(), "token-classification", ["f1"]),
         "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "question-answering", ["exact_match", "f1"]),
@@ -167,7 +168,7 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         text = card(tmp_path / task, made.results(task, main, {"dev": found}))
         front = metadata_load(tmp_path / task / "model" / "README.md")
         assert front["pipeline_tag"] == pipeline and set(metrics) <= set(front["metrics"])
-        assert front["library_name"] == ("sentence-transformers" if task == "embed" else "transformers")
+        assert front["library_name"] == ("sentence-transformers" if task in ("embed", "rank") else "transformers")
         assert f"# {SPECS[task].card.name}\n" in text and f"**{main}**" in text
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
             compile(code, task, "exec")
@@ -330,6 +331,15 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"input": {"prompt": "It rains.", "choices": ["hat", "sleep"]}, "label": 0, "prediction": 1},
         ["It rains.", "hat", "sleep"],
     ),
+    "rank": (
+        {
+            "input": {"query": "weather", "texts": ["A book.", "It rains."]},
+            "label": [0.0, 1.0],
+            "prediction": [0.5, 0.25],
+            "loss": 2.0,
+        },
+        ["weather", "It rains. (number 2)", "A book."],
+    ),
     "regress": ({"input": "text", "label": 3.5, "prediction": 1.25, "correct": None}, ["text", "3.500", "1.250"]),
     "embed": (
         {"input": ["one", "other"], "label": None, "prediction": 0.25, "rank": 1200},
@@ -414,7 +424,14 @@ def test_how_to_use_it(tmp_path: Path) -> None:
     assert metadata_load(tmp_path / "model" / "README.md")["library_name"] == "heedful"
 
 
-HEADS = {"classify": "single", "multiple": "multiple", "regress": "regression", "tag": "tag", "qa": "span"}
+HEADS = {
+    "classify": "single",
+    "multiple": "multiple",
+    "rank": "regression",
+    "regress": "regression",
+    "tag": "tag",
+    "qa": "span",
+}
 HEADS |= {"multiple-choice": "choice", "embed": "bare"}
 
 

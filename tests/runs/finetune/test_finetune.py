@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import CrossEncoder
 
 from heedful.checkpoint import load
 from heedful.data import DataSettings, ScoredExample, Skip, dataset_for_task, read
@@ -54,6 +55,7 @@ TASKS = {  # the kind of invented data -> the task, its setting, and its main nu
     "impossible": ("qa", "qa", "f1"),
     "choose 2": ("multiple-choice", "multiple-choice", "accuracy"),
     "choose 4": ("multiple-choice", "multiple-choice", "accuracy"),
+    "rank": ("rank", "rank", "ndcg@10"),
     "embed": ("embed", "embed", "spearman"),
     "together": ("embed", "embed", "accuracy"),
 }
@@ -111,7 +113,7 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     assert done.status == "completed" and done.results == strict(folder / "results.json")
     steps = {name: each["step"] for name, each in done.results["checkpoints"].items() if name != "model"}
     more = {"checkpoints"} if steps["best"] != steps["last"] else set()
-    more |= {"before.json"} if task == "embed" else set()
+    more |= {"before.json"} if task in ("embed", "rank") else set()
     assert {path.name for path in folder.iterdir()} == ALWAYS | more
     assert (folder / "plots" / "curves.png").stat().st_size > 1000
     card = (folder / "model" / "README.md").read_text("utf-8")
@@ -146,7 +148,7 @@ def check_predictions(path: Path, numbers: dict[str, Any]) -> None:
     assert order == sorted(order, reverse=True)
     for line in found:
         assert line.keys() - {"rank"} == {"id", "input", "label", "prediction", "correct", "loss", "answer"}
-        assert ("rank" in line) == ("mrr" in numbers)
+        assert ("rank" in line) == ("mrr" in numbers and "map" not in numbers)
         assert not {"vector", "vectors"} & line["answer"].keys()
     share = next((numbers[name] for name in ("subset_accuracy", "exact", "accuracy") if name in numbers), None)
     if found[0]["correct"] is not None and numbers["count"] == 8 and share is not None:
@@ -205,6 +207,10 @@ def check_model(folder: Path, kind: str) -> None:
                 batch = tokenizer([given["prompt"]] * count, given["choices"], return_tensors="pt", padding=True)
                 logits = their_model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
                 assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+            case "rank":
+                peer = CrossEncoder(str(model), device="cpu")
+                expected = peer.predict([(given["query"], text) for text in given["texts"]]).tolist()
+                assert answer["scores"] == pytest.approx(expected, abs=1e-5)
             case "embed":
                 vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in given]
                 cosine = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)

@@ -1,0 +1,234 @@
+"""Reranking: a cross-encoder reads a query with each document and scores how relevant the document is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from heedful.checkpoint import ModelBundle
+from heedful.data import Example, RankExample
+from heedful.errors import HeedfulError
+from heedful.model.config import Classes, ProblemType
+from heedful.objectives import Batch, Sample
+from heedful.objectives.base import pack_samples
+from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, dict_values
+from heedful.tasks.classify import CLASSIFY_HEAD, Scores, classify_answer
+from heedful.tasks.metrics import RankingScores, Result
+from heedful.tasks.metrics.ranking import ranked
+from heedful.tasks.predictions import Reranking
+from heedful.tasks.specs.rank import RankLoss, RankSettings
+from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup
+from heedful.tokenizer import Encoding, TokenizerInput
+
+SCORE = "score"  # name of the output, unless the initial model has another
+DocumentScores = Float[Tensor, " documents"]  # of one query
+
+
+def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
+    """Accept {"query": ..., "texts": [...]}."""
+    query, texts = dict_values(engine_input, "query", "texts") or (None, None)
+    if not isinstance(query, str) or not isinstance(texts, list | tuple) or not texts:
+        return None
+    return [(query, text) for text in texts] if all(isinstance(text, str) for text in texts) else None
+
+
+def rerank_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
+    """Answer with {"scores", "windows"}: the score that each text has in a pair with the query."""
+    answers = [classify_answer(engine_input, own, context) for own in _by_text(windows)]
+    scores = [score for answer in answers for score in answer["values"].values()]
+    return {"scores": scores, "windows": len(windows)}
+
+
+def _by_text(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Yield the windows of each text."""
+    own: list[Window] = []
+    for window in windows:
+        if own and not window.encoded.start and not window.encoded.first_text_start:
+            yield own
+            own = []
+        own.append(window)
+    yield own
+
+
+RERANK_HEAD = AnswerHead(
+    expects='queries with texts to rank, like [{"query": "weather", "texts": ["It rains.", "A book."]}]',
+    tokenizer_inputs=rerank_inputs,
+    answer=rerank_answer,
+    prediction=lambda answer: Reranking.from_answer({**answer, "scores": tuple(answer["scores"])}),
+    columns=lambda loaded, generation: {},  # rows of files are pairs
+)
+
+
+# -- losses of the documents of one query -----------------------------------------------------------------------------
+
+
+def listwise(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
+    """Return -sum_i y_i log softmax(s)_i, with relevance y that adds up to 1 (Zhuang et al. 2023, equation 5)."""
+    return -(relevance / relevance.sum() * scores.log_softmax(0)).sum(0, keepdim=True)
+
+
+def listnet(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
+    """Return -sum_i softmax(y)_i log softmax(s)_i (Cao et al. 2007, top-one probabilities)."""
+    return -(relevance.softmax(0) * scores.log_softmax(0)).sum(0, keepdim=True)
+
+
+def binary(scores: DocumentScores, relevance: DocumentScores) -> DocumentScores:
+    """Return the binary cross-entropy of each document."""
+    return F.binary_cross_entropy_with_logits(scores, relevance, reduction="none")
+
+
+def margin_mse(scores: DocumentScores, teacher: DocumentScores) -> Float[Tensor, " margins"]:
+    """Return ((s_1 - s_i) - (t_1 - t_i))² of each document after the first (Hofstätter et al. 2020)."""
+    return ((scores[0] - scores[1:]) - (teacher[0] - teacher[1:])).square()
+
+
+def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
+    """Return log(1 + sum of exp(s_j - s_i) over all i that are more relevant than j), CoSENT with a scale of 1."""
+    differences = (scores - scores[:, None])[relevance[:, None] > relevance]
+    return torch.cat([scores.new_zeros(1), differences]).logsumexp(0, keepdim=True)
+
+
+class RankingLoss(NamedTuple):
+    """A loss of the documents of one query, and how many terms it has for a number of documents."""
+
+    function: Callable[[DocumentScores, DocumentScores], Tensor]
+    terms: Callable[[int], int]
+
+
+LOSSES: dict[RankLoss, RankingLoss] = {
+    "listwise": RankingLoss(listwise, lambda documents: 1),
+    "listnet": RankingLoss(listnet, lambda documents: 1),
+    "binary": RankingLoss(binary, lambda documents: documents),
+    "margin_mse": RankingLoss(margin_mse, lambda documents: documents - 1),
+    "cosent": RankingLoss(cosent, lambda documents: 1),
+}
+
+
+class RankTarget(NamedTuple):
+    """The target of a query."""
+
+    values: tuple[float, ...]  # of each document: its relevance, or a teacher's score
+    windows: tuple[int, ...]  # of each document
+
+
+# -- the task ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank(Task[RankExample]):
+    """A score for a query and a document, the mean over the windows of a long one; a query's documents are one sample.
+
+    Loss and windows follow from the scores of whole documents, so that training and inference agree.
+    """
+
+    example: ClassVar[type[Example]] = RankExample
+    answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD, RERANK_HEAD)
+    problem_type: ClassVar[ProblemType] = "regression"
+    takes_pairs: ClassVar[bool] = True
+    skipped_because: ClassVar[str] = "their documents do not differ in relevance"
+    metric: str = "ndcg@10"
+    ranking_loss: RankLoss = "listwise"
+
+    @classmethod
+    def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
+        """Make the task; the head of a cross-encoder is kept. Scores are saved without a sigmoid, which would round."""
+        settings, head = setup.settings, setup.loaded.config.head
+        assert isinstance(settings, RankSettings)
+        has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
+        labels = head.labels if isinstance(head, Classes) and has_score else (SCORE,)
+        task, bundle = cls.with_new_head(setup, labels=labels, metric=settings.metric, ranking_loss=settings.loss)
+        assert isinstance(bundle.config.head, Classes)
+        bundle.config = replace(bundle.config, head=replace(bundle.config.head, score_activation="identity"))
+        return task, bundle
+
+    def tokenizer_inputs(self, example: RankExample) -> list[TokenizerInput]:
+        return [(example.query, document) for document in example.documents]
+
+    def engine_input(self, example: RankExample) -> object:
+        return {"query": example.query, "texts": list(example.documents)}
+
+    def make_samples(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return one sample; a query whose documents are equally relevant has one for the binary loss alone."""
+        if self.ranking_loss != "binary" and len({*example.relevance}) == 1:
+            return []
+        values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
+        windows = list(chain.from_iterable(item_windows))
+        target = RankTarget(values, tuple(map(len, item_windows)))
+        return [Sample.of([window.ids for window in windows], [window.types for window in windows], target=target)]
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        documents = [len(sample.target.values) for sample in samples]
+        windows = torch.tensor([count for sample in samples for count in sample.target.windows])
+        return Batch(
+            packed=pack_samples(samples),
+            targets=torch.tensor([value for sample in samples for value in sample.target.values], dtype=torch.float64),
+            weights=torch.ones(sum(map(LOSSES[self.ranking_loss].terms, documents))),
+            groups=tuple(documents),
+            labels=torch.arange(len(windows)).repeat_interleave(windows),
+        )
+
+    def target_losses(self, scores: Scores, batch: Batch) -> Tensor:
+        """Return the terms of the loss of each query."""
+        assert batch.labels is not None
+        groups = zip(
+            mean_by_document(scores[:, 0], batch.labels, len(batch.targets)).split(batch.groups),
+            batch.targets.to(scores).split(batch.groups),
+            strict=True,
+        )
+        return torch.cat([LOSSES[self.ranking_loss].function(*group) for group in groups])
+
+    def check(self, examples: Iterable[RankExample]) -> None:
+        """Refuse examples among which no query can be ranked."""
+        first = None
+        for example in examples:
+            first = first or example
+            if any(relevance > 0 for relevance in example.relevance):
+                return
+        if first is not None:
+            raise HeedfulError(f"{first.file}: no query has a relevant document, so that no ranking can be measured")
+
+    def new_metrics(self) -> EvalMetrics:
+        return EvalMetrics(metrics={"queries": RankingScores(recall_at=())})
+
+    def update_metrics(
+        self, metrics: EvalMetrics, examples: Sequence[RankExample], answers: Sequence[Answer], ids: Sequence[int]
+    ) -> EvalMetrics:
+        queries = RankingScores(recall_at=())
+        for number, example, answer in zip(ids, examples, answers, strict=True):
+            queries = queries.update(str(number), by_id(answer["scores"]), by_id(example.relevance))
+        return EvalMetrics(metrics={"queries": metrics.metrics["queries"].merge_state(queries)})
+
+    def compute_metrics(self, metrics: EvalMetrics) -> Result:
+        queries = metrics.metrics["queries"]
+        assert isinstance(queries, RankingScores)
+        left_out = f"queries without a relevant document, which are left out: {queries.left_out:,}"
+        return queries.compute() | ({"notes": [left_out]} if queries.left_out else {})
+
+    def score_answer(self, example: RankExample, answer: Answer) -> ScoredAnswer:
+        """Compare: correct is whether a relevant document comes first, the loss the rank of the first relevant one."""
+        relevance = by_id(example.relevance)
+        order = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
+        rank = order.index(True) + 1 if any(order) else 0
+        return ScoredAnswer(list(example.relevance), answer["scores"], rank == 1 if rank else None, float(rank))
+
+
+def by_id(values: Sequence[float]) -> dict[str, float]:
+    """Return the values of documents by ids that sort in their order."""
+    return {f"{number:09}": value for number, value in enumerate(values)}
+
+
+def mean_by_document(
+    scores: Float[Tensor, " windows"], document: Int[Tensor, " windows"], count: int
+) -> Float[Tensor, " documents"]:
+    """Return the mean score of each document's windows; `document` is the number of each window's document."""
+    if len(scores) == count:
+        return scores
+    windows = torch.bincount(document, minlength=count)
+    return scores.new_zeros(count).index_add(0, document, scores) / windows

@@ -1,0 +1,91 @@
+"""Specification of reranking: a score for a query and a document, by which documents are ordered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from heedful.errors import SettingError
+from heedful.tasks.settings import TaskSettings
+from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
+from heedful.tasks.specs.classify import no_sigmoid
+
+if TYPE_CHECKING:
+    from heedful.data.labelled.statistics import DatasetStats
+    from heedful.model.config import Head
+
+RankLoss = Literal["listwise", "listnet", "binary", "margin_mse", "cosent"]
+CODE = """from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("path/to/model")
+print(model.predict([("a query", "a text"), ("a query", "another text")]))"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSettings(TaskSettings):
+    """The order of documents for a query."""
+
+    kind: Literal["rank"] = "rank"
+    # listwise: cross-entropy of the softmax over a query's documents; listnet: the same, for graded relevance;
+    # binary: cross-entropy of each document; margin_mse: a teacher's margins; cosent: each pair in the right order
+    loss: RankLoss = "listwise"
+    metric: Literal["ndcg@10", "map", "mrr"] = "ndcg@10"  # ranks models
+
+    def check_data(self, survey: DatasetStats) -> None:
+        if self.loss == "margin_mse" and not survey.has_teacher_scores:
+            raise SettingError(
+                "task.loss is margin_mse, which learns the scores of a teacher, and the data has none: add the column "
+                "teacher_scores, or choose another loss",
+                path="task.loss",
+            )
+        if self.loss == "binary" and survey.max_relevance > 1:
+            raise SettingError(
+                f"task.loss is binary, which takes relevance from 0 to 1, and train has {survey.max_relevance:g}: "
+                "set task.loss=listnet, which takes grades",
+                path="task.loss",
+            )
+
+    def summary(self) -> str:
+        return f", {self.loss} loss"
+
+
+def _recognizes(head: Head) -> bool:
+    return (
+        head.kind == "sequence_classification"
+        and head.problem_type == "regression"
+        and head.score_activation is not None
+        and len(head.labels) == 1
+    )
+
+
+def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+    texts, scores, relevance = line["input"]["texts"], line["prediction"], line["label"]
+    first, relevant = (max(range(len(texts)), key=values.__getitem__) for values in (scores, relevance))
+    return f"{texts[relevant]} (number {line['loss']:.0f})", texts[first]
+
+
+RANK = TaskSpec(
+    name="rank",
+    aliases=("text-ranking", "rerank", "reranking", "cross-encoder"),
+    help="reranking of search results",
+    settings=RankSettings,
+    example_ref="heedful.data.examples:RankExample",
+    task_ref="heedful.tasks.rank:Rank",
+    head="sequence_classification",
+    recognizes=_recognizes,
+    check_reader=no_sigmoid,
+    predict_arguments='"A query." --pair "A text."',
+    card=Card(
+        name="Reranking",
+        does="Scores a query with a text by how relevant the text is; only the order of the scores means something",
+        pipeline="text-ranking",
+        library="sentence-transformers",
+        words='"a query" --pair "a text"',
+        python_input='("a query", "a text")',
+        measured="a query and a text",
+        input_text=lambda engine_input: str(engine_input["query"]),
+        mistake=_mistake,
+        code=CODE,
+    ),
+    zero_shot=True,
+)

@@ -1,0 +1,270 @@
+"""Reranking: losses are those of sentence-transformers, and documents are scored as in inference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder import losses as reference
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
+
+import heedful
+from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.new_head import with_head
+from heedful.data import RankExample
+from heedful.data.labelled.statistics import DatasetStats
+from heedful.errors import HeedfulError, SettingError
+from heedful.model.config import Classes
+from heedful.tasks.predictions import Reranking
+from heedful.tasks.rank import LOSSES, Rank, by_id, cosent
+from heedful.tasks.specs import spec_of_head, specs_of_head
+from heedful.tasks.specs.rank import RankSettings
+from heedful.tasks.task import TaskSetup, evaluate_task
+from tests.support.model_folders import LIMIT, long_text
+from tests.support.task_parity import SHORT, both, learned, same_gradients, text_of, tokenizer
+
+GRADED = [
+    RankExample(query="the cat", documents=("sat on the mat", "wrote it", "ran"), relevance=(2.0, 0.0, 1.0)),
+    RankExample(query="who ?", documents=("ada", "the dog"), relevance=(0.0, 1.0)),
+    RankExample(
+        query="in paris", documents=("a", "she lives here", "in france .", "x"), relevance=(0.0, 0.0, 3.0, 1.0)
+    ),
+]
+TAUGHT = [
+    RankExample(
+        query=query,
+        documents=documents,
+        relevance=(1.0, 0.0, 0.0),
+        teacher_scores=(0.5 + number / 8, 0.25, -number / 4),
+    )
+    for number, (query, documents) in enumerate(
+        (("the cat", ("sat on the mat", "wrote it", "ran")), ("who ?", ("ada", "the dog", "love")))
+    )
+]
+STATS = DatasetStats(counts={"train": 3}, labels=heedful.tasks.task.Counter(), low=None, high=None)
+
+
+def binary_of(examples: list[RankExample]) -> list[RankExample]:
+    """The same with relevance 0 and 1."""
+    return [replace(each, relevance=tuple(float(value > 0) for value in each.relevance)) for each in examples]
+
+
+def task(**more: Any) -> Rank:
+    """For the tiny model."""
+    return Rank(**{"tokenizer": tokenizer(), "limit": LIMIT} | more)
+
+
+@cache
+def model(dtype: torch.dtype = torch.float64) -> ModelBundle:
+    """The tiny model with the head of a cross-encoder."""
+    settings = RankSettings()
+    return Rank.create(TaskSetup(settings=settings, loaded=both("regression", dtype).model, labels=(), survey=STATS))[1]
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> CrossEncoder:
+    """The same model, in sentence-transformers."""
+    folder = tmp_path_factory.mktemp("peer")
+    heedful.save(model(torch.float32), folder / "model")
+    return CrossEncoder(str(folder / "model"), device="cpu", max_length=LIMIT).eval()
+
+
+def our_loss(loss: str, examples: list[RankExample]) -> float:
+    """The mean loss of a batch."""
+    total = learned(task(ranking_loss=loss), model(torch.float32), examples)
+    return float(total.sum) / total.count
+
+
+# -- losses -------------------------------------------------------------------------------------------------------
+
+
+def test_the_binary_loss_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+    examples = binary_of(GRADED)
+    pairs = [
+        (each.query, text, value)
+        for each in examples
+        for text, value in zip(each.documents, each.relevance, strict=True)
+    ]
+    queries, texts, labels = ([*column] for column in zip(*pairs, strict=True))
+    expected = reference.BinaryCrossEntropyLoss(peer)([queries, texts], torch.tensor(labels))
+    assert our_loss("binary", examples) == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_listnet_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+    inputs = [[each.query for each in GRADED], [[*each.documents] for each in GRADED]]
+    expected = reference.ListNetLoss(peer)(inputs, [torch.tensor(each.relevance) for each in GRADED])
+    assert our_loss("listnet", GRADED) == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("margins", [True, False])
+def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
+    columns = [[each.query for each in TAUGHT], *([each.documents[n] for each in TAUGHT] for n in range(3))]
+    scores = torch.tensor([each.teacher_scores for each in TAUGHT])
+    labels = scores[:, :1] - scores[:, 1:] if margins else scores
+    expected = reference.MarginMSELoss(peer)(columns, labels)
+    assert our_loss("margin_mse", TAUGHT) == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_cosent_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
+    """A query's scores take the place of cosines; each query is a batch of its own."""
+    loss = CoSENTLoss(None, scale=1.0, similarity_fct=lambda scores, _: scores)  # type: ignore[arg-type]
+    expected = 0.0
+    for each in GRADED:
+        scores = peer.predict([(each.query, text) for text in each.documents], convert_to_tensor=True)
+        expected += float(loss.compute_loss_from_embeddings([scores, scores], torch.tensor(each.relevance)))
+    assert our_loss("cosent", GRADED) == pytest.approx(expected / 3, abs=1e-6)
+    equal = cosent(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]))
+    assert equal.tolist() == [0.0], "equally relevant documents have no order"
+
+
+def test_the_listwise_loss_is_the_cross_entropy_of_the_relevant_document(peer: CrossEncoder) -> None:
+    expected = 0.0
+    for each in TAUGHT:
+        scores = peer.predict([(each.query, text) for text in each.documents], convert_to_tensor=True)
+        expected += float(torch.nn.functional.cross_entropy(scores[None], torch.tensor([0])))
+    assert our_loss("listwise", TAUGHT) == pytest.approx(expected / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_micro_batches_do_not_matter(loss: str) -> None:
+    examples = TAUGHT if loss == "margin_mse" else binary_of(GRADED)
+    made, loaded = task(ranking_loss=loss), model()
+    whole = learned(made, loaded, examples)
+    gradients = {name: each.grad.clone() for name, each in loaded.named_tensors().items() if each.grad is not None}
+    parts = learned(made, loaded, examples, parts=len(examples))
+    assert parts.count == whole.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
+    for name, expected in gradients.items():
+        actual = loaded.named_tensors()[name].grad
+        assert actual is not None and torch.allclose(actual, expected, rtol=0, atol=1e-10), name
+
+
+def test_gradients_are_those_of_transformers() -> None:
+    pair, made = both("regression"), task(ranking_loss="listwise")
+    loss = learned(made, pair.model, TAUGHT)
+    expected = torch.zeros((), dtype=torch.float64)
+    for each in TAUGHT:
+        inputs = pair.tokenizer([each.query] * 3, [*each.documents], padding=True, return_tensors="pt")
+        expected = expected - pair.reference(**inputs).logits[:, 0].log_softmax(0)[0]
+    same_gradients(pair.reference, expected, pair.model, 1.0)
+    assert float(loss.sum) == pytest.approx(expected.item(), abs=1e-10)
+
+
+# -- samples ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_is_a_query_with_all_its_documents() -> None:
+    read = task().encode_split(GRADED)
+    assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4] and not read.skipped
+    assert text_of(read.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
+    assert read.samples[1].types[:7].tolist() == [0, 0, 0, 0, 1, 1, 0]
+    batch = task(ranking_loss="binary").batch(read.samples, [0] * 3)
+    assert batch.groups == (3, 2, 4) and batch.total_weight == 9
+    assert batch.targets.tolist() == [2, 0, 1, 0, 1, 0, 0, 3, 1]
+
+
+def test_queries_that_teach_nothing_are_left_out() -> None:
+    alike = RankExample(query="x", documents=("a", "b"), relevance=(0.0, 0.0))
+    for loss in LOSSES:
+        read = task(ranking_loss=loss).encode_split([alike, *TAUGHT])
+        assert (read.skipped, len(read.samples)) == ((0, 3) if loss == "binary" else (1, 2))
+    assert read.skipped_because == "their documents do not differ in relevance"
+
+
+def test_a_long_document_has_the_mean_score_of_its_windows_in_training_and_inference() -> None:
+    example = RankExample(query="who ?", documents=(long_text(60), "ada", long_text(30)), relevance=(0.0, 1.0, 0.0))
+    made, loaded = task(limit=SHORT), ModelBundle(model().config, tokenizer().limited(SHORT))
+    loaded.load_state_dict(model().state_dict())
+    loaded = loaded.double().eval()
+    read = made.encode_split([example])
+    assert read.windowed == 1 and len(read.samples[0].bounds) - 1 == sum(read.samples[0].target.windows) > 8
+    (answer,) = heedful.Engine(loaded)([made.engine_input(example)])
+    pairs = heedful.Engine(loaded)([(example.query, text) for text in example.documents])
+    assert answer["scores"] == pytest.approx([pair["values"]["stars"] for pair in pairs], abs=1e-12)
+    scores = torch.tensor(answer["scores"], dtype=torch.float64)
+    loss = made.loss(loaded, made.batch(read.samples, [0]))
+    assert loss.sum.item() == pytest.approx(float(-scores.log_softmax(0)[1]), abs=1e-9)
+    cut = task(limit=SHORT, long_inputs="truncate").encode_split([example])
+    assert cut.truncated == 1 and cut.samples[0].target.windows == (1, 1, 1)
+
+
+# -- the model ----------------------------------------------------------------------------------------------------
+
+
+def test_the_saved_model_is_a_cross_encoder(peer: CrossEncoder) -> None:
+    pairs = [(each.query, text) for each in GRADED for text in each.documents]
+    ours = [answer["values"]["stars"] for answer in heedful.Engine(model(torch.float32))(pairs)]
+    assert peer.num_labels == 1 and isinstance(peer.activation_fn, torch.nn.Identity)
+    assert peer.predict(pairs).tolist() == pytest.approx(ours, abs=1e-6)
+
+
+def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder) -> None:
+    peer.save_pretrained(str(tmp_path / "saved"))
+    loaded = heedful.load(tmp_path / "saved")
+    setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), survey=STATS, seed=7)
+    made, bundle = Rank.create(setup)
+    assert torch.equal(bundle.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
+    new = Rank.create(replace(setup, loaded=both("bare").model))[1]
+    assert isinstance(new.config.head, Classes) and new.config.head.labels == ("score",)
+    assert made.metric == "ndcg@10"
+
+
+def test_what_a_cross_encoder_may_do() -> None:
+    assert [spec.name for spec in specs_of_head(model().config.head)] == ["rank", "regress"]
+    plain = spec_of_head(both("regression").model.config.head)
+    assert plain is not None and plain.name == "regress"
+
+
+def test_predictions_are_typed() -> None:
+    (prediction,) = heedful.Engine(model()).predict([{"query": "who ?", "texts": ["ada", "x"]}], Reranking)
+    assert len(prediction.scores) == 2
+    wrong: list[Any] = [{"query": "who ?", "texts": []}, {"query": 3, "texts": ["a"]}, {"query": "a", "texts": [1]}]
+    for given in wrong:
+        with pytest.raises(HeedfulError, match=r"or queries with texts to rank"):
+            heedful.Engine(model())([given])
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_the_rankings() -> None:
+    made = task()
+    scores = {"the cat": [0.1, 0.2, 0.3], "who ?": [0.0, 1.0], "in paris": [0.0, 0.0, 0.0, 0.0], "x": [1.0]}
+    alike = RankExample(query="x", documents=("a",), relevance=(0.0,))
+    measured = evaluate_task(
+        made, lambda inputs: [{"scores": scores[given["query"]]} for given in inputs], [*GRADED, alike]
+    )
+    found = made.compute_metrics(measured)
+    assert found["notes"] == ["queries without a relevant document, which are left out: 1"]
+    assert found["count"] == 3 and {*found} >= {"ndcg@10", "map", "mrr"}
+    assert found["mrr"] == pytest.approx(1.0), "of equal scores the last document comes first"
+    worse = made.score_answer(GRADED[0], {"scores": [0.1, 0.9, 0.3]})
+    assert (worse.correct, worse.loss, worse.label) == (False, 2.0, [2.0, 0.0, 1.0])
+    assert made.score_answer(alike, {"scores": [1.0]}).correct is None
+    assert by_id([0.5, 1.0]) == {"000000000": 0.5, "000000001": 1.0}
+
+
+def test_a_split_without_a_relevant_document_is_refused() -> None:
+    task().check(GRADED)
+    task().check([])
+    with pytest.raises(HeedfulError, match=r"^dev\.csv: no query has a relevant document"):
+        task().check([RankExample(query="x", documents=("a",), relevance=(0.0,), file="dev.csv")])
+
+
+def test_settings_that_the_data_does_not_allow_are_refused() -> None:
+    with pytest.raises(SettingError, match="data has none: add the column teacher_scores"):
+        RankSettings(loss="margin_mse").check_data(STATS)
+    with pytest.raises(SettingError, match=r"takes relevance from 0 to 1, and train has 3: set task\.loss=listnet"):
+        RankSettings(loss="binary").check_data(replace(STATS, max_relevance=3.0))
+    RankSettings(loss="margin_mse").check_data(replace(STATS, has_teacher_scores=True))
+
+
+def test_any_one_number_head_is_another_task() -> None:
+    numbers = with_head(
+        both("bare").model, "sequence_classification", labels=("a", "b"), problem_type="regression", seed=1
+    )
+    assert spec_of_head(numbers.config.head) is None
