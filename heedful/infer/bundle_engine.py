@@ -187,7 +187,7 @@ class BundleEngine:
 
     @property
     def input_kind(self) -> str:
-        """What a row of a file is for this head, a key of `INPUT_SPECS`."""
+        """The kind of inputs that rows of files make for this head, a key of `INPUT_SPECS`."""
         is_cross_encoder = isinstance(self._head, Classes) and self._head.score_activation is not None
         return "cross_encoder" if is_cross_encoder else self.kind
 
