@@ -41,7 +41,8 @@ def distil(
     student: Annotated[
         str,
         typer.Option(
-            help="layers=3 (layers of the teacher), a size (tiny, mini, ...), a model folder, bag, attention or bilstm."
+            help="layers=3 (layers of the teacher), a size (tiny, mini, ...), a model folder, static (token vectors), "
+            "bag, attention or bilstm."
         ),
     ] = "",
     loss: Annotated[str, typer.Option(help="Loss: logits, distilbert, minilm, minilmv2 or tinybert.")] = "",

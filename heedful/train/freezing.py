@@ -17,7 +17,8 @@ PATH = "train.freeze_layers"
 
 def freezing_note(count: int) -> str:
     """Say what is frozen, for the log."""
-    return f"the embeddings and the lower {count} layer{'s' * (count > 1)} are frozen, without dropout"
+    layers = "lowest layer" if count == 1 else f"{count} lowest layers"
+    return f"the embeddings and the {layers} are frozen, without dropout"
 
 
 def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:

@@ -39,7 +39,7 @@ def test_training_is_the_same_with_and_without_a_cache(task: str, more: dict[str
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=near)
     assert distance(weights(read), weights(computed)) < (0.2 if more.get("precision") else 1e-3)
     (told,) = log
-    assert told.startswith("the embeddings and the lower 1 layer are frozen, without dropout; their outputs for 16")
+    assert told.startswith("the embeddings and the lowest layer are frozen, without dropout; their outputs for 16")
 
 
 def test_training_reads_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from heedful.runs.distil.plan import (
     settings_without_verdict,
     student_origin,
 )
-from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent
+from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent, StaticStudent
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
@@ -105,9 +105,10 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> Masked
         SettingError: If a setting would change nothing, or does not fit the teacher.
     """
     preview = overrides.resolve(MaskedDistilSettings(teacher="?")).settings
-    if isinstance(preview.student, ClassicStudent):
+    if isinstance(preview.student, ClassicStudent | StaticStudent):
         raise SettingError(
-            "a classic student has no head for masked tokens: distil it from a teacher of a task", path="student.kind"
+            f"a {preview.student.kind} student has no head for masked tokens: distil it from a teacher of a task",
+            path="student.kind",
         )
     for name in ("data", *UNUSED):
         if getattr(preview.pretrain, name) != getattr(PRETRAIN, name):

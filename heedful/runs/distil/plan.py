@@ -20,18 +20,20 @@ from heedful.data.labelled.statistics import (
     split_warnings,
 )
 from heedful.data.tag_schemes import unknown_labels
-from heedful.errors import DataError, RunError, SettingError
+from heedful.errors import DataError, HeedfulError, RunError, SettingError
 from heedful.objectives.distillation.teacher import ScoreKind
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation
 from heedful.runs.distil.settings import (
+    BAG,
     ClassicStudent,
     DistilSettings,
     FolderStudent,
     LayersStudent,
     MaskedDistilSettings,
     SizeStudent,
+    StaticStudent,
     StudentSettings,
     distil_settings,
     preview_distil_settings,
@@ -156,13 +158,13 @@ def plan_distil(
         count + len(unlabelled.examples) + augmented,
         random_init=isinstance(preview.student, SizeStudent),
         width=width_for_lr(preview.student, teacher),
-        classic=isinstance(preview.student, ClassicStudent),
+        classic=isinstance(preview.student, ClassicStudent | StaticStudent),
         group_size=preview.task.group(scored=stats.low is not None),
         data=preview.data,
         task_settings=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in stats.splits),
     )
     check_dev_split(settings, stats, dev_problem)
-    check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent))
+    check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent | StaticStudent))
     notes = (*_inherited_notes(inherited), *_data_notes(stats, unlabelled, source))
     return DistilPlan(
         settings=settings,
@@ -226,11 +228,19 @@ def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Exa
 
 def check_classic_student(task: str, student: StudentSettings, precision: str) -> None:
     """Refuse a classic student whose pooling does not fit the task, or that would be served in int8."""
-    if isinstance(student, ClassicStudent):
-        SPECS[task].check_reader(student.reader, "student.reader", 2)
+    if isinstance(student, ClassicStudent | StaticStudent):
+        reader = student.reader if isinstance(student, ClassicStudent) else BAG
+        try:
+            SPECS[task].check_reader(reader, "student.reader", 2)
+        except HeedfulError as error:
+            if isinstance(student, ClassicStudent):
+                raise
+            message = str(error).replace('student.reader.kind is "bag"', 'student.kind is "static"')
+            raise SettingError(message, path="student.kind") from None
         if precision == "int8":
             raise SettingError(
-                "verdict.precision is int8, which rounds the linear layers of blocks, and a classic student has none: "
+                f"verdict.precision is int8, which rounds the linear layers of blocks, and a {student.kind} student "
+                "has none: "
                 "take float32, bfloat16 or auto",
                 path="verdict.precision",
             )
@@ -311,4 +321,6 @@ def student_origin(settings: DistilSettings | MaskedDistilSettings) -> str:
             return f"a fresh model of size {size}, {taught}"
         case FolderStudent(model=model):
             return f"{Path(model).name}, {taught}"
+        case StaticStudent():
+            return f"a table of token vectors, {taught}"
     return f"a classic model, {taught}"

@@ -91,7 +91,7 @@ def distil(
             distilled on files of plain text.
         data: Labelled data, or files and folders of text.
         output_dir: The run folder.
-        student: "layers=3", a size ("tiny", "mini"), a folder, or "bag", "attention", "bilstm".
+        student: "layers=3", a size ("tiny", "mini"), a folder, "static", or "bag", "attention", "bilstm".
         loss: A published combination of losses ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
         unlabelled: Files and folders of texts without labels.
         recipe: A .toml or .json file of settings.

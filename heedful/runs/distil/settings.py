@@ -80,7 +80,27 @@ class ClassicStudent:
     skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
 
 
-StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticStudent:
+    """A student with a vector for each token of the teacher's vocabulary, made from the teacher's hidden states."""
+
+    kind: Literal["static"] = "static"
+    width: int = 256  # width of the token vectors: principal components of the teacher's hidden states
+    # a of the weight a / (a + p) of a token whose share of the texts is p (Arora et al. 2017); none: all alike
+    sif_coefficient: float | None = 1e-3
+    dropout: float = 0.0  # dropout of token vectors
+
+    def __post_init__(self) -> None:
+        for name, right, expected in (
+            ("width", self.width >= 1, "a whole number from 1"),
+            ("sif_coefficient", self.sif_coefficient is None or 0 < self.sif_coefficient < 1, "a number from 0 to 1"),
+            ("dropout", 0 <= self.dropout < 1, "a number from 0 to below 1"),
+        ):
+            if not right:
+                raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
+
+
+StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent | StaticStudent
 CLASSIC: dict[str, BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling] = {
     "bag": BagPooling(),
     "attention": AttentionPooling(keys="tanh"),
@@ -88,12 +108,14 @@ CLASSIC: dict[str, BagPooling | AttentionPooling | StructuredPooling | Hierarchi
     "structured": StructuredPooling(),
     "hierarchical": HierarchicalPooling(),
 }
+STATIC = "static"
 
 NAMED_BY_STUDENT = {  # settings that the name of a student sets, by its kind
     "layers": ("student.kind", "student.layers"),
     "size": ("student.kind", "student.size"),
     "folder": ("student.kind", "student.model", "student.revision"),
     "classic": ("student.kind", "student.reader.kind"),
+    "static": ("student.kind",),
 }
 
 
@@ -109,13 +131,15 @@ def parse_student(name: str) -> StudentSettings:
         return SizeStudent(size=name)  # type: ignore[arg-type]
     if name in CLASSIC:
         return ClassicStudent(reader=CLASSIC[name])
+    if name == STATIC:
+        return StaticStudent()
     if re.fullmatch(r"\w+(=.*)?", name) and not Path(name).exists() and (close := _close(name)):
         raise HeedfulError(f'"{name}" is not a student{close}')
     return FolderStudent(model=name)
 
 
 def _close(name: str) -> str:
-    known = [*SIZES, *CLASSIC, "layers=3"]
+    known = [*SIZES, *CLASSIC, STATIC, "layers=3"]
     return f"{did_you_mean(name, known)}: use one of {', '.join(known)}, or the folder of a model"
 
 

@@ -32,8 +32,10 @@ from heedful.runs.distil.settings import (
     RelationsSettings,
     SizeStudent,
     StatesSettings,
+    StaticStudent,
     StudentSettings,
 )
+from heedful.runs.distil.static import static_student
 from heedful.runs.finetune.build import evenly_spaced
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import ClassicInit
@@ -65,6 +67,8 @@ def build_student(
             return student_of_size(teacher, asked, longest, seed)
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
+        case StaticStudent():
+            return static_student(teacher, asked, texts, log)
         case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
             settings = ClassicInit(reader=reader, words=words, skipgram_steps=steps)
             try:

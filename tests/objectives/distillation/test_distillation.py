@@ -328,8 +328,8 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     cache_teacher_outputs(
         tmp_path / "outputs", asked, samples_of("classify", 1) * 3, CacheFormat(), {"weights": "x"}, log=told.append
     )
-    assert told[0] == "the teacher reads 10 samples, once; its outputs are kept"
-    assert told[1:] == ["the teacher has read 2 of 10", "the teacher has read 6 of 10"]
+    assert told[0] == "the teacher reads 9 samples, once; its outputs are kept"
+    assert told[1:] == ["the teacher has read 2 of 9", "the teacher has read 6 of 9"]
 
 
 def test_other_tokens_are_paired_by_example_or_refused() -> None:

@@ -61,7 +61,7 @@ def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monk
     )
     assert done.status == "completed" and parts == [0]
     told = [text for text in log.messages if "frozen" in text]
-    assert len(told) == 2 and "lower 1 layer are frozen, without dropout; their outputs for" in told[0]
+    assert len(told) == 2 and "lowest layer are frozen, without dropout; their outputs for" in told[0]
     assert not (folder / "frozen").exists() and frozen_as_in(folder, bare)
 
 
