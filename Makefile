@@ -1,4 +1,4 @@
-# make quickstart | test | test-slow | coverage | check | docs | docs-assets | dist | sbom | clean
+# make quickstart | test | test-slow | coverage | check | docs | docs-assets | wasm | dist | sbom | clean
 #
 # PYTHON       the Python that .venv is made from (3.11 or newer)
 # TORCH        what pip installs first; a CPU build of the same version satisfies it
@@ -9,7 +9,7 @@ CONSTRAINTS ?=
 
 PIP = .venv/bin/python -m pip --disable-pip-version-check install $(if $(CONSTRAINTS),-c "$(CONSTRAINTS)")
 
-.PHONY: quickstart test test-slow coverage check docs docs-assets dist sbom clean
+.PHONY: quickstart test test-slow coverage check docs docs-assets wasm dist sbom clean
 .DELETE_ON_ERROR:
 
 quickstart: .venv/.installed
@@ -35,6 +35,11 @@ docs: .venv/.installed-docs
 # Runs the commands of docs/tasks and writes their output into the pages.
 docs-assets: .venv/.installed
 	.venv/bin/python scripts/docs_assets.py
+
+# Compiles heedful/page/forward.cpp to forward.wasm, which is part of the repository.
+wasm: .venv/.installed
+	$(PIP) -e '.[wasm]'
+	.venv/bin/python scripts/wasm.py
 
 # The wheel and the source distribution, checked and tried in empty environments of the Pythons that are named.
 DIST_PYTHONS ?= $(PYTHON)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,6 +15,7 @@ from heedful.look.inspection import Inspection
 from heedful.look.page_api import NOT_FINITE, Json, PageAPI, in_half_precision
 from heedful.model.config import Classes, NextToken
 from heedful.model.trace import check_numbers
+from heedful.page.assets import bundle_modules, escape_json, source_hash
 
 MODULES = (  # each imports only modules before it
     *("parts.js", "save.js", "numbers.js", "source.js", "draw.js", "tokens.js", "plots.js"),
@@ -27,8 +25,6 @@ MODULES = (  # each imports only modules before it
 STYLE = "look.css"
 Params = dict[str, str | int]  # parameters of a question
 UNRESERVED = "!'()*"  # what encodeURIComponent of JavaScript does not escape, beside letters, digits and "-_.~"
-IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:async )?function|const|class)", re.MULTILINE)
 BUDGET = 16_000_000  # bytes of data in a file
 MAX_SCORES = 24  # scores of one inspection whose attributions are saved
 MAX_ROWS = 512  # rows whose block steps are saved
@@ -44,8 +40,8 @@ def read_asset(name: str) -> str:
 
 
 def bundled_script() -> str:
-    """Return all modules as one script. They share one scope, so imports and exports are removed."""
-    return "".join(EXPORT.sub("", IMPORT.sub("", read_asset(name))) for name in MODULES)
+    """Return all modules as one script."""
+    return bundle_modules(map(read_asset, MODULES))
 
 
 def question_key(name: str, params: Params) -> str:
@@ -207,10 +203,10 @@ def render_html(
 ) -> str:
     """Return one self-contained HTML file, whose policy allows nothing to be loaded. See `collect_answers`."""
     saved = collect_answers(api, layers=layers, heads=heads, budget=budget)
-    data = _escape_json({"answers": saved.answers, "left_out": saved.left_out, "bytes": saved.bytes})
+    data = escape_json({"answers": saved.answers, "left_out": saved.left_out, "bytes": saved.bytes})
     script = bundled_script() + "\nstartFile();\n"
     style = read_asset(STYLE)
-    policy = POLICY.format(script=_hash(script), style=_hash(style), connect="'none'")
+    policy = POLICY.format(script=source_hash(script), style=source_hash(style), connect="'none'")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}\n'
@@ -219,14 +215,3 @@ def render_html(
         f'<div id="look"></div>\n<script type="application/json" id="kept">{data}</script>\n'
         f'<script type="module">{script}</script>\n</body>\n</html>\n'
     )
-
-
-def _escape_json(value: object) -> str:
-    """Return JSON that cannot end or begin an element of HTML."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _hash(content: str) -> str:
-    """Return the source expression of an inline script or style for a Content-Security-Policy."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -23,6 +23,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.model.config import Classes
+from heedful.page.assets import WEB
 from heedful.serve import open_inference, openapi, requests
 from heedful.serve.body import check_body_headers, parse_body, read_body
 from heedful.serve.context import RequestContext
@@ -37,9 +38,13 @@ from heedful.serve.routes import Endpoint, endpoints
 from heedful.serve.service import Service, head_kind, head_kinds
 from heedful.serve.settings import LOOPBACK
 
-WEB = Path(__file__).parent / "web"
-FILES = {"/": ("index.html", "text/html"), "/web/page.js": ("page.js", "text/javascript")}
-FILES["/web/page.css"] = ("page.css", "text/css")
+OWN = Path(__file__).parent / "web"
+FILES = {  # by path
+    "/": (OWN / "index.html", "text/html"),
+    "/web/page.js": (OWN / "page.js", "text/javascript"),
+    "/web/rows.js": (WEB / "rows.js", "text/javascript"),
+    "/web/page.css": (WEB / "page.css", "text/css"),
+}
 VALUES_PER_TOKEN = 6  # JSON values of a body, for each token that a request may have
 Respond = Callable[[Request], Awaitable[Response]]
 Ask = Callable[[RequestContext, Request, Any], Awaitable[object]]
@@ -265,7 +270,7 @@ def _labels(engine: BundleEngine | None) -> list[str] | None:
 
 
 def _pages() -> list[Route]:
-    return [_fixed(path, (WEB / name).read_bytes(), kind) for path, (name, kind) in FILES.items()]
+    return [_fixed(path, file.read_bytes(), kind) for path, (file, kind) in FILES.items()]
 
 
 def _fixed(path: str, content: bytes, kind: str) -> Route:

@@ -87,7 +87,7 @@ class Tokenizer:
                     single="$A:0", pair="$A:0 $B:1", special_tokens=[]
                 )
             numbers = list(backend.get_vocab(with_added_tokens=True).values())
-            self._state = self._tokenizer_json()
+            self._state = self.tokenizer_json()
             probes = [backend.encode("a"), backend.encode("a", "a")]
         for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
             self._state["model"].pop(large, None)
@@ -170,7 +170,7 @@ class Tokenizer:
         Raises:
             TokenizerError: If the language is unknown, or the tokenizer puts no code beside texts.
         """
-        state = self._tokenizer_json()
+        state = self.tokenizer_json()
         around = {step["SpecialToken"]["id"] for step in _walk(state["post_processor"]) if "SpecialToken" in step}
         if not (codes := around.intersection(self.languages)):
             raise TokenizerError("this tokenizer puts no language code beside a text: leave the source language out")
@@ -204,7 +204,7 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """ "sha256:..." of everything that decides ids: tokenizers with equal fingerprints give equal ids."""
-        state = self._tokenizer_json()
+        state = self.tokenizer_json()
         decides = _canonical({key: state[key] for key in DECIDES})
         canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
@@ -338,7 +338,7 @@ class Tokenizer:
                     write_synced(part, [data])
             _write(folder / "tokenizer_config.json", _json(self._saved_config(types), sort_keys=True))
             return
-        state = self._tokenizer_json()
+        state = self.tokenizer_json()
         if state["model"].get("type") == "WordPiece":
             names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
             if [number for _, number in names] == list(range(len(names))):
@@ -370,13 +370,13 @@ class Tokenizer:
     @cached_property
     def _pretokenized_backend(self) -> tokenizers.Tokenizer:
         """Byte-level BPE sees a space before each of the given words, the first one too, as it was trained."""
-        state, changed = self._tokenizer_json(), False
+        state, changed = self.tokenizer_json(), False
         for step in [*_walk(state["pre_tokenizer"]), *_walk(state["post_processor"])]:
             if step.get("add_prefix_space") is False:
                 step["add_prefix_space"] = changed = True
         return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
 
-    def _tokenizer_json(self) -> dict[str, Any]:
+    def tokenizer_json(self) -> dict[str, Any]:
         """The contents of tokenizer.json."""
         state: dict[str, Any] = json.loads(self._backend.to_str())
         return state

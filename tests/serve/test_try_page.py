@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from heedful.serve.app import FILES, WEB
+from heedful.serve.app import FILES
 from heedful.serve.run import RunningServer, background
 from tests.support.http_client import ask
 from tests.support.model_folders import make
@@ -321,8 +321,8 @@ def acting(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path in FILES:
-                name, kind = FILES[self.path]
-                return self.reply(200, kind, (WEB / name).read_bytes())
+                file, kind = FILES[self.path]
+                return self.reply(200, kind, file.read_bytes())
             status, body = answer(self.path)
             if isinstance(body, str):
                 return self.reply(status, "text/plain", body.encode())

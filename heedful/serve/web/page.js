@@ -1,4 +1,5 @@
 // The routes of the loaded models, a body to send, and the answer; every text from outside becomes a text node.
+import { element, rowOf } from "./rows.js";
 
 const at = (id) => document.getElementById(id);
 const MOST = 100_000; // characters of an answer that are shown
@@ -6,13 +7,6 @@ const AGAIN = 1_000; // milliseconds until a server that loads is asked again
 let paths = {};
 let info; // of the model that is shown
 let wish = 0; // how often a model was asked for; what comes for an earlier wish is passed over
-
-function element(name, text, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
 
 function headers() {
   const key = at("key").value;
@@ -242,33 +236,6 @@ function draw(route, answer, about) {
   }
   at("shown").replaceChildren(...(table.rows.length ? [table] : []));
   at("whole").open = table.rows.length === 0;
-}
-
-// A probability as `heedful predict` prints it.
-function percent(probability) {
-  return probability == null ? "" : `${(100 * probability).toFixed(1)} %`;
-}
-
-function rowOf({ name, kind, probability, number }) {
-  const row = element("tr");
-  row.insertCell().append(element("bdi", name));
-  if (kind !== undefined) {
-    const cell = row.insertCell();
-    cell.className = "kind";
-    cell.append(element("bdi", kind));
-  }
-  if (number === undefined) {
-    const cell = row.insertCell();
-    cell.className = "bar";
-    if (probability !== null) {
-      const bar = element("progress");
-      bar.value = probability;
-      bar.setAttribute("aria-hidden", "true");
-      cell.append(bar);
-    }
-  }
-  row.append(element("td", number?.toFixed(4) ?? percent(probability), "number"));
-  return row;
 }
 
 function write(text) {

@@ -1,0 +1,30 @@
+"""Files of pages, and what puts them into one HTML file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+WEB = Path(__file__).parent / "web"
+IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?function|const|class)", re.MULTILINE)
+
+
+def bundle_modules(sources: Iterable[str]) -> str:
+    """Return ES modules as one script. They share one scope, so imports and exports are removed."""
+    return "".join(EXPORT.sub("", IMPORT.sub("", source)) for source in sources)
+
+
+def escape_json(value: object) -> str:
+    """Return JSON that cannot end or begin an element of HTML."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def source_hash(content: str) -> str:
+    """Return the source expression of an inline script or style for a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

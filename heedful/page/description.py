@@ -1,0 +1,272 @@
+"""A model as one block of bytes: its tensors, and a list of steps that forward.cpp computes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heedful.checkpoint import ModelBundle
+from heedful.errors import HeedfulError
+from heedful.model import config as c
+from heedful.model.embedding import EmbeddingLayer
+from heedful.model.heads import Transform
+from heedful.model.stack import Attention, Block, Stack, Transformer
+from heedful.nn.inference_linear import quantize_rows
+from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buckets, sinusoid
+
+FORMATS = {"float32": 1, "float16": 2, "int8": 3}  # of matrices; 0: none
+PAD = 16  # rows of matrices have a multiple of 16 numbers, and tensors start at a multiple of 16 bytes
+UNLIMITED = 8192  # tokens of a text, where the model has no limit
+END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH = range(8)  # steps
+ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", "tanh")
+POOLINGS = ("mean", "first", "max", "mean_sqrt_length", "last")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelBytes:
+    """The block of bytes of a model, and what is needed to run it."""
+
+    data: bytes
+    description: int  # offset of the steps, in bytes
+    steps: int
+    max_length: int  # tokens of a text
+
+
+class _Writer:
+    """Collects tensors, and words that describe them."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision, self.data, self.words, self.steps = precision, bytearray(), bytearray(), 0
+        self.matrices: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # each matrix and its words, by its id
+
+    def step(self, number: int) -> None:
+        """Begin a step."""
+        self.steps += number != END
+        self.integers(number)
+
+    def integers(self, *numbers: int) -> None:
+        """Append whole numbers."""
+        self.words += struct.pack(f"<{len(numbers)}i", *numbers)
+
+    def number(self, value: float) -> None:
+        """Append a float32 number."""
+        self.words += struct.pack("<f", value)
+
+    def tensor(self, array: NDArray[Any] | Tensor | None) -> int:
+        """Write a tensor and return its offset; None: -1."""
+        if array is None:
+            return -1
+        array = array.detach().float().numpy() if isinstance(array, Tensor) else array
+        self.data += bytes(-len(self.data) % PAD)
+        offset = len(self.data)
+        self.data += np.ascontiguousarray(array).tobytes()
+        return offset
+
+    def matrix(self, weight: Tensor | None) -> None:
+        """Describe a matrix, in the precision of the page; a shared one is written once."""
+        if weight is None:
+            return self.integers(0)
+        if id(weight) not in self.matrices:
+            self.matrices[id(weight)] = weight, self._written(weight.detach().float())
+        self.integers(*self.matrices[id(weight)][1])
+
+    def _written(self, weight: Tensor) -> tuple[int, ...]:
+        rows, columns = weight.shape
+        padded, scales = F.pad(weight, (0, -columns % PAD)), None
+        array: NDArray[Any] = padded.numpy()
+        if self.precision == "int8":
+            numbers, scales = quantize_rows(padded)
+            array = numbers.numpy()
+        elif self.precision == "float16":
+            array = array.astype(np.float16)
+        return FORMATS[self.precision], rows, columns, self.tensor(array), self.tensor(scales)
+
+    def linear(self, layer: nn.Module | None) -> None:
+        """Describe a linear layer; none for None and nn.Identity."""
+        if not isinstance(layer, nn.Linear):
+            return self.integers(0)
+        self.matrix(layer.weight)
+        self.integers(self.tensor(layer.bias))
+
+    def norm(self, norm: nn.Module) -> None:
+        """Describe a layer norm or an RMS norm; none for nn.Identity."""
+        if isinstance(norm, nn.Identity):
+            return self.integers(0)
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.eps is not None
+        self.integers(1 if isinstance(norm, nn.LayerNorm) else 2)
+        self.number(norm.eps)
+        self.integers(self.tensor(norm.weight), self.tensor(getattr(norm, "bias", None)))
+
+
+def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
+    """Return the bytes of a model with its head.
+
+    Raises:
+        HeedfulError: If the precision is unknown, or forward.cpp does not compute this model; see `unsupported`.
+    """
+    if precision not in FORMATS:
+        raise HeedfulError(f"precision is {precision!r}; a page has one of {', '.join(FORMATS)}")
+    if problem := unsupported(bundle):
+        raise HeedfulError(
+            f"{bundle.source} ({bundle.config.family}) {problem}: a page computes encoders with absolute, rotary or "
+            "bucketed positions, and heads for classification, regression, tagging, question answering, multiple "
+            "choice, embeddings or masked tokens"
+        )
+    writer = _Writer(precision)
+    max_length = bundle.max_length or UNLIMITED
+    assert isinstance(bundle.model, Transformer) and bundle.model.encoder is not None
+    _embedding(writer, bundle.model.embedding, max_length)
+    _stack(writer, bundle.model.encoder)
+    _head(writer, bundle)
+    writer.step(END)
+    description = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
+    return ModelBytes(data=bytes(writer.data), description=description, steps=writer.steps, max_length=max_length)
+
+
+def unsupported(bundle: ModelBundle) -> str:
+    """Return why a page cannot compute a model, as "has ..."; "": it can."""
+    model, head = bundle.config.model, bundle.config.head
+    stack, positions = model.encoder, model.embedding.positions
+    if type(bundle.model) is not Transformer or stack is None or model.decoder is not None or stack.causal:
+        return "is not an encoder alone"
+    if positions is not None and positions.join != "add":
+        return "concatenates positions"
+    if not isinstance(stack.relation, c.Rotary | c.Buckets | None):
+        return f'has relative positions of the kind "{stack.relation.kind}"'
+    scalings = (stack.relation.scaling, stack.relation.local_scaling) if isinstance(stack.relation, c.Rotary) else ()
+    if any(isinstance(scaling, c.DynamicNtk | c.LongRope) for scaling in scalings):
+        return "has rotations that depend on the length of a text"
+    match head:
+        case c.SentenceEmbedding(pools_prompt=False, prompts=prompts) if prompts:
+            return "pools a text without its prompt"
+        case c.Summary(pooled_token=int()):
+            return "pools the row of a token"
+        case c.Classes() | c.TokenClasses() | c.SpanScores() | c.Choice() | c.SentenceEmbedding() | c.MaskedTokens():
+            return ""
+    return "has no head" if head is None else f'has a "{head.kind}" head'
+
+
+def _embedding(writer: _Writer, layer: EmbeddingLayer, max_length: int) -> None:
+    config, offset = layer.config, 0
+    positions: Tensor | None = None
+    match config.positions:
+        case c.Learned(offset=offset):
+            positions = layer.positions.weight
+        case c.Sinusoidal(layout=layout, base=base, offset=first):
+            positions = sinusoid(torch.arange(first, first + max_length), config.width, layout, base)
+    writer.step(EMBED)
+    writer.matrix(layer.tokens.weight)
+    writer.number(config.scale)
+    writer.matrix(positions)
+    writer.integers(offset)
+    writer.matrix(layer.types.weight if config.types else None)
+    writer.norm(layer.norm)
+    writer.linear(layer.project)
+
+
+def _stack(writer: _Writer, stack: Stack) -> None:
+    config = stack.config
+    positions = [_positions(writer, relation) for relation in stack.relations]
+    for layer in range(config.layers):
+        block, window = stack.blocks[layer * len(stack.blocks) // config.layers], config.window_of(layer)
+        assert isinstance(block, Block)
+        writer.step(BLOCK)
+        writer.integers(int(block.norm_first))
+        writer.norm(block.attention_norm)
+        _attention(writer, block.attention, window, positions[0 if window is None else -1])
+        writer.norm(block.mlp_norm)
+        writer.linear(block.mlp.up)
+        writer.integers(int(config.gated), ACTIVATIONS.index(config.activation))
+        writer.linear(block.mlp.down)
+    if config.final_norm:
+        writer.step(NORM)
+        writer.norm(stack.norm)
+
+
+class _Positions(NamedTuple):
+    """How relative positions enter the attention of some layers; offsets of tensors, -1: none."""
+
+    frequencies: int = -1
+    magnitude: float = 1.0
+    distances: int = -1
+    reach: int = 0
+
+
+def _positions(writer: _Writer, relation: nn.Module) -> _Positions:
+    match relation:
+        case RotaryPosition():
+            return _Positions(writer.tensor(relation.frequencies().numpy()), relation.magnitude)
+        case BucketedPosition(count=count, reach=reach, causal=causal):
+            numbers = distance_buckets(torch.arange(-reach, reach + 1), count, reach, causal)
+            return _Positions(distances=writer.tensor(relation.table(numbers)), reach=reach)
+    return _Positions()
+
+
+def _attention(writer: _Writer, attention: Attention, window: int | None, positions: _Positions) -> None:
+    writer.integers(attention.heads, attention.kv_heads, attention.head_width)
+    writer.number(attention.scale)
+    writer.integers(-1 if window is None else window, positions.frequencies)
+    writer.number(positions.magnitude)
+    writer.integers(positions.distances, positions.reach)
+    writer.linear(attention.qkv)
+    writer.norm(attention.q_norm)
+    writer.norm(attention.k_norm)
+    writer.linear(attention.out)
+
+
+# -- heads ----------------------------------------------------------------------------------------------------
+
+
+def _head(writer: _Writer, bundle: ModelBundle) -> None:
+    config, head = bundle.config.head, bundle.head
+    module: Any = head
+    match config:
+        case c.Classes() | c.Choice():
+            if not config.pools_last:
+                _pool(writer, [config.pooling])
+            _transform(writer, module.first, config.activation)
+            if config.pools_last:
+                _pool(writer, [config.pooling])
+            _dense(writer, module.out)
+        case c.TokenClasses() | c.SpanScores():
+            writer.step(SELECT)
+            _transform(writer, module.first, config.activation)
+            _dense(writer, module.out)
+        case c.MaskedTokens():
+            writer.step(SELECT)
+            if config.dense:
+                _dense(writer, module.dense, config.activation, module.norm)
+            _dense(writer, module.decoder)
+        case c.SentenceEmbedding():
+            _pool(writer, config.pooling)
+            for layer, linear in zip(config.dense, module.dense, strict=True):
+                _dense(writer, linear, layer.activation)
+            if config.normalise:
+                writer.step(UNIT_LENGTH)
+        case _:
+            raise AssertionError(f"no steps for {config}")
+
+
+def _pool(writer: _Writer, poolings: Sequence[c.Pooling]) -> None:
+    writer.step(POOL)
+    writer.integers(len(poolings), *map(POOLINGS.index, poolings))
+
+
+def _transform(writer: _Writer, transform: Transform, activation: str | None) -> None:
+    if isinstance(transform.dense, nn.Linear):
+        _dense(writer, transform.dense, activation, transform.norm)
+
+
+def _dense(writer: _Writer, layer: nn.Module, activation: str | None = None, norm: nn.Module | None = None) -> None:
+    writer.step(DENSE)
+    writer.linear(layer)
+    writer.integers(ACTIVATIONS.index(activation or ""))
+    writer.norm(norm or nn.Identity())

@@ -1,0 +1,127 @@
+"""A page with a model in it: one HTML file that answers in a browser, without a network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from heedful.atomic_io import atomic_path, make_folder, write_synced
+from heedful.checkpoint import ModelBundle
+from heedful.errors import HeedfulError
+from heedful.model import config as c
+from heedful.page.assets import WEB, bundle_modules, source_hash
+from heedful.page.description import ModelBytes, describe
+from heedful.page.tokenizer_state import tokenizer_state
+from heedful.tasks.answering import require_tokenizer, unique_label_names
+from heedful.tasks.specs.qa import max_answer_tokens_of
+
+MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js", "rows.js", "try.js")  # each imports those before it
+CODE = Path(__file__).parent / "forward.wasm"
+POLICY = (  # Content-Security-Policy
+    "default-src 'none'; script-src {script} 'wasm-unsafe-eval'; style-src {style}; base-uri 'none'; form-action 'none'"
+)
+MOST_PARAMETERS = 40_000_000  # a browser takes longer than a reader waits for more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedPage:
+    """The page that was written."""
+
+    path: Path
+    size: int  # bytes
+
+
+def export_page(
+    bundle: ModelBundle,
+    output: str | Path,
+    *,
+    precision: str = "int8",
+    title: str = "Heedful",
+    overwrite: bool = False,
+) -> ExportedPage:
+    """Write an HTML file that has the model, its tokenizer and a form.
+
+    Args:
+        bundle: An encoder with a head and a tokenizer.
+        output: The file.
+        precision: Of the matrices: "int8", with a scale for each row, "float16" or "float32".
+        title: Heading of the page.
+        overwrite: Whether to replace a file.
+
+    Raises:
+        HeedfulError: If the file exists, or a page does not compute the model or its tokenizer.
+    """
+    output = Path(output)
+    if (output.exists() or output.is_symlink()) and not overwrite:
+        raise HeedfulError(f"{output} exists: give another name, or overwrite=True (on the command line --overwrite)")
+    page = render_page(bundle, precision=precision, title=title).encode()
+    try:
+        make_folder(output.absolute().parent)
+        with atomic_path(output) as part:
+            write_synced(part, [page])
+    except OSError as error:
+        raise HeedfulError(f"{output} could not be written: {error.strerror or error}") from error
+    return ExportedPage(path=output, size=len(page))
+
+
+def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "Heedful") -> str:
+    """Return the HTML; see `export_page`."""
+    if (count := bundle.count()) > MOST_PARAMETERS:
+        raise HeedfulError(
+            f"{bundle.source} has {count:,} parameters; a page has at most {MOST_PARAMETERS:,}: distil a smaller model"
+        )
+    model = describe(bundle, precision)
+    about = json.dumps(page_facts(bundle, model), ensure_ascii=False, allow_nan=False).encode()
+    script = bundle_modules((WEB / name).read_text(encoding="utf-8") for name in MODULES) + "\nstartPage();\n"
+    style = (WEB / "page.css").read_text(encoding="utf-8")
+    facts = f"{bundle.config.family} · {count:,} parameters · {precision} · computed in this page, offline"
+    slots = {
+        "policy": POLICY.format(script=source_hash(script), style=source_hash(style)),
+        "title": html.escape(title),
+        "facts": html.escape(facts),
+        "style": style,
+        "about": _packed(about),
+        "code": _packed(CODE.read_bytes()),
+        "weights": _packed(model.data),
+        "script": script,
+    }
+    page = (WEB / "try.html").read_text(encoding="utf-8")
+    parts = page.split("{{")
+    return parts[0] + "".join(slots[slot] + rest for slot, rest in (part.split("}}", 1) for part in parts[1:]))
+
+
+def page_facts(bundle: ModelBundle, model: ModelBytes) -> dict[str, object]:
+    """Return what the scripts of the page need beside the weights."""
+    head, tokenizer = bundle.config.head, require_tokenizer(bundle)
+    assert head is not None
+    mask = tokenizer.special.mask
+    if isinstance(head, c.MaskedTokens) and mask is None:
+        raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
+    labels = getattr(head, "labels", ())
+    return {
+        "head": head.kind,
+        "labels": unique_label_names(labels) if isinstance(head, c.Classes) else list(labels),
+        "problem_type": getattr(head, "problem_type", None),
+        "score_activation": getattr(head, "score_activation", None),
+        "thresholds": bundle.thresholds,
+        "pairs": bundle.pairs,
+        "max_answer_tokens": max_answer_tokens_of(bundle.thresholds),
+        "no_answer_row": -1 if isinstance(head, c.SpanScores) and head.no_answer == "last" else 0,
+        "prompt": bundle.default_prompt,
+        "dimensions": getattr(head, "dimensions", None),
+        "mask": mask,
+        "mask_name": None if mask is None else tokenizer.name(mask),
+        "max_length": model.max_length,
+        "description": model.description,
+        "steps": model.steps,
+        "tokenizer": tokenizer_state(tokenizer),
+    }
+
+
+def _packed(data: bytes) -> str:
+    """Return bytes as base64 of what zlib makes of them."""
+    return base64.b64encode(zlib.compress(data, 9)).decode()

@@ -1,0 +1,89 @@
+"""A tokenizer as plain data for tokenizer.js: the parts of tokenizer.json that decide tokens, flattened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from heedful.errors import HeedfulError
+from heedful.tokenizer import Tokenizer
+from heedful.tokenizer.encoding import Encoding
+
+State = dict[str, Any]
+NORMALIZERS = {
+    "BertNormalizer",
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Prepend",
+    "Replace",
+    "Strip",
+    "StripAccents",
+}
+PRE_TOKENIZERS = {
+    *("BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
+}
+MODELS = {"WordPiece", "BPE", "Unigram"}
+UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
+BYTE_LEVEL = ("ByteLevel", "RobertaProcessing")  # post-processors that may trim offsets
+
+
+def tokenizer_state(tokenizer: Tokenizer) -> State:
+    """Return the tokenizer as tokenizer.js reads it.
+
+    Raises:
+        HeedfulError: If it has a part that tokenizer.js does not compute.
+    """
+    state = tokenizer.tokenizer_json()
+    model = dict(state["model"])
+    for name in UNSUPPORTED_OPTIONS:
+        if model.get(name):
+            raise HeedfulError(f"the tokenizer has the option {name}, which a page does not compute")
+    if model["type"] == "BPE" and model.get("continuing_subword_prefix"):
+        raise HeedfulError("the BPE tokenizer has the option continuing_subword_prefix, which a page does not compute")
+    _check([model], MODELS)
+    pre_tokenizers = _steps(state["pre_tokenizer"], "pretokenizers")
+    normalizers = _steps(state["normalizer"], "normalizers")
+    _check(pre_tokenizers, PRE_TOKENIZERS)
+    _check(normalizers, NORMALIZERS)
+    processors = _steps(state["post_processor"], "processors")
+    trims = [step for step in processors if step["type"] in BYTE_LEVEL and step.get("trim_offsets")]
+    decoders = _steps(state["decoder"], "decoders")
+    return {
+        "normalizers": normalizers,
+        "pre_tokenizers": pre_tokenizers,
+        "model": model,
+        "added": state["added_tokens"],
+        "templates": [_template(tokenizer.encode("a")), _template(tokenizer.encode(("a", "a")))],
+        "trim": trims[0] if trims else None,
+        "decoder": decoders[0]["type"] if decoders else None,
+    }
+
+
+def _steps(part: State | None, key: str) -> list[State]:
+    """Return a component of tokenizer.json, or all components of a Sequence."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for member in part[key] for step in _steps(member, key)]
+
+
+def _check(steps: list[State], known: set[str]) -> None:
+    for step in steps:
+        if step["type"] not in known:
+            raise HeedfulError(
+                f"the tokenizer has a part of the type {step['type']}, which a page does not compute; it knows "
+                f"{', '.join(sorted(known))}"
+            )
+
+
+def _template(encoding: Encoding) -> list[State]:
+    """Return special tokens and texts in order, from an encoding whose texts have any number of tokens."""
+    template: list[State] = []
+    for id, type, segment in zip(encoding.ids, encoding.types, encoding.segments, strict=True):
+        part = {"special": id, "type": type} if segment is None else {"segment": segment, "type": type}
+        if segment is None or part not in template:
+            template.append(part)
+    return template

@@ -1,0 +1,18 @@
+// A model in WebAssembly: the rows of scores of one text.
+
+// `data`: the bytes of the model; `description` and `steps`: where its steps are, and how many.
+export async function openModel(code, data, { description, steps }) {
+  const { instance } = await WebAssembly.instantiate(code);
+  const { memory, reserve_model, reserve_input, run, rows, columns } = instance.exports;
+  const model = reserve_model(data.length);
+  new Uint8Array(memory.buffer, model, data.length).set(data);
+  // `wanted`: the rows that a head of tokens scores; `most`: steps that are computed.
+  return ({ ids, types }, wanted = [], most = steps) => {
+    const count = ids.length;
+    const input = reserve_input(2 * count + wanted.length);
+    new Int32Array(memory.buffer, input, 2 * count + wanted.length).set([...ids, ...types, ...wanted]);
+    const result = run(model, description, input, input + 4 * count, count, input + 8 * count, wanted.length, most);
+    const width = columns();
+    return Array.from({ length: rows() }, (_, row) => new Float32Array(memory.buffer, result + 4 * row * width, width).slice());
+  };
+}

@@ -1,0 +1,126 @@
+// The page: a form for the model in it, and its answers as rows. Every text from outside becomes a text node.
+import { ANSWERS } from "./answers.js";
+import { openModel } from "./model.js";
+import { element, rowOf } from "./rows.js";
+import { makeTokenizer } from "./tokenizer.js";
+
+const at = (id) => document.getElementById(id);
+const lines = (label) => ({ lines: `${label}, one on each line` });
+const pairText = ({ pairs }) => (pairs === false ? {} : { second: pairs ? "Second text" : "Second text, if the model reads pairs" });
+
+// The fields of the form of each kind of head: names and labels.
+const FIELDS = {
+  sequence_classification: (about) => ({ text: "Text", ...pairText(about) }),
+  token_classification: () => ({ text: "Text" }),
+  question_answering: () => ({ question: "Question", context: "Text that has the answer" }),
+  multiple_choice: () => ({ prompt: "Prompt", ...lines("Choices") }),
+  embedding: () => ({ text: "Sentence", ...lines("Sentences to compare it with") }),
+  masked_lm: ({ mask_name }) => ({ text: `Text with ${mask_name}` }),
+};
+
+const listOf = (values, key) => Object.entries(values).map(([name, value]) => ({ name, [key]: value }));
+const highest = (key) => (a, b) => b[key] - a[key];
+
+// Groups of rows that an answer is shown as.
+const GROUPS = {
+  sequence_classification: ({ values, probabilities }) => (
+    [values ? listOf(values, "number") : listOf(probabilities, "probability").sort(highest("probability"))]
+  ),
+  token_classification: ({ entities, words }) => [(entities.length ? entities : words).map(
+    ({ text, label, probability }) => ({ name: text, kind: label ?? "", probability }),
+  )],
+  question_answering: ({ answer, score, no_answer_score }) => (
+    [[{ name: answer || "(none)", number: answer ? score : no_answer_score }]]
+  ),
+  multiple_choice: ({ probabilities }, { choices }) => [
+    choices.map((name, i) => ({ name, probability: probabilities[i] })).sort(highest("probability")),
+  ],
+  embedding: ({ similarities }, input) => [
+    input.lines.map((name, i) => ({ name, number: similarities[i] })).sort(highest("number")),
+  ],
+  masked_lm: ({ masks }) => masks.map(
+    ({ candidates }) => candidates.map(({ text, token, probability }) => ({ name: text || token, probability })),
+  ),
+};
+
+// The bytes of an element: base64 of what zlib compressed.
+async function unpack(id) {
+  const text = atob(at(id).textContent);
+  at(id).remove();
+  const packed = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+function say(text, wrong = false) {
+  at("status").textContent = text;
+  at("status").className = wrong ? "wrong" : "";
+}
+
+function showForm(about, ask) {
+  at("inputs").replaceChildren(...Object.entries(FIELDS[about.head](about)).map(([name, label]) => {
+    const area = element("textarea");
+    Object.assign(area, { name, dir: "auto", rows: ["lines", "context"].includes(name) ? 4 : 2 });
+    area.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && ask(event));
+    const field = element("label", label);
+    field.append(area);
+    return field;
+  }));
+}
+
+// What the form holds, as an answer takes it.
+function inputOf() {
+  const input = {};
+  for (const { name, value } of at("inputs").querySelectorAll("textarea")) {
+    if (name === "lines") input.lines = value.split("\n").filter((line) => line.trim());
+    else if (name !== "second" || value.trim()) input[name] = value.trim();
+  }
+  if ("prompt" in input) input.choices = input.lines;
+  if (input.lines?.length === 0) throw new Error("write at least one line");
+  return input;
+}
+
+function show(head, answer, input) {
+  const table = element("table");
+  const groups = GROUPS[head](answer, input);
+  groups.forEach((rows, number) => {
+    const body = table.createTBody();
+    if (groups.length > 1) {
+      const heading = element("th", `mask ${number + 1}`);
+      Object.assign(heading, { colSpan: 4, scope: "rowgroup" });
+      body.insertRow().append(heading);
+    }
+    body.append(...rows.map(rowOf));
+  });
+  at("shown").replaceChildren(...(table.rows.length ? [table] : [element("p", answer.note ?? "(nothing)")]));
+  at("answer").textContent = JSON.stringify(answer, null, 2);
+  at("found").hidden = false;
+}
+
+export async function startPage() {
+  try {
+    const [about, code, weights] = await Promise.all(["about", "code", "weights"].map(unpack));
+    const facts = JSON.parse(new TextDecoder().decode(about));
+    const page = { about: facts, tokenizer: makeTokenizer(facts.tokenizer), score: await openModel(code, weights, facts) };
+    const ask = (event) => {
+      event.preventDefault();
+      try {
+        const start = performance.now();
+        const input = inputOf();
+        const answer = ANSWERS[facts.head](page, input);
+        const milliseconds = performance.now() - start;
+        show(facts.head, answer, input);
+        say(`${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms`);
+      } catch (error) {
+        say(error.message, true);
+        at("found").hidden = true;
+      }
+    };
+    showForm(facts, ask);
+    at("form").addEventListener("submit", ask);
+    say("ready");
+  } catch (error) {
+    say(`this browser cannot run the model: ${error.message}`, true);
+  }
+}

@@ -1,0 +1,83 @@
+"""The scripts of a page with a model in it, run by node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heedful.checkpoint import ModelBundle
+from heedful.page.assets import WEB, bundle_modules
+from heedful.page.description import describe
+from heedful.page.html import CODE, MODULES, page_facts
+from heedful.page.tokenizer_state import tokenizer_state
+from heedful.tokenizer import Tokenizer
+
+READ = """
+import { readFileSync } from "node:fs";
+const { about, calls } = JSON.parse(readFileSync("input.json"));
+const page = { about };
+if (about.tokenizer) page.tokenizer = makeTokenizer(about.tokenizer);
+if (about.steps) page.score = await openModel(readFileSync(process.argv[2]), readFileSync("model.bin"), about);
+"""
+WRITE = """
+console.log(JSON.stringify(results, (_, value) => (value instanceof Float32Array ? [...value] : value)));
+"""
+
+
+def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function: str) -> list[Any]:
+    """Return the results of a function of (page, call)."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed: apt-get install nodejs")
+    modules = bundle_modules((WEB / name).read_text() for name in MODULES[:-2])  # without those of the form
+    (folder / "run.mjs").write_text(
+        f"{modules}{READ}const results = calls.map((call) => ({function})(page, call));{WRITE}"
+    )
+    (folder / "input.json").write_text(json.dumps({"about": about, "calls": calls}))
+    command = ["node", "run.mjs", str(CODE)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return list(json.loads(done.stdout))
+
+
+def page_answers(folder: Path, bundle: ModelBundle, inputs: list[Any], precision: str = "float32") -> list[Any]:
+    """Return the answers to what the fields of a form hold."""
+    model = describe(bundle, precision)
+    (folder / "model.bin").write_bytes(model.data)
+    return run_scripts(
+        folder, page_facts(bundle, model), inputs, "(page, input) => ANSWERS[page.about.head](page, input)"
+    )
+
+
+def page_rows(
+    folder: Path,
+    bundle: ModelBundle,
+    ids: list[int],
+    types: list[int],
+    *,
+    wanted: list[int],
+    steps: list[int] | None = None,
+    precision: str = "float32",
+) -> list[Any]:
+    """Return the rows after so many steps; None: after the last one."""
+    model = describe(bundle, precision)
+    (folder / "model.bin").write_bytes(model.data)
+    calls = [{"ids": ids, "types": types, "wanted": wanted, "most": most} for most in steps or [model.steps]]
+    about = {"description": model.description, "steps": model.steps}
+    return run_scripts(
+        folder, about, calls, "(page, { most, wanted, ...encoding }) => page.score(encoding, wanted, most)"
+    )
+
+
+def page_encodings(folder: Path, tokenizer: Tokenizer, texts: list[Any]) -> list[Any]:
+    """Return ids, types, segments, offsets and words of each text or pair."""
+    encode = """(page, texts) => {
+        const { ids, types, segments, offsets, words } = page.tokenizer.encode(...texts);
+        return { ids, types, segments, offsets, words };
+    }"""
+    calls = [[text] if isinstance(text, str) else list(text) for text in texts]
+    return run_scripts(folder, {"tokenizer": tokenizer_state(tokenizer)}, calls, encode)
