@@ -27,10 +27,11 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export an encoder or a decoder, with its head, to ONNX; or, with --html, into a page with the model in it.
+    """Export an encoder or a decoder to ONNX, or into a web page.
 
-    ONNX is for other runtimes, with padded batches of any size. The exported model is run and compared with the
-    original first; the file is not written if they differ. A page needs no server and no network.
+    The head is part of it. ONNX is for other runtimes, with padded batches of any size. The exported model is run and
+    compared with the original first; the file is not written if they differ. A page (--html) has the model in it, and
+    needs no server and no network.
     """
     if (out is None) == (html is None):
         raise HeedfulError("give OUT for ONNX, or --html FILE for a page, and not both")
