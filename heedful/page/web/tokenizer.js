@@ -36,16 +36,16 @@ function replaceChars(piece, replacement) {
   return made;
 }
 
-// Each group of characters replaced by those of a text; groups: [from, to, text]. Where both are as long, spans stay.
+// Each group of characters replaced by those of a text; groups: [from, to, text]. Characters beyond a group's last one
+// have its span.
 function replaceGroups(piece, groups) {
   const made = { chars: [], starts: [], stops: [] };
   for (const [from, to, text] of groups) {
-    const chars = [...text];
-    chars.forEach((char, i) => {
+    [...text].forEach((char, i) => {
       const at = Math.min(from + i, to - 1);
       made.chars.push(char);
-      made.starts.push(to > from ? piece.starts[at] : (piece.starts[from] ?? piece.stops[from - 1] ?? 0));
-      made.stops.push(to > from ? piece.stops[at] : (piece.starts[from] ?? piece.stops[from - 1] ?? 0));
+      made.starts.push(piece.starts[at]);
+      made.stops.push(piece.stops[at]);
     });
   }
   return made;
@@ -101,7 +101,7 @@ const bertNormalizer = ({ clean_text, handle_chinese_chars, strip_accents, lower
 };
 
 const inTurn = (steps) => (piece) => steps.reduce((made, step) => step(made), piece);
-const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&");
+const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
 // A pattern of tokenizer.json. \s has the white space of Unicode there.
 function regexOf({ String: text, Regex: source }) {
@@ -119,8 +119,8 @@ const NORMALIZERS = {
   Prepend: ({ prepend }) => (piece) => (
     piece.chars.length ? replaceGroups(piece, [[0, 1, prepend + piece.chars[0]], [1, piece.chars.length, piece.chars.slice(1).join("")]]) : piece
   ),
-  Replace: ({ pattern, content }) => (piece) => replaceGroups(piece, groupsOf(piece, regexOf(pattern)).map(
-    ([from, to, matches]) => [from, to, matches ? content : piece.chars.slice(from, to).join("")],
+  Replace: ({ pattern, content }) => (piece) => replaceGroups(piece, groupsOf(piece, regexOf(pattern)).map( // the last span
+    ([from, to, matches]) => (matches ? [to - 1, to, content] : [from, to, piece.chars.slice(from, to).join("")]),
   )),
   Strip: ({ strip_left, strip_right }) => (piece) => {
     let [from, to] = [0, piece.chars.length];
@@ -164,12 +164,12 @@ const GPT2 = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}
 
 const prefixed = (piece, prefix) => (
   piece.chars.length
-    ? { chars: [prefix, ...piece.chars], starts: [piece.starts[0], ...piece.starts], stops: [piece.starts[0], ...piece.stops] }
+    ? { chars: [prefix, ...piece.chars], starts: [piece.starts[0], ...piece.starts], stops: [piece.stops[0], ...piece.stops] }
     : piece
 );
 
 const byteLevel = ({ add_prefix_space, use_regex = true }) => (piece) => {
-  const whole = add_prefix_space && !(piece.chars[0] && SPACE.test(piece.chars[0])) ? prefixed(piece, " ") : piece;
+  const whole = add_prefix_space && piece.chars[0] !== " " ? prefixed(piece, " ") : piece;
   const words = use_regex ? split(whole, GPT2, "Isolated") : [whole];
   return words.map((word) => replaceChars(word, (char) => Array.from(utf8.encode(char), (byte) => BYTE_CHARS[byte])));
 };
@@ -300,7 +300,8 @@ const MODELS = { WordPiece: wordPiece, BPE: bpe, Unigram: unigram };
 
 // -- the tokenizer ----------------------------------------------------------------------------------------------------
 
-// Divides a piece at added tokens that are written out in it: pieces, and [id, start, stop] for tokens.
+// Divides a piece at added tokens that are written out in it: pieces, and {id, start, stop, name} for tokens, where the
+// name is what is written.
 function addedTokens(tokens) {
   if (!tokens.length) return (piece) => [piece];
   const byName = new Map(tokens.map((token) => [token.content, token]));
@@ -319,7 +320,7 @@ function addedTokens(tokens) {
       while (token.lstrip && from > end && SPACE.test(chars[from - 1])) from--;
       while (token.rstrip && to < chars.length && SPACE.test(chars[to])) to++;
       if (from > end) parts.push(slice(piece, end, from));
-      parts.push([token.id, starts[from], stops[to - 1]]);
+      parts.push({ id: token.id, start: starts[from], stop: stops[to - 1], name: chars.slice(from, to).join("") });
       end = to;
     }
     if (end < chars.length) parts.push(slice(piece, end, chars.length));
@@ -328,7 +329,7 @@ function addedTokens(tokens) {
 }
 
 // A space before a byte-level token, or after it, is no part of its span.
-function trimmed([id, start, stop], name, prefixSpace, first) {
+function trimmed([start, stop], name, prefixSpace, first) {
   const chars = [...name];
   const spaces = (list) => {
     const count = list.findIndex((char) => char !== BYTE_CHARS[32] && !SPACE.test(char));
@@ -338,7 +339,7 @@ function trimmed([id, start, stop], name, prefixSpace, first) {
   const after = spaces(chars.toReversed());
   if (before && prefixSpace && (first || start === 0)) before--;
   const from = Math.min(start + before, stop);
-  return [id, from, after && stop >= after ? Math.max(stop - after, from) : stop];
+  return [from, after && stop >= after ? Math.max(stop - after, from) : stop];
 }
 
 // `state`: what tokenizer_state.py makes of tokenizer.json.
@@ -353,25 +354,29 @@ export function makeTokenizer(state) {
   const names = new Map(Array.isArray(vocab) ? vocab.map(([name], id) => [id, name]) : Object.entries(vocab).map(([name, id]) => [id, name]));
   for (const { id, content } of state.added) names.set(id, content);
 
-  // Tokens of a text as [id, start, stop, number of the word].
+  // The tokens of a text: {id, offset, word}.
   function tokens(text) {
-    const parts = before(pieceOf(text)).flatMap((part) => (Array.isArray(part) ? [part] : after(normalize(part))));
-    let word = 0;
     const made = [];
-    for (const part of parts) {
-      if (Array.isArray(part)) {
-        made.push([...part, word++]);
+    let word = 0;
+    const add = (id, start, stop, name) => {
+      const first = made.length === 0;
+      const offset = state.trim ? trimmed([start, stop], name, state.trim.add_prefix_space, first) : [start, stop];
+      made.push({ id, offset, word });
+    };
+    const normalizedParts = (part) => (part.chars ? after(normalize(part)) : [part]);
+    for (const part of before(pieceOf(text)).flatMap(normalizedParts)) {
+      if (!part.chars) {
+        add(part.id, part.start, part.stop, part.name);
+        word++;
         continue;
       }
-      const words = splits.reduce((pieces, step) => pieces.flatMap(step), [part]).filter(({ chars }) => chars.length);
-      for (const piece of words) {
-        for (const [id, from, to] of tokensOf(piece)) made.push([id, piece.starts[from], piece.stops[to - 1], word]);
+      for (const piece of splits.reduce((pieces, step) => pieces.flatMap(step), [part])) {
+        if (!piece.chars.length) continue;
+        for (const [id, from, to] of tokensOf(piece)) add(id, piece.starts[from], piece.stops[to - 1], names.get(id));
         word++;
       }
     }
-    const { trim } = state;
-    if (!trim) return made;
-    return made.map(([id, start, stop, word], i) => [...trimmed([id, start, stop], names.get(id), trim.add_prefix_space, i === 0), word]);
+    return made;
   }
 
   // The tokens of a text or a pair, with special tokens around them.
@@ -379,7 +384,7 @@ export function makeTokenizer(state) {
     const texts = [first, second].filter((text) => text !== undefined).map(tokens);
     const rows = state.templates[texts.length - 1].flatMap(({ special, segment, type }) => (
       special === undefined
-        ? texts[segment].map(([id, start, stop, word]) => ({ id, type, segment, offset: [start, stop], word }))
+        ? texts[segment].map((token) => ({ ...token, type, segment }))
         : [{ id: special, type, segment: null, offset: [0, 0], word: null }]
     ));
     return encodingOf(rows);
