@@ -13,6 +13,8 @@ from heedful.checkpoint.new_head import with_head
 from heedful.infer.bundle_engine import BundleEngine
 from tests.support.model_folders import LIMIT, long_text, make
 from tests.support.page_scripts import page_answers
+from tests.support.page_tokenizers import random_texts, trained
+from tests.support.tiny_models import save_tiny
 
 LONG = long_text(2 * LIMIT)  # several windows
 TEXTS = [
@@ -94,6 +96,35 @@ def test_similarities(tmp_path: Path, encoder: ModelBundle) -> None:
     expected = [answer["similarity"] for answer in engine([(query, other) for other in others])]
     (answer,) = page_answers(tmp_path, encoder, [{"text": query, "lines": others}])
     assert answer["similarities"] == pytest.approx(expected, abs=1e-6)
+
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {  # architecture, tokenizer, what the config says
+    "roberta": ("RobertaForTokenClassification", "bpe", {"max_position_embeddings": LIMIT + 2}),
+    "modernbert": ("ModernBertForSequenceClassification", "bpe", {}),
+    "mpnet": ("MPNetForQuestionAnswering", "wordpiece", {"max_position_embeddings": LIMIT + 2}),
+    "distilbert": ("DistilBertForMaskedLM", "wordpiece", {"max_position_embeddings": LIMIT}),
+    "electra": ("ElectraForMultipleChoice", "unigram", {"max_position_embeddings": LIMIT}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_tokenizers_of_other_kinds(tmp_path: Path, family: str) -> None:
+    architecture, algorithm, changed = FAMILIES[family]
+    tokenizer = trained(algorithm=algorithm, max_length=LIMIT)(tmp_path)
+    save_tiny(tmp_path / "model", family, architecture, vocab_size=tokenizer.size, **changed)
+    tokenizer.save(tmp_path / "model")
+    bundle = heedful.load(tmp_path / "model")
+    texts = [text for text in random_texts(40, seed=2) if isinstance(text, str)]
+    inputs: list[Any] = texts
+    match architecture.partition("For")[2]:
+        case "QuestionAnswering":
+            inputs = [{"question": "the cat?", "context": text} for text in texts]
+        case "MultipleChoice":
+            inputs = [{"prompt": text, "choices": ["a cat", "don't", "(naïve)"]} for text in texts]
+        case "MaskedLM":
+            inputs = [text.replace("a", "[MASK]") for text in texts]
+    expected = BundleEngine(bundle)(inputs)
+    assert_close(page_answers(tmp_path, bundle, list(map(field_values, inputs))), expected, 1e-4)
 
 
 def test_the_encoder_that_ships(tmp_path: Path) -> None:

@@ -170,6 +170,18 @@ function compare(page, { text, lines }) {
 
 const LISTED = 5; // candidates of a mask
 
+// The ids of the largest probabilities among those that pass; there may be more scores than tokens.
+function mostLikely(probabilities, passes) {
+  const best = [];
+  probabilities.forEach((probability, id) => {
+    if ((best.length === LISTED && probability <= probabilities[best[LISTED - 1]]) || !passes(id)) return;
+    const place = best.findIndex((other) => probabilities[other] < probability);
+    best.splice(place < 0 ? best.length : place, 0, id);
+    best.length = Math.min(best.length, LISTED);
+  });
+  return best;
+}
+
 function fillMasks({ about, tokenizer, score }, { text }) {
   const windows = splitWindows(tokenizer.encode(text), about.max_length);
   const places = bestContext(windows).filter(([number, position]) => windows[number].ids[position] === about.mask);
@@ -178,8 +190,7 @@ function fillMasks({ about, tokenizer, score }, { text }) {
     const rows = positions.length ? score(windows[number], positions) : [];
     return rows.map((row, i) => {
       const probabilities = softmax(row);
-      const best = probabilities.map((_, id) => id).filter((id) => tokenizer.name(id) !== undefined)
-        .sort((a, b) => probabilities[b] - probabilities[a]).slice(0, LISTED);
+      const best = mostLikely(probabilities, (id) => tokenizer.name(id) !== undefined);
       const [start, end] = windows[number].offsets[positions[i]];
       return { start, end, candidates: best.map((id) => (
         { token: tokenizer.name(id), text: tokenizer.text(id), probability: probabilities[id] }
