@@ -16,8 +16,17 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.model import config as c
+from heedful.model.classic import BidirectionalRnn, ClassicModel
+from heedful.model.classic_config import (
+    BagPooling,
+    ClassicConfig,
+    HierarchicalPooling,
+    PoolingConfig,
+    UntrainedSelfAttention,
+)
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.heads import Transform
+from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Attention, Block, Stack, Transformer
 from heedful.nn.inference_linear import quantize_rows
 from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buckets, sinusoid
@@ -25,9 +34,10 @@ from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buck
 FORMATS = {"float32": 1, "float16": 2, "int8": 3}  # of matrices; 0: none
 PAD = 16  # rows of matrices have a multiple of 16 numbers, and tensors start at a multiple of 16 bytes
 UNLIMITED = 8192  # tokens of a text, where the model has no limit
-END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH = range(8)  # steps
+END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS = range(11)  # steps
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", "tanh")
-POOLINGS = ("mean", "first", "max", "mean_sqrt_length", "last")
+POOLINGS = ("mean", "first", "max", "mean_sqrt_length", "last", "sum")
+CELLS = ("lstm", "gru")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +103,12 @@ class _Writer:
         """Describe a linear layer; none for None and nn.Identity."""
         if not isinstance(layer, nn.Linear):
             return self.integers(0)
-        self.matrix(layer.weight)
-        self.integers(self.tensor(layer.bias))
+        self.affine(layer.weight, layer.bias)
+
+    def affine(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Describe W x + b."""
+        self.matrix(weight)
+        self.integers(self.tensor(bias))
 
     def norm(self, norm: nn.Module) -> None:
         """Describe a layer norm or an RMS norm; none for nn.Identity."""
@@ -117,14 +131,17 @@ def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
     if problem := unsupported(bundle):
         raise HeedfulError(
             f"{bundle.source} ({bundle.config.family}) {problem}: a page computes encoders with absolute, rotary or "
-            "bucketed positions, and heads for classification, regression, tagging, question answering, multiple "
-            "choice, embeddings or masked tokens"
+            "bucketed positions, bags of words and recurrent networks, with heads for classification, regression, "
+            "tagging, question answering, multiple choice, embeddings or masked tokens"
         )
     writer = _Writer(precision)
     max_length = bundle.max_length or UNLIMITED
-    assert isinstance(bundle.model, Transformer) and bundle.model.encoder is not None
+    assert isinstance(bundle.model, Transformer)
     _embedding(writer, bundle.model.embedding, max_length)
-    _stack(writer, bundle.model.encoder)
+    if bundle.model.encoder is not None:
+        _stack(writer, bundle.model.encoder)
+    if isinstance(bundle.model, ClassicModel) and isinstance(bundle.model.over, BidirectionalRnn):
+        _recurrent(writer, bundle.model.over)
     _head(writer, bundle)
     writer.step(END)
     description = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
@@ -135,13 +152,19 @@ def unsupported(bundle: ModelBundle) -> str:
     """Return why a page cannot compute a model, as "has ..."; "": it can."""
     model, head = bundle.config.model, bundle.config.head
     stack, positions = model.encoder, model.embedding.positions
-    if type(bundle.model) is not Transformer or stack is None or model.decoder is not None or stack.causal:
+    if type(bundle.model) not in (Transformer, ClassicModel) or model.decoder is not None or (stack and stack.causal):
         return "is not an encoder alone"
+    if isinstance(model, ClassicConfig):
+        if isinstance(model.reader, HierarchicalPooling):
+            return "has hierarchical attention"
+        if isinstance(model.reader, PoolingConfig) and isinstance(model.reader.over, UntrainedSelfAttention):
+            return "has self-attention without weights"
     if positions is not None and positions.join != "add":
         return "concatenates positions"
-    if not isinstance(stack.relation, c.Rotary | c.Buckets | None):
-        return f'has relative positions of the kind "{stack.relation.kind}"'
-    scalings = (stack.relation.scaling, stack.relation.local_scaling) if isinstance(stack.relation, c.Rotary) else ()
+    relation = None if stack is None else stack.relation
+    if not isinstance(relation, c.Rotary | c.Buckets | None):
+        return f'has relative positions of the kind "{relation.kind}"'
+    scalings = (relation.scaling, relation.local_scaling) if isinstance(relation, c.Rotary) else ()
     if any(isinstance(scaling, c.DynamicNtk | c.LongRope) for scaling in scalings):
         return "has rotations that depend on the length of a text"
     match head:
@@ -222,6 +245,17 @@ def _attention(writer: _Writer, attention: Attention, window: int | None, positi
     writer.linear(attention.out)
 
 
+def _recurrent(writer: _Writer, network: BidirectionalRnn) -> None:
+    cells = network.cells
+    writer.step(RECURRENT)
+    writer.integers(CELLS.index("lstm" if isinstance(cells, nn.LSTM) else "gru"), cells.hidden_size, cells.num_layers)
+    for layer in range(cells.num_layers):
+        for direction in ("", "_reverse"):
+            for part in ("ih", "hh"):
+                names = (f"{name}_{part}_l{layer}{direction}" for name in ("weight", "bias"))
+                writer.affine(*(getattr(cells, name) for name in names))
+
+
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +263,8 @@ def _head(writer: _Writer, bundle: ModelBundle) -> None:
     config, head = bundle.config.head, bundle.head
     module: Any = head
     match config:
+        case c.Classes() if isinstance(module, PooledClassesHead):
+            _pooled_classes(writer, module)
         case c.Classes() | c.Choice():
             if not config.pools_last:
                 _pool(writer, [config.pooling])
@@ -255,7 +291,31 @@ def _head(writer: _Writer, bundle: ModelBundle) -> None:
             raise AssertionError(f"no steps for {config}")
 
 
-def _pool(writer: _Writer, poolings: Sequence[c.Pooling]) -> None:
+def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
+    if isinstance(head.config, BagPooling):
+        _pool(writer, [head.config.how])
+    else:
+        pooler = head.queries
+        writer.step(POOL_BY_QUERIES)
+        writer.linear(pooler.key)
+        writer.integers(ACTIVATIONS.index("tanh" if pooler.tanh else ""))
+        writer.linear(pooler.value)
+        writer.integers(writer.tensor(pooler.queries), len(pooler.queries))
+        writer.number(pooler.scale)
+        writer.integers(int(not head.vector_per_class))
+    if head.vector_per_class:
+        writer.step(SCORE_ROWS)
+        return writer.linear(head.out)
+    if head.hidden is not None:
+        _dense(writer, head.hidden, "relu")
+    out = head.out
+    if head.one_score:  # the score of the other label is 0
+        out = nn.Linear(out.in_features, 2)
+        out.weight.data, out.bias.data = F.pad(head.out.weight.data, (0, 0, 1, 0)), F.pad(head.out.bias.data, (1, 0))
+    _dense(writer, out)
+
+
+def _pool(writer: _Writer, poolings: Sequence[str]) -> None:
     writer.step(POOL)
     writer.integers(len(poolings), *map(POOLINGS.index, poolings))
 

@@ -84,7 +84,7 @@ static inline V gelu(V x) {
     return x * where(x < 0.f, tail, 1.f - tail);
 }
 
-enum Activation { IDENTITY, RELU, GELU, GELU_TANH, SILU, TANH };
+enum Activation { IDENTITY, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID };
 
 static inline V activated(V x, int activation) {
     switch (activation) {
@@ -92,8 +92,9 @@ static inline V activated(V x, int activation) {
         case GELU: return gelu(x);
         case GELU_TANH:
             return x * 0.5f * (hyperbolic_tangent((x + 0.044715f * x * x * x) * 0.7978845608f) + 1.f);
-        case SILU: return x * 0.5f * (hyperbolic_tangent(x * 0.5f) + 1.f);
+        case SILU: return x * (hyperbolic_tangent(x * 0.5f) * 0.5f + 0.5f);
         case TANH: return hyperbolic_tangent(x);
+        case SIGMOID: return hyperbolic_tangent(x * 0.5f) * 0.5f + 0.5f;
         default: return x;
     }
 }
@@ -351,6 +352,22 @@ static void rotate(const Attention& a, float* x, int rows, int heads, int stride
         }
 }
 
+// softmax of scores, in place; there is room for three more numbers
+static void softmax(float* scores, int count) {
+    float most = -3e38f, total = 0;
+    for (int i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
+    for (int i = 0; i < count; i += 4) *(AnyV*)(scores + i) = exponential(*(const AnyV*)(scores + i) - most);
+    for (int i = 0; i < count; i++) total += scores[i];
+    for (int i = 0; i < count; i++) scores[i] /= total;
+}
+
+// the sum of weighted rows
+static void mix(const float* weights, const float* rows, int count, int stride, int width, float* to) {
+    for (int i = 0; i < width; i++) to[i] = 0;
+    for (int row = 0; row < count; row++)
+        for (int i = 0; i < width; i++) to[i] += weights[row] * rows[(size_t)row * stride + i];
+}
+
 // softmax(scale q k + bias) v of all heads, [rows, heads * width]; qkv is [rows, (heads + 2 kv_heads) * width]
 static void attend(const Attention& a, const float* qkv, int rows, float* out) {
     int stride = (a.heads + 2 * a.kv_heads) * a.width, group = a.heads / a.kv_heads;
@@ -362,7 +379,6 @@ static void attend(const Attention& a, const float* qkv, int rows, float* out) {
         for (int row = 0; row < rows; row++) {
             int first = a.window < 0 || row < a.window ? 0 : row - a.window;
             int stop = a.window < 0 || row + a.window >= rows ? rows : row + a.window + 1;
-            float most = -3e38f, total = 0;
             for (int key = first; key < stop; key++) {
                 float score = a.scale * product(q + (size_t)row * stride, k + (size_t)key * stride, a.width);
                 if (a.distances) {
@@ -370,19 +386,11 @@ static void attend(const Attention& a, const float* qkv, int rows, float* out) {
                     distance = distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance;
                     score += a.distances[(distance + a.reach) * a.heads + head];
                 }
-                weights[key] = score;
-                most = score > most ? score : most;
+                weights[key - first] = score;
             }
-            for (int key = first; key < stop; key += 4)  // the vector may end beyond the last key
-                *(AnyV*)(weights + key) = exponential(*(const AnyV*)(weights + key) - most);
+            softmax(weights, stop - first);
             float* to = out + (size_t)row * a.heads * a.width + head * a.width;
-            for (int i = 0; i < a.width; i++) to[i] = 0;
-            for (int key = first; key < stop; key++) {
-                const float* from = v + (size_t)key * stride;
-                total += weights[key];
-                for (int i = 0; i < a.width; i++) to[i] += weights[key] * from[i];
-            }
-            for (int i = 0; i < a.width; i++) to[i] /= total;
+            mix(weights, v + (size_t)first * stride, stop - first, stride, a.width, to);
         }
     }
 }
@@ -511,15 +519,21 @@ static void select(const Input& input, State& state) {
     state.x = chosen, state.rows = input.wanted_count;
 }
 
-enum Pooling { MEAN, FIRST, MAX, MEAN_SQRT_LENGTH, LAST };
+static void clear(float* x, int count) {
+    for (int i = 0; i < count; i++) x[i] = 0;
+}
 
-// the vectors of all poolings side by side
+enum Pooling { MEAN, FIRST, MAX, MEAN_SQRT_LENGTH, LAST, SUM };
+
+// the vectors of all poolings side by side; zeros for a text without tokens
 static void pool(Reader& read, State& state) {
     int count = read.word(), width = state.width;
     float* pooled = take<float>(count * width);
+    clear(pooled, count * width);
     for (int number = 0; number < count; number++) {
         int pooling = read.word();
         float* to = pooled + number * width;
+        if (state.rows == 0) continue;
         copy(to, state.x + (pooling == LAST ? (size_t)(state.rows - 1) * width : 0), width);
         if (pooling == FIRST || pooling == LAST) continue;
         for (int row = 1; row < state.rows; row++)
@@ -527,10 +541,87 @@ static void pool(Reader& read, State& state) {
                 float x = state.x[(size_t)row * width + i];
                 to[i] = pooling == MAX ? (x > to[i] ? x : to[i]) : to[i] + x;
             }
-        float divisor = pooling == MEAN ? state.rows : pooling == MAX ? 1.f : __builtin_sqrtf(state.rows);
+        float divisor = pooling == MEAN ? state.rows : pooling == MEAN_SQRT_LENGTH ? __builtin_sqrtf(state.rows) : 1.f;
         for (int i = 0; i < width; i++) to[i] /= divisor;
     }
     state = {pooled, 1, count * width};
+}
+
+// softmax(scale K q) V for each of some trained queries: a row for each, or one row with all of them
+static void pool_by_queries(Reader& read, State& state) {
+    Linear key = read.linear();
+    int activation = read.word();
+    Linear value = read.linear();
+    const float* queries = read.floats();
+    int count = read.word();
+    float scale = read.number();
+    int joined = read.word(), rows = state.rows, width = state.width;
+    int inner = key.weight.format ? key.weight.rows : width;
+    float* keys = key.weight.format ? multiplied(key, state.x, rows) : state.x;
+    activate(keys, rows * inner, activation);
+    float* values = value.weight.format ? multiplied(value, state.x, rows) : state.x;
+    float *pooled = take<float>(count * width), *weights = take<float>(rows + 4);
+    for (int number = 0; number < count; number++) {
+        for (int row = 0; row < rows; row++)
+            weights[row] = scale * product(queries + number * inner, keys + (size_t)row * inner, inner);
+        softmax(weights, rows);
+        mix(weights, values, rows, width, width, pooled + number * width);
+    }
+    state = {pooled, joined ? 1 : count, joined ? count * width : width};
+}
+
+// the score of row c by row c of the matrix
+static void score_rows(Reader& read, State& state) {
+    Linear linear = read.linear();
+    float *row = take<float>(linear.weight.stride()), *scores = take<float>(state.rows);
+    for (int i = 0; i < state.rows; i++) {
+        read_row(linear.weight, i, row);
+        scores[i] = product(row, state.x + i * state.width, state.width) + (linear.bias ? linear.bias[i] : 0.f);
+    }
+    state = {scores, 1, state.rows};
+}
+
+enum Cell { LSTM, GRU };
+
+// One direction of a layer: gates i, f, g, o of an LSTM, or r, z, n of a GRU, as in PyTorch.
+static void run_cells(Reader& read, const State& state, int cell, int width, bool reverse, float* out) {
+    Linear input = read.linear(), hidden = read.linear();
+    int count = input.weight.rows;
+    float *gates = multiplied(input, state.x, state.rows), *from_h = take<float>(count);
+    float *h = take<float>(width), *c = take<float>(width);
+    clear(h, width);
+    clear(c, width);
+    for (int step = 0; step < state.rows; step++) {
+        int row = reverse ? state.rows - 1 - step : step;
+        float* gate = gates + (size_t)row * count;
+        multiply(hidden, h, 1, from_h);
+        if (cell == LSTM) {
+            add(gate, from_h, count);
+            activate(gate, 2 * width, SIGMOID);
+            activate(gate + 2 * width, width, TANH);
+            activate(gate + 3 * width, width, SIGMOID);
+            for (int i = 0; i < width; i++) c[i] = gate[width + i] * c[i] + gate[i] * gate[2 * width + i];
+            copy(h, c, width);
+            activate(h, width, TANH);
+            for (int i = 0; i < width; i++) h[i] *= gate[3 * width + i];
+        } else {
+            add(gate, from_h, 2 * width);
+            activate(gate, 2 * width, SIGMOID);
+            for (int i = 2 * width; i < count; i++) gate[i] += gate[i - 2 * width] * from_h[i];
+            activate(gate + 2 * width, width, TANH);
+            for (int i = 0; i < width; i++) h[i] = gate[2 * width + i] + gate[width + i] * (h[i] - gate[2 * width + i]);
+        }
+        copy(out + (size_t)row * 2 * width, h, width);
+    }
+}
+
+static void recurrent(Reader& read, State& state) {
+    int cell = read.word(), width = read.word(), layers = read.word();
+    for (int layer = 0; layer < layers; layer++) {
+        float* both = take<float>(state.rows * 2 * width);
+        for (int reverse = 0; reverse < 2; reverse++) run_cells(read, state, cell, width, reverse, both + reverse * width);
+        state.x = both, state.width = 2 * width;
+    }
 }
 
 static void unit_length(State& state) {
@@ -538,7 +629,7 @@ static void unit_length(State& state) {
     for (int i = 0; i < state.width; i++) state.x[i] /= length > 1e-12f ? length : 1e-12f;
 }
 
-enum Step { END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH };
+enum Step { END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS };
 
 static State state;
 
@@ -572,6 +663,9 @@ float* run(
             case SELECT: select(input, state); break;
             case POOL: pool(read, state); break;
             case UNIT_LENGTH: unit_length(state); break;
+            case RECURRENT: recurrent(read, state); break;
+            case POOL_BY_QUERIES: pool_by_queries(read, state); break;
+            case SCORE_ROWS: score_rows(read, state); break;
             default: __builtin_trap();
         }
     return state.x;

@@ -24,7 +24,7 @@ NORMALIZERS = {
 PRE_TOKENIZERS = {
     *("BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"),
 }
-MODELS = {"WordPiece", "BPE", "Unigram"}
+MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
 UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
 BYTE_LEVEL = ("ByteLevel", "RobertaProcessing")  # post-processors that may trim offsets
 

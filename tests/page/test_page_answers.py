@@ -10,12 +10,16 @@ import pytest
 import heedful
 from heedful.checkpoint import ModelBundle
 from heedful.checkpoint.new_head import with_head
+from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
+from heedful.page.description import describe
+from tests.support.classic_models import READERS, classic
 from tests.support.model_folders import LIMIT, long_text, make
 from tests.support.page_scripts import page_answers
 from tests.support.page_tokenizers import random_texts, trained
 from tests.support.tiny_models import save_tiny
 
+UNTRAINED = ("dot products", "cosines")  # names of readers
 LONG = long_text(2 * LIMIT)  # several windows
 TEXTS = [
     "the cat sat on the mat",
@@ -125,6 +129,25 @@ def test_families_with_tokenizers_of_other_kinds(tmp_path: Path, family: str) ->
             inputs = [text.replace("a", "[MASK]") for text in texts]
     expected = BundleEngine(bundle)(inputs)
     assert_close(page_answers(tmp_path, bundle, list(map(field_values, inputs))), expected, 1e-4)
+
+
+CLASSIC_TEXTS = ["the film was not good.", "", "Bad, very bad! and then", "zebra", "good " * 50]
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if "hierarchical" not in name and name not in UNTRAINED])
+def test_classic_models(tmp_path: Path, name: str) -> None:
+    bundle = classic(name).float()
+    expected = BundleEngine(bundle)(CLASSIC_TEXTS)
+    assert_close(page_answers(tmp_path, bundle, list(map(field_values, CLASSIC_TEXTS))), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("hierarchical", "hierarchical attention"), ("cosines", "self-attention without weights")],
+)
+def test_classic_models_that_are_refused(name: str, message: str) -> None:
+    with pytest.raises(HeedfulError, match=f"has {message}: a page computes encoders"):
+        describe(classic(name))
 
 
 def test_the_encoder_that_ships(tmp_path: Path) -> None:

@@ -216,6 +216,14 @@ function wordPiece({ vocab, unk_token, continuing_subword_prefix: prefix, max_in
   };
 }
 
+function wordLevel({ vocab, unk_token }) {
+  const ids = new Map(Object.entries(vocab));
+  return ({ chars }) => {
+    const id = ids.get(chars.join("")) ?? ids.get(unk_token);
+    return id === undefined ? [] : [[id, 0, chars.length]];
+  };
+}
+
 const byteName = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
 
 // The tokens of a text that the vocabulary lacks: its bytes if it has all of them, else the unknown token.
@@ -296,7 +304,7 @@ function unigram({ vocab, unk_id, byte_fallback }) {
   };
 }
 
-const MODELS = { WordPiece: wordPiece, BPE: bpe, Unigram: unigram };
+const MODELS = { BPE: bpe, Unigram: unigram, WordLevel: wordLevel, WordPiece: wordPiece };
 
 // -- the tokenizer ----------------------------------------------------------------------------------------------------
 
