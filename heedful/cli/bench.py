@@ -30,7 +30,7 @@ def bench(
     from dataclasses import asdict
 
     from heedful.runs.bench import bench as measure
-    from heedful.runs.results import format_metric
+    from heedful.tasks.metrics import format_metric
 
     report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:

@@ -74,7 +74,7 @@ class Progress(Reporter):
 
     def evaluated(self, step: int, result: EvalResult, best: bool) -> None:
         """Report the metrics of an evaluation."""
-        from heedful.runs.results import format_metric
+        from heedful.tasks.metrics import format_metric
 
         metrics = {name: value for name, value in result.metrics.items() if name not in COUNTS}
         # by which checkpoints are ranked; a loss is ranked by its negative

@@ -16,7 +16,7 @@ def show_results(results: JsonObject) -> None:
     """Print the content of a run's results.json."""
     from heedful.runs.card.baseline import baseline_lines, baseline_warning
     from heedful.runs.card.methods import method_table
-    from heedful.runs.results import format_metric
+    from heedful.tasks.metrics import format_metric
 
     for split, metrics in results["splits"].items():
         show_split(split, metrics["numbers"], metrics["intervals"])
@@ -36,7 +36,7 @@ def show_results(results: JsonObject) -> None:
 
 def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
     """Print the scalar metrics of one split with their 95 % confidence intervals."""
-    from heedful.runs.results import format_metric
+    from heedful.tasks.metrics import format_metric
 
     rows = []
     for name, value in numbers.items():

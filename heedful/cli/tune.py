@@ -110,8 +110,8 @@ def _space(tried: list[str]) -> dict[str, list[Json]]:
 
 
 def _show_trials(state: JsonObject) -> None:
-    from heedful.runs.results import format_metric
     from heedful.runs.tune import ranked_trials
+    from heedful.tasks.metrics import format_metric
 
     rows = []
     for trial in ranked_trials(state):

@@ -87,13 +87,13 @@ def bench(
     data_settings, long_inputs = data_settings_for(run, data)
     generation = run_generation(run)
 
-    def metric(engine: BundleEngine) -> float:
+    def metric(engine: BundleEngine) -> tuple[str, float]:
         log(f"evaluating {engine.plan.precision if engine.plan else ''}")
         result = evaluate(
             engine.loaded, data, split=split, settings=data_settings, long_inputs=long_inputs, generation=generation
         )
         evaluated.update(metric=result.metric, split=result.split)
-        return float(result.numbers[result.metric])
+        return result.metric, float(result.numbers[result.metric])
 
     is_run_folder = (Path(run) / SETTINGS).is_file()
     with _warn_if_unwritable(run, log):

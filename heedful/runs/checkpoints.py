@@ -9,7 +9,8 @@ from typing import Literal, TypedDict
 
 from heedful.atomic_io import remove
 from heedful.errors import RunError
-from heedful.runs.results import RESULTS, format_difference, read_results
+from heedful.runs.results import RESULTS, read_results
+from heedful.tasks.metrics import format_difference
 
 CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside those of its model, and training state
 LAST = "last"  # in CHECKPOINTS

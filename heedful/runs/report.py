@@ -15,8 +15,9 @@ from heedful.command_line import command_line
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
 from heedful.runs.card.methods import HEADING, method_table
 from heedful.runs.card.verdict import VERDICT, verdict_table
-from heedful.runs.results import JsonObject, as_float, format_metric, headline_split, read_predictions, read_results
+from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
 from heedful.runs.run_folder import read_run_json
+from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 REPORT = "report.html"

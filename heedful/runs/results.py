@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 from heedful.errors import RunError
-from heedful.tasks.metrics import metric_bounds
 from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
@@ -87,28 +86,6 @@ def as_float(value: object) -> float:
         return float(value) if isinstance(value, str | SupportsFloat) else math.nan
     except (TypeError, ValueError):
         return math.nan
-
-
-def format_metric(name: str, value: float) -> str:
-    """Return a metric as a percentage, or as a plain number if it is no share.
-
-    >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5), format_metric("accuracy", math.nan)
-    ('50.0 %', '0.5000', 'NaN')
-    """
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    return f"{100 * value:.1f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
-
-
-def format_difference(name: str, *values: float, sign: str = "+") -> str:
-    """Return a difference of a metric, or both ends of its interval: in points if the metric is a share.
-
-    >>> format_difference("accuracy", 0.011), format_difference("loss", -0.1, 0.2)
-    ('+1.1 points', '-0.1000 to +0.2000')
-    """
-    is_share = metric_bounds(name) == (0.0, 1.0)
-    numbers = [f"{100 * value:{sign}.1f}" if is_share else f"{value:{sign}.4f}" for value in values]
-    return " to ".join(numbers) + (" points" if is_share else "")
 
 
 def seed_entry(results: JsonObject) -> JsonObject:

@@ -21,9 +21,10 @@ from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.settings import FinetuneSettings, check_task, finetune_overrides
 from heedful.runs.overrides import Overrides, find_setting
 from heedful.runs.plots.style import BLUE, GREY, ORANGE, new_figure, save_plot, set_title, style_axes
-from heedful.runs.results import JsonObject, RunResult, format_metric
+from heedful.runs.results import JsonObject, RunResult
 from heedful.runs.run_folder import read_run_json, visible_names, write_file
 from heedful.runs.scoring import tie_breaker
+from heedful.tasks.metrics import format_metric
 from heedful.toml_json import Json
 from heedful.train.fit import Reporter
 from heedful.train.run_lock import LOCK, lock_run

@@ -14,10 +14,10 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.errors import DataError, HeedfulError
 from heedful.runs.finetune.run import finetune
-from heedful.runs.results import format_metric
 from heedful.study import charts
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 from heedful.study.translation import ARMS, ATTENTION, NO_ATTENTION, PAIRS, TRANSFORMER
+from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs.seq2seq import has_bleu
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import read_journal

@@ -33,10 +33,12 @@ from heedful.infer.tuning.execution_plan import activation_dtype, unsupported_re
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.generation import GenerationConfig
+from heedful.tasks.metrics import format_difference, format_metric
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SAMPLE_INPUTS, SAMPLE_TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
 BRIEF_TOKENS, HOPELESS_RATIO = 256, 3  # a precision that takes 3 times as long for 256 tokens is measured no further
+NamedMetric = tuple[str, float]  # name and value; larger is better
 TIMED_GENERATION = GenerationConfig(max_new_tokens=16)
 
 
@@ -55,13 +57,15 @@ class Measurement:
     precision: Precision
     speed: float  # tokens a second of the calibration sample, in batches
     scores: float  # by how much they differ from float32's
-    metric_value: float | None = None  # the task's metric; None: not measured
+    metric_name: str = ""  # of the task; "": not measured
+    metric_value: float | None = None
     refused: str = ""  # why it is not taken
     brief: bool = False  # only a look was taken, at a few texts
 
     def line(self) -> str:
         """Describe the measurement in one line."""
-        metric = "" if self.metric_value is None else f", metric {self.metric_value:.4f}"
+        value = self.metric_value
+        metric = "" if value is None else f", {self.metric_name} {format_metric(self.metric_name, value)}"
         text = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
         return text + (f"; refused: {self.refused}" if self.refused else "")
 
@@ -106,12 +110,12 @@ def measure_precisions(
     head: str | None = None,
     device: torch.device = CPU,
     bounds: Tolerance | None = None,
-    measure_metric: Callable[[BundleEngine], float] | None = None,
+    measure_metric: Callable[[BundleEngine], NamedMetric] | None = None,
     anew: bool = False,
 ) -> tuple[Measurement, ...]:
     """Every precision, measured in turn on this machine, or as it was measured before.
 
-    `measure_metric` returns the metric of an engine on the task, larger is better; with it, or `anew`,
+    `measure_metric` returns the metric of an engine on the task; with it, or `anew`,
     nothing that was kept is taken, but what `measure_metric` returned for these weights before, where it is not given.
     """
     limits = bounds or Tolerance()
@@ -140,7 +144,11 @@ def measure_precisions(
                     precision: open_in_precision(name, precision, revision=revision, head=head, device=device)
                     for precision in several
                 }
-                known_metrics = {measurement.precision: measurement.metric_value for measurement in measurements or ()}
+                known_metrics = {
+                    measurement.precision: (measurement.metric_name, measurement.metric_value)
+                    for measurement in measurements or ()
+                    if measurement.metric_value is not None
+                }
                 metrics = {
                     precision: known_metrics.get(precision)
                     if measure_metric is None
@@ -195,7 +203,7 @@ def _trials(
     engines: dict[Precision, BundleEngine],
     inputs: Sequence[object],
     bounds: Tolerance,
-    metrics: Mapping[Precision, float | Callable[[], float] | None],
+    metrics: Mapping[Precision, NamedMetric | Callable[[], NamedMetric] | None],
 ) -> list[Measurement]:
     pieces = calibration_chunks(engines["float32"], inputs)
     few = _first(pieces, BRIEF_TOKENS)
@@ -208,8 +216,10 @@ def _trials(
     times = median_times(
         {name: partial(engine.score, pieces, TIMED_GENERATION) for name, engine in whole.items()}, ROUNDS
     )
-    numbers = {name: _number(metric) for name, metric in metrics.items() if name in whole}
-    least, trials = numbers["float32"], []
+    measured = {name: _measure(metric) for name, metric in metrics.items() if name in whole}
+    numbers = {name: metric[1] for name, metric in measured.items() if metric is not None}
+    metric_name = measured["float32"][0] if measured["float32"] is not None else ""
+    least, trials = numbers.get("float32"), []
     if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
         raise HeedfulError(
             f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({least}), are not finite; "
@@ -222,16 +232,22 @@ def _trials(
         read, seen = (few, looks) if name in brief else (pieces, times)
         speed, fair = (_tokens(engines[precision], read) / seen[precision] for precision in (name, "float32"))
         metric = numbers.get(name)
-        refused = "" if name == "float32" else _refusal(off, (least, metric), (fair, speed), bounds)
+        refused = "" if name == "float32" else _refusal(off, metric_name, (least, metric), (fair, speed), bounds)
         trials.append(
             Measurement(
-                precision=name, speed=speed, scores=off, metric_value=metric, refused=refused, brief=name in brief
+                precision=name,
+                speed=speed,
+                scores=off,
+                metric_name="" if metric is None else metric_name,
+                metric_value=metric,
+                refused=refused,
+                brief=name in brief,
             )
         )
     return trials
 
 
-def _number(metric: float | Callable[[], float] | None) -> float | None:
+def _measure(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
     """Return the metric, measured where it is a callable; NaN where the engine's numbers are not finite."""
     if not callable(metric):
         return metric
@@ -239,19 +255,25 @@ def _number(metric: float | Callable[[], float] | None) -> float | None:
         return metric()
     except HeedfulError as error:
         if isinstance(error.__cause__, FloatingPointError):
-            return math.nan
+            return "", math.nan
         raise
 
 
 def _refusal(
-    off: float, numbers: tuple[float | None, float | None], speeds: tuple[float, float], bounds: Tolerance
+    off: float,
+    metric_name: str,
+    numbers: tuple[float | None, float | None],
+    speeds: tuple[float, float],
+    bounds: Tolerance,
 ) -> str:
     """Return why a precision is refused, or ""; `numbers` and `speeds` are those of float32 and its own."""
     (least, metric), (fair, speed) = numbers, speeds
     if not off <= bounds.scores:
         return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
     if least is not None and metric is not None and not metric >= least - bounds.metric:
-        return f"the metric falls from {least:.4f} to {metric:.4f}, and {bounds.metric} is allowed"
+        before, after = (format_metric(metric_name, value) for value in (least, metric))
+        allowed = format_difference(metric_name, bounds.metric, sign="")
+        return f"{metric_name} falls from {before} to {after}, and {allowed} is allowed"
     if speed <= fair:
         return f"it is not faster: {speed:,.0f} tokens/s of the sample texts against {fair:,.0f} in float32"
     return ""

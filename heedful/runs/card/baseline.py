@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from heedful.runs.card.markdown import format_number
-from heedful.runs.results import JsonObject, as_float, format_difference, headline_split
-from heedful.tasks.metrics import metric_bounds
+from heedful.runs.results import JsonObject, as_float, headline_split
+from heedful.tasks.metrics import format_difference, metric_bounds
 
 NEXT = "train longer, label more rows, or start from another encoder with --model"
 

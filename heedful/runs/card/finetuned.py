@@ -28,11 +28,11 @@ from heedful.runs.card.verdict import verdict_section
 from heedful.runs.results import (
     JsonObject,
     as_float,
-    format_metric,
     headline_split,
     read_predictions,
     read_results,
 )
+from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data

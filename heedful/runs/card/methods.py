@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heedful.runs.results import JsonObject, format_metric
+from heedful.runs.results import JsonObject
+from heedful.tasks.metrics import format_metric
 
 HEADING = "Methods on held-out examples"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from heedful.runs.card.markdown import escape_markdown, markdown_table
-from heedful.runs.results import JsonObject, format_metric
+from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import read_run_json
+from heedful.tasks.metrics import format_metric
 
 VERDICT = "verdict.json"
 NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"}

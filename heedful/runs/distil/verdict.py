@@ -33,10 +33,10 @@ from heedful.runs.evaluate import build_eval_task
 from heedful.runs.finetune.settings import LongInputs
 from heedful.runs.plots.figures import wilson
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
-from heedful.runs.results import JsonObject, format_difference, format_metric, read_results, summarize_seeds
+from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
-from heedful.tasks.metrics import metric_bounds
+from heedful.tasks.metrics import format_difference, format_metric, metric_bounds
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
 

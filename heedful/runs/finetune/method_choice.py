@@ -20,12 +20,13 @@ from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, wit
 from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.settings import Method
 from heedful.runs.finetune.training_time import estimate_seconds
-from heedful.runs.results import JsonObject, format_metric
+from heedful.runs.results import JsonObject
 from heedful.runs.run import Run
 from heedful.runs.run_folder import METHOD, read_run_json
 from heedful.runs.scoring import engine_for, eval_result
 from heedful.settings import to_mapping
 from heedful.tasks.answering import Answer
+from heedful.tasks.metrics import format_metric
 from heedful.tasks.task import Task, evaluate_task
 from heedful.train.trainer import Trainer
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from heedful.tasks.metrics.base import HasIntervals, Metric, Result, merge_all, metric_bounds
+from heedful.tasks.metrics.base import (
+    HasIntervals,
+    Metric,
+    Result,
+    format_difference,
+    format_metric,
+    merge_all,
+    metric_bounds,
+)
 from heedful.tasks.metrics.bleu import Bleu
 from heedful.tasks.metrics.bootstrap import (
     Bootstrap,
@@ -58,6 +66,8 @@ __all__ = [
     "entity_counts",
     "entity_spans",
     "f1_of",
+    "format_difference",
+    "format_metric",
     "macro_f1",
     "macro_f1_of",
     "matthews",

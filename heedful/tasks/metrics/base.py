@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from math import inf
+from math import inf, isfinite, isnan
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -72,6 +72,28 @@ def metric_bounds(name: str) -> tuple[float, float]:
     if name in UNBOUNDED or name.endswith("_loss"):
         return -inf, inf
     return (-1.0 if name in CORRELATIONS else 0.0), 1.0
+
+
+def format_metric(name: str, value: float) -> str:
+    """Return a metric as a percentage, or as a plain number if it is no share.
+
+    >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5), format_metric("accuracy", float("nan"))
+    ('50.0 %', '0.5000', 'NaN')
+    """
+    if not isfinite(value):
+        return "NaN" if isnan(value) else "∞" if value > 0 else "-∞"
+    return f"{100 * value:.1f} %" if metric_bounds(name) == (0.0, 1.0) else f"{value:.4f}"
+
+
+def format_difference(name: str, *values: float, sign: str = "+") -> str:
+    """Return a difference of a metric, or both ends of its interval: in points if the metric is a share.
+
+    >>> format_difference("accuracy", 0.011), format_difference("loss", -0.1, 0.2)
+    ('+1.1 points', '-0.1000 to +0.2000')
+    """
+    is_share = metric_bounds(name) == (0.0, 1.0)
+    numbers = [f"{100 * value:{sign}.1f}" if is_share else f"{value:{sign}.4f}" for value in values]
+    return " to ".join(numbers) + (" points" if is_share else "")
 
 
 def ratio(numerator: int, denominator: int) -> float:

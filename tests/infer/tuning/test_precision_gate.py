@@ -62,7 +62,7 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
     trials = measure_precisions(
-        folder, measure_metric=lambda engine: {"float32": 0.5, "bfloat16": 0.5}[engine.plan.precision]
+        folder, measure_metric=lambda engine: ("f1", {"float32": 0.5, "bfloat16": 0.5}[engine.plan.precision])
     )  # type: ignore[union-attr]
     assert [trial.brief for trial in trials] == [False, False, True] and trials[2].metric_value is None
     assert "it is not faster: " in trials[2].refused and 0 < trials[2].scores < 0.5
@@ -81,14 +81,14 @@ def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.Monk
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     trials = measure_precisions(
-        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: main[engine.plan.precision]
+        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
     )  # type: ignore[union-attr]
     assert verdicts(trials) == {
         "float32": "",
         "bfloat16": "",
-        "int8": "the metric falls from 0.9000 to 0.8800, and 0.005 is allowed",
+        "int8": "accuracy falls from 90.0 % to 88.0 %, and 0.5 points is allowed",
     }
-    assert [trial.metric_value for trial in trials] == [0.90, 0.896, 0.88] and "metric 0.8960" in trials[1].line()
+    assert [trial.metric_value for trial in trials] == [0.90, 0.896, 0.88] and "accuracy 89.6 %" in trials[1].line()
 
 
 def test_what_is_refused_is_an_error_with_its_measurement(
@@ -312,7 +312,9 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     wide = Tolerance(scores=9.0)
-    first = measure_precisions(folder, bounds=wide, measure_metric=lambda engine: main[engine.plan.precision])  # type: ignore[union-attr]
+    first = measure_precisions(
+        folder, bounds=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+    )  # type: ignore[union-attr]
     assert fastest_accepted(measure_precisions(folder, bounds=wide, anew=True)) == fastest_accepted(first) == "bfloat16"
     assert fastest_accepted(measure_precisions(folder, bounds=wide)) == "bfloat16"
     assert (
@@ -338,7 +340,7 @@ def test_float32_that_is_not_finite_is_an_error(
         usual = module._scores
         monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
     with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
-        measure_precisions(folder, measure_metric=None if main is None else lambda engine: main)
+        measure_precisions(folder, measure_metric=None if main is None else lambda engine: ("accuracy", main))
 
 
 def test_what_was_found_without_measuring_ways_is_kept_apart(
