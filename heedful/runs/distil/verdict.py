@@ -284,10 +284,10 @@ def verdict_sentence(verdict: JsonObject) -> str:
         return f"{text}; what it would have learned without the teacher was not measured."
     delta = verdict["delta_vs_baseline"]
     difference = format_difference(verdict["metric"], delta["difference"])
-    by = f"{difference} beside the same student without the teacher"
+    by = f"{difference} compared with the same student trained without the teacher"
     if delta["seeds"] < ENOUGH:
         few = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
-        return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more tell."
+        return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more are needed."
     by += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
     if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {by}: no difference seen."

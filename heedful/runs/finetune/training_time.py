@@ -50,6 +50,6 @@ def training_time_note(
         seconds, speed = estimate_seconds(trainer, tokens)
     except HeedfulError:  # training raises it again, if it gets there
         return ""
-    shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(1, seconds):.0f} s"
     pace = f"{trainer.total_steps:,} steps at {speed:,.0f} tokens/s"
-    return f"training is going to take about {shown}, without evaluations: {pace}"
+    return f"training will take about {shown}, without evaluations: {pace}"

@@ -480,8 +480,8 @@ def test_names_of_points_do_not_lie_on_each_other() -> None:
         ([0.80, 0.85, 0.81], [0.79, 0.80, 0.81], ": no difference seen."),  # two standard errors would have seen one
         ([0.80, 0.80, 0.80], [0.81, 0.81, 0.81], ": no difference seen."),  # one text of a hundred
         ([0.70, 0.71, 0.72], [0.79, 0.80, 0.81], ": the teacher made it worse."),
-        ([0.90, 0.90], [0.70, 0.70], "from 2 seeds each, too few for a verdict: 3 or more tell."),
-        ([0.90], [0.70], "from 1 seed each, too few for a verdict: 3 or more tell."),
+        ([0.90, 0.90], [0.70, 0.70], "from 2 seeds each, too few for a verdict: 3 or more are needed."),
+        ([0.90], [0.70], "from 1 seed each, too few for a verdict: 3 or more are needed."),
     ],
 )
 def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[float], ending: str) -> None:

@@ -1,4 +1,4 @@
-"""The time that training is going to take is told before it begins, and changes nothing of it."""
+"""The time that training will take is told before it begins, and changes nothing of it."""
 
 from __future__ import annotations
 
