@@ -34,10 +34,10 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
 ) -> None:
     given, how = data("single", tmp_path / "data"), {"train.epochs": 4}
     tune("classify", given, tmp_path / "untold", how, reporter=(untold := Told()))
-    assert not any("going to take" in str(each) for each in untold.found), "so few steps take no time"
+    assert not any("will take about" in str(each) for each in untold.found), "so few steps take no time"
     monkeypatch.setattr(module, "LEAST", 8)
     tune("classify", given, tmp_path / "told", how, reporter=(told := Told()))
-    (sentence,) = [each for each in told.found if "going to take" in str(each)]
+    (sentence,) = [each for each in told.found if "will take about" in str(each)]
     assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
     assert told.found.index(sentence) < told.found.index(1)
     for name in ("model/model.safetensors", "journal.jsonl"):
@@ -56,4 +56,4 @@ def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
         more if "train.time_budget" in more else {"train.epochs": 4} | more,
         reporter=(told := Told()),
     )
-    assert not any("going to take" in str(each) for each in told.found)
+    assert not any("will take about" in str(each) for each in told.found)
