@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lines = (line.strip() for line in _SLOW_VARIANTS.read_text().splitlines())
     for line in [line for line in lines if line and not line.startswith("#")]:
         pattern = re.compile("tests/" + re.escape(line).replace(r"\*", ".*"))
-        matched = [item for item in items if pattern.fullmatch(item.nodeid)]
+        prefix = "tests/" + line.partition("*")[0]
+        matched = [item for item in items if item.nodeid.startswith(prefix) and pattern.fullmatch(item.nodeid)]
         for item in matched:
             item.add_marker(pytest.mark.slow)
         if not matched and config.args == config.getini("testpaths"):
@@ -105,6 +106,17 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """The power does not fail meanwhile, and what is killed loses nothing that it wrote; a quarter of a run's time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _little_timing() -> Iterator[None]:
+    """Runs measure latency and throughput by few and small batches."""
+    from heedful.runs import timing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "ROUNDS", 2)
+        patch.setattr(timing, "BATCH", 256)
         yield
 
 

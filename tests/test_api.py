@@ -14,7 +14,6 @@ import pytest
 import heedful
 from heedful import api
 from heedful.errors import HeedfulError, SettingError
-from heedful.runs import timing
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.settings import to_mapping
 from heedful.tasks.specs.classify import ClassifySettings
@@ -46,7 +45,6 @@ print(heedful.evaluate("run", "data.csv").to_dict())
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "ROUNDS", 3)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 
 

@@ -19,7 +19,6 @@ from heedful.checkpoint import BundleConfig, create
 from heedful.checkpoint.new_head import with_head
 from heedful.cli import app, main
 from heedful.data import DataSettings
-from heedful.runs import timing
 from heedful.runs.finetune import training_time as expected
 from heedful.runs.finetune.init_settings import TransformerInit
 from heedful.runs.finetune.seq2seq import transformer_config
@@ -37,7 +36,7 @@ BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$'
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(timing, "ROUNDS", 5)
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.runs import timing
-
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -21,7 +19,6 @@ def result(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HEEDFUL_AUTOTUNE", "off")
-    monkeypatch.setattr(timing, "ROUNDS", 5)
     number, arguments = request.param
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

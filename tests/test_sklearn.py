@@ -17,7 +17,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils import estimator_checks
 
 from heedful.errors import HeedfulError
-from heedful.runs import timing
 from heedful.runs.finetune import training_time as expected
 from heedful.sklearn import SentenceEncoder, TextClassifier, TextRegressor, TokenClassifier
 
@@ -34,7 +33,6 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "ROUNDS", 3)
     monkeypatch.setattr(expected, "PROBE", 1)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 

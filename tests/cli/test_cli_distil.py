@@ -11,7 +11,6 @@ import pytest
 
 from heedful.cli import main
 from heedful.cli.distil import show_verdict
-from heedful.runs import timing
 from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models
 from tests.support.generated_data import data
 from tests.support.model_folders import make
@@ -27,7 +26,6 @@ def test_the_verdict_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(timing, "ROUNDS", 2)
     teacher, folder = make(tmp_path / "teacher", "single"), data("single", tmp_path / "data")
     wishes = "seeds=1", "train.epochs=1", "verdict.precision=float32", "verdict.baseline=none"
     command = ["distil", teacher, folder, "--student", "bag", "--output", tmp_path / "run", *wishes]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.runs import timing
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil import verdict as distil_verdict
 from tests.support.generated_data import data
@@ -19,7 +18,6 @@ from tests.support.model_folders import make
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots of runs, little timing, one thread."""
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.setattr(distil_verdict, "LONG", 0.0)
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "save_plot", lambda path, figure: path)

@@ -20,9 +20,9 @@ from heedful.runs.finetune.few_labels import body_objective, fit_last_layer, wit
 from heedful.runs.finetune.plan import FinetunePlan
 from heedful.runs.finetune.settings import Method
 from heedful.runs.finetune.training_time import estimate_seconds
-from heedful.runs.results import JsonObject
+from heedful.runs.results import RESULTS, JsonObject
 from heedful.runs.run import Run
-from heedful.runs.run_folder import METHOD, read_run_json
+from heedful.runs.run_folder import METHOD, read_run_json, read_settings
 from heedful.runs.scoring import engine_for, eval_result
 from heedful.settings import to_mapping
 from heedful.tasks.answering import Answer
@@ -47,7 +47,8 @@ def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], Fin
     """Return the plan with the method that is best on held-out examples, and its comparison with the others.
 
     A method that the settings name is not compared; it is evaluated if they ask for folds. A run that resumes keeps
-    its choice.
+    its choice. If the folder holds a finished run with other settings or data, nothing is compared: `Run.begin` raises
+    the error.
 
     Args:
         plan: The plan; returned as it is unless its method is "auto" or it has folds.
@@ -57,9 +58,18 @@ def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], Fin
     if plan.settings.method != "auto" and not plan.settings.folds:
         return plan
     key, path = _fingerprint(plan), run.folder / METHOD
-    record = read_run_json(path) if run.ranks.is_main and path.exists() else {}
+    record: JsonObject = {}
+    finished_method: Method | None = None
+    if run.ranks.is_main:
+        record = read_run_json(path) if path.exists() else record
+        if (run.folder / RESULTS).exists():
+            finished_method = read_settings(run.folder, type(plan.settings)).method
+    gathered: list[tuple[JsonObject, Method | None]] = run.ranks.all_gather_object((record, finished_method))
+    record, finished_method = gathered[0]
     if record.get("key") != key:
-        record = {"key": key} | _measured(plan, run, replan)
+        if finished_method is not None:
+            return plan if plan.settings.method != "auto" else replan(finished_method)
+        record = {"key": key, **_measured(plan, run, replan)}
     record = run.ranks.all_gather_object(record)[0]  # times differ between ranks, and may decide what is compared
     chosen = plan if plan.settings.method != "auto" else replan(record["method"])
     return replace(chosen, why="; ".join([record["why"], chosen.why]), comparison=record)

@@ -13,7 +13,7 @@ import torch
 import heedful
 from heedful.checkpoint import save
 from heedful.data import LabelledExample
-from heedful.errors import DataError, SettingError
+from heedful.errors import DataError, RunError, SettingError
 from heedful.runs.finetune.method_choice import METHODS, fold_numbers
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
@@ -71,6 +71,18 @@ def test_the_choice_is_kept_when_the_same_command_is_given_again(tmp_path: Path,
     (tmp_path / "run/results.json").unlink()  # as if it had been interrupted
     run(tmp_path / "run", encoder)
     assert path.read_bytes() == before, "seconds would differ if it was measured again"
+
+
+@pytest.mark.parametrize("before", ["auto", "linear"])
+def test_nothing_is_compared_for_a_folder_with_a_finished_run(
+    tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    run(tmp_path / "run", encoder, method=before)
+    monkeypatch.setattr("heedful.runs.finetune.method_choice._measured", lambda *arguments: pytest.fail("compared"))
+    with pytest.raises(RunError, match="train.seed was 1 and is 2 now"):
+        run(tmp_path / "run", encoder, **{"train.seed": 2})
+    with pytest.raises(RunError, match="holds a run on other data"):
+        run(tmp_path / "run", encoder, count=23)
 
 
 def test_a_dev_split_that_is_given_compares_the_methods(tmp_path: Path, encoder: str) -> None:
