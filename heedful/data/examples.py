@@ -277,10 +277,12 @@ class PairExample(Example):
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
     needed: ClassVar[tuple[str, ...]] = ("anchor", "positive")
-    optional: ClassVar[tuple[str, ...]] = ("score",)
+    optional: ClassVar[tuple[str, ...]] = ("score", "negative", "teacher_scores")
     anchor: str
     positive: str
     score: float | None = None
+    negatives: tuple[str, ...] = ()  # texts that are alike, and do not belong to the anchor (hard negatives)
+    teacher_scores: tuple[float, ...] = ()  # of the positive and each negative; only their differences count
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
@@ -301,8 +303,8 @@ class PairExample(Example):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The anchor and the positive text."""
-        return (self.anchor, self.positive)
+        """The anchor, the positive text and the negatives."""
+        return (self.anchor, self.positive, *self.negatives)
 
     @property
     def target(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -14,16 +15,17 @@ from torch.nn import functional as F
 from heedful.checkpoint import ModelBundle
 from heedful.data import Example, PairExample
 from heedful.data.labelled.statistics import DatasetStats
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, SettingError
 from heedful.model.config import SentenceEmbedding
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import full_precision, pack_samples, upcast, weights_of_samples
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
+from heedful.tasks.rank import cosent, margin_mse
 from heedful.tasks.regress import correlation_metrics, update_correlation
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.specs.embed import EmbedSettings
+from heedful.tasks.specs.embed import EmbedSettings, PairLoss
 from heedful.tasks.task import EvalMetrics, LongInputs, ScoredAnswer, Task, TaskFields, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput
 
@@ -78,12 +80,11 @@ SIMILARITY_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Task[PairExample]):
-    """Embeddings from positive pairs, or from pairs with similarity scores.
+    """Embeddings from positive pairs, with or without hard negatives, or from pairs with similarity scores.
 
-    With scores: (cos(a, b) - score)², scores scaled to [0, 1] (Reimers and Gurevych 2019). Without: cross-entropy of
-    scale cos(a, b) over the second texts of all `group_size` pairs of a group, in-batch negatives (Henderson et al.
-    2017), except those that equal b; a group is never split, so the loss depends on neither micro-batches nor ranks.
-    The last group of an epoch may be smaller.
+    A group of `group_size` pairs is never split, so the loss depends on neither micro-batches nor ranks. The last group
+    of an epoch may be smaller. With Matryoshka dimensions the loss is the sum over whole vectors and vectors cut to
+    each of these lengths (Kusupati et al. 2022).
     """
 
     example: ClassVar[type[Example]] = PairExample
@@ -91,19 +92,23 @@ class Embed(Task[PairExample]):
     metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
     long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores
+    pair_loss: PairLoss = "auto"
     low: float = 0.0  # score of a cosine of 0
     high: float = 1.0  # score of a cosine of 1
-    scale: float = 20.0  # of the cosines of unscored pairs
+    scale: float = 20.0  # of cosines
+    matryoshka_dimensions: tuple[int, ...] = ()
     prompt: str = ""  # before each text: the model's default prompt
 
     def __post_init__(self) -> None:
+        if self.pair_loss == "auto":
+            object.__setattr__(self, "pair_loss", "cosine" if self.scored else "multiple_negatives")
         if not self.metric:
             object.__setattr__(self, "metric", "spearman" if self.scored else "accuracy")
         if self.long_inputs != "truncate":
             raise HeedfulError(f'long_inputs is "{self.long_inputs}", but a text has one vector: set it to "truncate"')
         if self.scored and not self.low < self.high:
             raise HeedfulError(f"scores go from {self.low} to {self.high}: low must be below high")
-        if not self.scored and self.group_size < 2:
+        if self.pair_loss == "multiple_negatives" and self.group_size < 2:
             raise HeedfulError(
                 f"group_size is {self.group_size}, but in-batch negatives need groups of 2 or more pairs"
             )
@@ -112,10 +117,17 @@ class Embed(Task[PairExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
-        fields = comparison(setup.survey, settings.group_size) | _default_prompt(setup.loaded)
+        scored = setup.survey.low is not None
+        fields = comparison(setup.survey, settings.group(scored=scored)) | _default_prompt(setup.loaded)
         task, bundle = cls.with_new_head(
-            setup, long_inputs="truncate", scale=settings.scale, **fields
-        )  # a text has one vector
+            setup,
+            long_inputs="truncate",  # a text has one vector
+            pair_loss=settings.used_loss(scored=scored),
+            scale=settings.scale,
+            matryoshka_dimensions=settings.matryoshka_dimensions,
+            **fields,
+        )
+        _check_dimensions(settings.matryoshka_dimensions, bundle)
         bundle.label_scaling = {name: fields[name] for name in ("low", "high") if name in fields}
         return task, bundle
 
@@ -128,40 +140,82 @@ class Embed(Task[PairExample]):
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
     def tokenizer_inputs(self, example: PairExample) -> list[TokenizerInput]:
-        return [self.prompt + example.anchor, self.prompt + example.positive]
+        return [self.prompt + text for text in example.texts]
 
     def engine_input(self, example: PairExample) -> object:
         return (example.anchor, example.positive)
 
     def make_samples(self, example: PairExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        first, second = (windows[0] for windows in item_windows)
-        return [Sample.of([first.ids, second.ids], [first.types, second.types], target=self.target(example))]
+        encoded = [windows[0] for windows in item_windows]
+        target = example.teacher_scores if self.pair_loss == "margin_mse" else self.target(example)
+        return [Sample.of([text.ids for text in encoded], [text.types for text in encoded], target=target)]
 
     def target(self, example: PairExample) -> float:
         """Return the score, scaled to 0 to 1."""
         return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        values = (
-            [sample.target for sample in samples] if self.scored else _same([_second(sample) for sample in samples])
-        )
+        """Return the batch; its groups are the numbers of texts of the samples."""
+        weights, groups = weights_of_samples(samples), tuple(len(sample.bounds) - 1 for sample in samples)
+        values: list[float] | list[int]
+        if self.scored:
+            values = [sample.target for sample in samples]
+        elif self.pair_loss == "margin_mse":
+            values = [score for sample in samples for score in sample.target]
+            weights = torch.ones(sum(groups) - 2 * len(groups))
+        else:
+            values = _same([text for sample in samples for text in _documents(sample)])
         targets = torch.tensor(values, dtype=torch.float64)
-        return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
+        return Batch(packed=pack_samples(samples), targets=targets, weights=weights, groups=groups)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        vectors = F.normalize(upcast(scores), dim=-1)
-        a, b = vectors[0::2], vectors[1::2]
-        if self.scored:
-            return ((a * b).sum(-1) - batch.targets.to(a)).square()
-        groups = zip(*(tensor.split(self.group_size) for tensor in (a, b, batch.targets)), strict=True)
-        return torch.cat([self._in_batch_losses(x, y, texts) for x, y, texts in groups])
+        """Return a loss for each pair, or for each margin."""
+        scores = upcast(scores)
+        sizes = sorted({scores.shape[-1], *self.matryoshka_dimensions}, reverse=True)
+        with full_precision(scores):  # cosines times the scale would be rounded to eighths
+            losses = [self._losses(F.normalize(scores[:, :size], dim=-1), batch) for size in sizes]
+        return torch.stack(losses).sum(0)
 
-    def _in_batch_losses(self, x: Tensor, y: Tensor, texts: Tensor) -> Tensor:
-        """Return the losses of a group; `texts` are numbers of the second texts, equal for equal texts."""
-        own = torch.arange(len(x), device=x.device)
-        duplicates = (texts[:, None] == texts) & (own[:, None] != own)
-        with full_precision(x):  # cosines times the scale would be rounded to eighths
-            similarities = self.scale * x @ y.T
+    def _losses(self, vectors: Tensor, batch: Batch) -> Tensor:
+        """Return the losses of unit vectors."""
+        match self.pair_loss:
+            case "cosine":
+                return (_cosines(vectors) - batch.targets.to(vectors)).square()
+            case "cosent":
+                cosines, goals = (values.split(self.group_size) for values in (_cosines(vectors), batch.targets))
+                groups = zip(cosines, goals, strict=True)
+                return torch.cat([cosent(self.scale * own, goal).expand(len(goal)) for own, goal in groups])
+            case "margin_mse":
+                teacher = batch.targets.to(vectors).split([size - 1 for size in batch.groups])
+                texts = zip(vectors.split(batch.groups), teacher, strict=True)
+                return torch.cat([margin_mse(self.scale * (own[1:] @ own[0]), scores) for own, scores in texts])
+        starts = range(0, len(batch.groups), self.group_size)
+        sizes = [batch.groups[start : start + self.group_size] for start in starts]
+        parts = zip(
+            vectors.split([sum(group) for group in sizes]),
+            batch.targets.split([sum(group) - len(group) for group in sizes]),
+            sizes,
+            strict=True,
+        )
+        return torch.cat([self._in_batch_losses(*part) for part in parts])
+
+    def _in_batch_losses(self, vectors: Tensor, texts: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return -log softmax(scale cos)_own of each pair, over the texts beside the anchors of all pairs of a group.
+
+        Texts that equal the pair's own do not count (in-batch negatives, Henderson et al. 2017).
+
+        Args:
+            vectors: Of the anchor, the positive and the negatives of each pair.
+            texts: Numbers of the texts beside the anchors, equal for equal texts.
+            sizes: Number of vectors of each pair.
+        """
+        anchors = torch.tensor([0, *accumulate(sizes)][:-1], device=vectors.device)
+        pairs = torch.arange(len(sizes), device=vectors.device)
+        own = anchors - pairs  # place of the positive among the texts beside the anchors
+        is_anchor = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device).index_fill(0, anchors, True)
+        duplicates = texts[own][:, None] == texts
+        duplicates[pairs, own] = False
+        similarities = self.scale * vectors[anchors] @ vectors[~is_anchor].T
         return F.cross_entropy(similarities.masked_fill(duplicates, -torch.inf), own, reduction="none")
 
     def new_metrics(self) -> EvalMetrics:
@@ -210,10 +264,27 @@ def _default_prompt(loaded: ModelBundle) -> TaskFields:
     return {"prompt": prompt}
 
 
-def _second(sample: Sample) -> bytes:
-    """Return the tokens of a pair's second text."""
-    _, start, stop = sample.bounds
-    return sample.tokens[start:stop].tobytes()
+def _check_dimensions(dimensions: Sequence[int], bundle: ModelBundle) -> None:
+    """Raise SettingError for as many dimensions as vectors have, or more."""
+    head = bundle.config.head
+    assert isinstance(head, SentenceEmbedding)
+    width = head.width(bundle.config.model)
+    if wrong := [dimension for dimension in dimensions if dimension >= width]:
+        raise SettingError(
+            f"task.matryoshka_dimensions has {wrong[0]}, but the vectors of {bundle.source} have {width} numbers: give "
+            "fewer",
+            path="task.matryoshka_dimensions",
+        )
+
+
+def _cosines(vectors: Tensor) -> Tensor:
+    """Return the cosine of the unit vectors of each pair, which follow each other."""
+    return (vectors[0::2] * vectors[1::2]).sum(-1)
+
+
+def _documents(sample: Sample) -> list[bytes]:
+    """Return the tokens of each text beside the anchor."""
+    return [sample.tokens[start:stop].tobytes() for start, stop in pairwise(sample.bounds[1:])]
 
 
 def _same(texts: Sequence[bytes]) -> list[int]:

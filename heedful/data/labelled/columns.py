@@ -203,6 +203,12 @@ def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Col
         raise _missing(table, "prompt")
     unused, proposed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
     columns = Columns(kind=kind, of=names_by_role, unused=unused, proposed=proposed)
+    if kind is PairExample and {"score", "negative"} <= {*names_by_role}:
+        raise DataError(
+            f"{table.display_name}: {_said(names_by_role['score'][0])} is the score of a pair, and a pair with "
+            "negatives has none: leave it out (--data.columns.score='[]'), or set "
+            f"{column_option('teacher_scores', 'NAME')} where a column has a teacher's scores, or its margins"
+        )
     if kind is PairExample and "score" not in {*names_by_role, *keys_by_role}:
         _refuse_verdict(table, columns.unused)
     return columns

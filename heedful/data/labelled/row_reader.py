@@ -168,7 +168,16 @@ def right_one(answer: object, candidates: Sequence[str], marks: Sequence[object]
 
 def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     score = read.number(cells, "score") if read.has("score") else None
-    yield {"anchor": read.text(cells, "anchor"), "positive": read.text(cells, "positive"), "score": score}
+    negatives = read.text_list(cells, "negative") if read.has("negative") else ()
+    scores = teacher_scores(read, cells, 1 + len(negatives)) if read.has("teacher_scores") else ()
+    anchor, positive = read.text(cells, "anchor"), read.text(cells, "positive")
+    yield {
+        "anchor": anchor,
+        "positive": positive,
+        "score": score,
+        "negatives": negatives,
+        "teacher_scores": scores,
+    }
 
 
 def _ranked(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:

@@ -48,7 +48,7 @@ class DatasetStats:
     rankable: Mapping[str, int] = field(
         default_factory=dict
     )  # queries whose documents differ in relevance, by split; {}: the examples are no queries
-    has_teacher_scores: bool = False  # whether documents have scores of a teacher
+    has_teacher_scores: bool = False  # whether documents, or pairs, have scores of a teacher
     alike: tuple[str, ...] = ()  # splits whose scores are all equal, so that correlations are undefined
 
     @property
@@ -91,6 +91,8 @@ def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetSta
                     has_teacher_scores = bool(scores)
                     if split == splits[0]:
                         documents, max_relevance = documents + len(relevance), max(max_relevance, *relevance)
+                case PairExample(score=None, teacher_scores=scores):
+                    has_teacher_scores = bool(scores)
                 case ScoredExample(score=float(score)) | PairExample(score=float(score)):
                     lowest, highest = ranges.get(split, (score, score))
                     ranges[split] = min(lowest, score), max(highest, score)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, SettingError
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 from heedful.tasks.specs.tag import rows_alone
@@ -13,6 +13,13 @@ from heedful.tasks.specs.tag import rows_alone
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
 
+PairLoss = Literal["auto", "multiple_negatives", "margin_mse", "cosine", "cosent"]
+NEEDS: dict[PairLoss, str] = {  # what pairs must have
+    "multiple_negatives": "no scores",
+    "margin_mse": "scores of a teacher (the column teacher_scores)",
+    "cosine": "scores (the column score)",
+    "cosent": "scores (the column score)",
+}
 CODE = """from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/model")
@@ -25,25 +32,47 @@ class EmbedSettings(TaskSettings):
     """A vector."""
 
     kind: Literal["embed"] = "embed"
-    group_size: int = 32  # pairs in a group of in-batch negatives, for pairs without scores
-    scale: float = 20.0  # factor of the cosines before the softmax
+    # multiple_negatives: find the positive among the texts of a group, hard negatives included; margin_mse: margins of
+    # a teacher; cosine: the score of a pair; cosent: pairs of a group in the order of their scores; auto: cosine for
+    # pairs with scores, else multiple_negatives
+    loss: PairLoss = "auto"
+    group_size: int = 32  # pairs in a group of in-batch negatives (multiple_negatives), or that are compared (cosent)
+    scale: float = 20.0  # factor of the cosines in every loss but cosine
+    matryoshka_dimensions: tuple[int, ...] = ()  # the first numbers of a vector that are also trained as a vector
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise HeedfulError(f"group_size is {self.group_size}; expected a whole number of pairs from 2")
         if not 0 < self.scale < float("inf"):
             raise HeedfulError(f"scale is {self.scale}; expected a number above 0")
+        if wrong := [dimension for dimension in self.matryoshka_dimensions if dimension < 1]:
+            raise HeedfulError(f"matryoshka_dimensions has {wrong[0]}; expected whole numbers from 1")
+
+    def used_loss(self, *, scored: bool) -> PairLoss:
+        """Return the loss; `scored`: pairs have scores."""
+        if self.loss == "auto":
+            return "cosine" if scored else "multiple_negatives"
+        return self.loss
+
+    def check_data(self, survey: DatasetStats) -> None:
+        scored, loss = survey.low is not None, self.used_loss(scored=survey.low is not None)
+        if scored != (loss in ("cosine", "cosent")) or (loss == "margin_mse" and not survey.has_teacher_scores):
+            raise SettingError(
+                f"task.loss is {loss}, which needs pairs with {NEEDS[loss]}, and the data has others: leave it out, or "
+                "change the columns",
+                path="task.loss",
+            )
 
     def group(self, *, scored: bool) -> int:
-        return 1 if scored else self.group_size
+        return self.group_size if self.used_loss(scored=scored) in ("multiple_negatives", "cosent") else 1
 
     def unused(self, survey: DatasetStats) -> dict[str, str]:
-        if survey.low is None:
-            return {}
-        reasons = {
-            "group_size": "pairs with scores have no negatives",
-            "scale": "pairs with scores learn their cosine itself",
-        }
+        loss = self.used_loss(scored=survey.low is not None)
+        reasons = {}
+        if loss in ("cosine", "margin_mse"):
+            reasons["group_size"] = f"the loss {loss} compares no pairs with each other"
+        if loss == "cosine":
+            reasons["scale"] = "pairs with scores learn their cosine itself"
         return {name: why for name, why in reasons.items() if getattr(self, name) != getattr(EmbedSettings(), name)}
 
 
