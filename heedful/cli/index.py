@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,7 @@ from heedful.errors import HeedfulError
 
 if TYPE_CHECKING:
     from heedful.search.index import AddedDocuments, SearchIndex
+    from heedful.search.mining import MiningCounts
 
 
 def index(
@@ -42,6 +44,27 @@ def index(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Write the index anew without what deleted documents have left.")
     ] = False,
+    mine_negatives: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAIRS",
+            help="Find hard negatives for these pairs of a query and a relevant text, and write a file that finetune "
+            "embed and finetune rank read.",
+        ),
+    ] = None,
+    mined: Annotated[
+        Path | None, typer.Option(help="With --mine-negatives: the file to write (PAIRS-negatives.jsonl).")
+    ] = None,
+    negatives: Annotated[int | None, typer.Option(help="With --mine-negatives: most negatives of a pair (5).")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="With --mine-negatives: share of the positive's score by which a negative's score is lower (0.05)."
+        ),
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="With --mine-negatives: a cross-encoder whose scores are written too.")
+    ] = None,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -51,11 +74,15 @@ def index(
     those of the first command.
     """
     from heedful.bundled import BUNDLED_ENCODER
+    from heedful.data.labelled.data_file import stem_and_suffix
     from heedful.search.index import SearchIndex
     from heedful.search.store import is_index
     from heedful.search.vectors import check_vector_format
 
-    if not documents and not delete and not rebuild:
+    of_mining = {"mined": mined, "negatives": negatives, "margin": margin, "teacher": teacher}
+    if mine_negatives is None and (unused := [name for name, value in of_mining.items() if value is not None]):
+        raise HeedfulError(f"--{unused[0]} is for --mine-negatives: give that too, or leave --{unused[0]} out")
+    if not documents and not delete and not rebuild and mine_negatives is None:
         raise HeedfulError("no documents are given: name files or folders of texts")
     if is_index(out):
         searched = SearchIndex(out, device=device)
@@ -75,12 +102,39 @@ def index(
             device=device,
         )
     counts = _change(searched, documents or [], delete or [], rebuild, quiet=as_json)
-    facts = {"documents": len(searched), "passages": searched.passages, "output": str(out)}
+    facts: dict[str, object] = {"documents": len(searched), "passages": searched.passages, "output": str(out)}
+    if not as_json:
+        if counts:
+            print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
+        print(f"{out}: {len(searched):,} documents, {searched.passages:,} passages")
+    if mine_negatives is not None:
+        file = mined or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
+        options = {name: value for name, value in (("negatives", negatives), ("margin", margin)) if value is not None}
+        found = _mine(searched, mine_negatives, file, options, teacher, device)
+        facts |= {"mined": str(file), **asdict(found)}
+        if not as_json:
+            print(f"{file}: {found.negatives:,} negatives for {found.pairs - found.without:,} of {found.pairs:,} pairs")
+            note(f"Next:\n  heedful finetune rank {quote(str(file))}\n  heedful finetune embed {quote(str(file))}")
+    elif not as_json:
+        note(f'Next:\n  heedful search {quote(str(out))} "YOUR QUERY"')
     if as_json:
-        return print_json(counts | facts)
-    print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
-    print(f"{out}: {len(searched):,} documents, {searched.passages:,} passages")
-    note(f'Next:\n  heedful search {quote(str(out))} "YOUR QUERY"')
+        print_json(counts | facts)
+
+
+def _mine(
+    searched: SearchIndex, pairs: Path, file: Path, options: dict[str, Any], teacher: str | None, device: str
+) -> MiningCounts:
+    """Mine negatives for the pairs of a file, and write them to another one."""
+    from heedful.data import DataSettings, PairExample, read
+    from heedful.infer.engine import Engine
+    from heedful.search.mining import mine_negatives, write_negatives
+
+    source = read(pairs, PairExample, DataSettings(dev_fraction=0.0))
+    examples = [example for split in source.splits for example in source.examples(split)]
+    for sentence in source.stated:
+        note(sentence)
+    scorer = Engine(teacher, device=device) if teacher else None
+    return write_negatives(file, mine_negatives(searched, examples, teacher=scorer, **options))
 
 
 def _check_settings(searched: SearchIndex, **values: object) -> None:

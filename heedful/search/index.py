@@ -210,7 +210,7 @@ class SearchIndex:
         if method != "words":
             vectors = self._query_vectors([query]) if vector is None else normalized_rows(vector[None])
         (ranking,) = self._rank([query], vectors, depth, method)
-        hits = self._hits(query, ranking, vectors)
+        hits = list(self.hits(query, ranking, vectors))
         if reranker is not None:
             model = reranker if isinstance(reranker, BundleEngine) else Engine(reranker, device=self._device)
             scores = rerank_scores(model, query, [hit.passage for hit in hits])
@@ -231,7 +231,7 @@ class SearchIndex:
         """Rank documents by words, by vectors of the queries (None: by words alone), or by both."""
         count = max(depth, CANDIDATES) if method == "hybrid" else depth
         by_words = [] if method == "vectors" else [self._words.search(query, count) for query in queries]
-        by_vectors = [] if vectors is None else self._rank_by_vectors(vectors, count)
+        by_vectors = [] if vectors is None else self.rank_by_vectors(vectors, count)
         if method != "hybrid":
             return by_words or by_vectors
         return [
@@ -244,8 +244,11 @@ class SearchIndex:
         segment, place = self._locate(number)
         return segment.document(place)
 
-    def _rank_by_vectors(self, vectors: NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
-        """Rank documents by their best passages."""
+    def rank_by_vectors(self, vectors: NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
+        """Return the numbers of the best `count` documents for each unit vector, with the cosine of their best passage.
+
+        Vectors of the index are read in blocks.
+        """
         passages = len(self._document_of_passage)
         tables = [segment.vectors for segment in self._segments]
         wanted = 2 * count
@@ -264,10 +267,10 @@ class SearchIndex:
     def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
         return normalized_rows(self.engine.encode_query(list(queries)))
 
-    def _hits(
-        self, query: str, ranking: Sequence[tuple[int, float]], vector: NDArray[np.float32] | None
-    ) -> list[SearchHit]:
-        hits = []
+    def hits(
+        self, query: str, ranking: Iterable[tuple[int, float]], vector: NDArray[np.float32] | None
+    ) -> Iterator[SearchHit]:
+        """Yield ranked documents with the passage that fits a query best: by its vector, [1, width], or by words."""
         for number, score in ranking:
             segment, place = self._locate(number)
             document, rows = segment.document(place), segment.passage_rows(place)
@@ -279,17 +282,14 @@ class SearchIndex:
             else:
                 best = int(segment.vectors.at(rows).scores(vector, 0, len(rows)).argmax())
             start, end = spans[best]
-            hits.append(
-                SearchHit(
-                    id=document.id,
-                    score=score,
-                    title=document.title,
-                    passage=document.content[start:end],
-                    start=start,
-                    end=end,
-                )
+            yield SearchHit(
+                id=document.id,
+                score=score,
+                title=document.title,
+                passage=document.content[start:end],
+                start=start,
+                end=end,
             )
-        return hits
 
     # -- changing -----------------------------------------------------------------------------------------------
 

@@ -26,8 +26,8 @@ def relevance(answer: Answer, *, raw: bool = False) -> float:
     raise HeedfulError("this model gives the probability of two labels: raw_scores has to be false")
 
 
-def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str]) -> list[float]:
-    """Return the relevance of each text to a query, between 0 and 1.
+def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str], *, raw: bool = False) -> list[float]:
+    """Return the relevance of each text to a query, between 0 and 1 unless raw.
 
     Raises:
         HeedfulError: If the model does not give a pair of texts one score.
@@ -37,7 +37,7 @@ def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str]) -> lis
             f"{engine.loaded.source} has a {engine.kind} head; results are reranked by a model that scores pairs of "
             "texts, such as one of heedful finetune rank"
         )
-    raw = has_sigmoid(engine.loaded)
+    raw = raw or has_sigmoid(engine.loaded)
     return [relevance(answer, raw=raw) for answer in engine([(query, text) for text in texts])]
 
 

@@ -1,0 +1,135 @@
+"""Hard negatives: the nearest documents that are less alike than the positive, for both kinds of training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import heedful
+from heedful import SearchIndex
+from heedful.bundled import BUNDLED_ENCODER
+from heedful.cli import main
+from heedful.data import DataSettings, PairExample, RankExample, read
+from heedful.data.retrieval.documents import Document
+from heedful.errors import HeedfulError
+from heedful.search import mining, vectors
+from heedful.search.mining import mine_negatives, write_negatives
+from tests.support.model_folders import make
+
+TEXTS = [
+    "The ship left the harbour at dawn.",
+    "A boat came home before dark.",
+    "The captain steered the ship to the coast.",
+    "Sailors sleep below the deck of a ship.",
+    "Bread is baked in a hot oven.",
+    "The baker made a cake with apples.",
+    "Snow fell on the hills all night.",
+    "The train to the coast was late.",
+]
+PAIRS = [
+    PairExample(anchor="When did the ship leave the harbour?", positive=TEXTS[0]),
+    PairExample(anchor="How is bread baked?", positive="Bread is baked in a hot oven"),
+    PairExample(anchor="What has snow fallen on?", positive=TEXTS[6]),
+]
+
+
+def run(*words: str, status: int) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (ended.value.code or 0) == status
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made") / "index"
+    SearchIndex.create(place, vectors="float32").add(
+        [Document(id=str(number), text=text) for number, text in enumerate(TEXTS)]
+    )
+    return place
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path) -> SearchIndex:
+    return SearchIndex(folder)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_negatives_are_the_nearest_texts_below_the_positive(index: SearchIndex, margin: float) -> None:
+    engine = heedful.Engine(BUNDLED_ENCODER)
+    units = [vectors.normalized_rows(engine.encode([pair.anchor, pair.positive, *TEXTS])) for pair in PAIRS]
+    for row, (query, positive, *texts), pair in zip(
+        mine_negatives(index, PAIRS, negatives=3, margin=margin), units, PAIRS, strict=True
+    ):
+        cosines = np.stack(texts) @ query
+        limit = (1 - margin) * float(query @ positive)
+        expected = [TEXTS[n] for n in np.argsort(-cosines) if cosines[n] < limit and pair.positive not in TEXTS[n]]
+        assert row.negative == expected[:3] and len(row.negative) == 3
+        assert (row.query, row.positive, row.teacher_scores) == (pair.anchor, pair.positive, None)
+
+
+def test_a_smaller_margin_lets_more_similar_texts_in(index: SearchIndex) -> None:
+    wide, narrow = (list(mine_negatives(index, PAIRS, negatives=8, margin=margin)) for margin in (0.9, 0.0))
+    assert sum(len(row.negative) for row in wide) < sum(len(row.negative) for row in narrow)
+
+
+def test_other_relevant_texts_of_a_query_are_no_negatives(index: SearchIndex) -> None:
+    question = PAIRS[0].anchor
+    both = [PairExample(anchor=question, positive=TEXTS[number]) for number in (0, 2)]
+    for row in mine_negatives(index, both, negatives=8, margin=0.0):
+        assert TEXTS[0] not in row.negative and TEXTS[2] not in row.negative
+
+
+def test_blocks_and_chunks_do_not_matter(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(mine_negatives(index, PAIRS))
+    monkeypatch.setattr(vectors, "BLOCK", 3)
+    monkeypatch.setattr(mining, "QUERIES", 2)
+    assert list(mine_negatives(index, PAIRS)) == expected
+
+
+def test_a_teacher_scores_the_texts(index: SearchIndex, tmp_path: Path) -> None:
+    teacher = heedful.Engine(make(tmp_path / "teacher", "regression"))
+    (row, *_) = mine_negatives(index, PAIRS, teacher=teacher)
+    pairs = [(row.query, text) for text in (row.positive, *row.negative)]
+    assert row.teacher_scores == pytest.approx([answer["values"]["stars"] for answer in teacher(pairs)], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"negatives": 0}, "negatives is 0; expected a number from 1 to 100"),
+        ({"margin": 1.0}, r"margin is 1\.0; expected a share from 0 to below 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(index: SearchIndex, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
+        next(mine_negatives(index, PAIRS, **options))
+
+
+def test_rows_are_read_by_both_tasks(index: SearchIndex, tmp_path: Path) -> None:
+    unlike = PairExample(anchor="zzz", positive="The price of tea in another country.")
+    rows = [*mine_negatives(index, PAIRS, negatives=2), *mine_negatives(index, [unlike], margin=0.99)]
+    without = sum(not row.negative for row in rows)
+    counts = write_negatives(tmp_path / "rows.jsonl", rows)
+    assert (counts.pairs, counts.without, counts.negatives) == (4, without, sum(len(row.negative) for row in rows))
+    settings = DataSettings(dev_fraction=0.0)
+    ranked = list(read(tmp_path / "rows.jsonl", RankExample, settings).examples("train"))
+    paired = list(read(tmp_path / "rows.jsonl", PairExample, settings).examples("train"))
+    assert len(ranked) == len(paired) == 4 - without
+    for ranking, pair, row in zip(ranked, paired, rows, strict=False):
+        assert ranking.documents == (row.positive, *row.negative) and pair.negatives == (*row.negative,)
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"query": each.anchor, "positive": each.positive}) + "\n" for each in PAIRS))
+    mined = tmp_path / "mined.jsonl"
+    options = ("--mine-negatives", str(pairs), "--mined", str(mined), "--negatives", "2", "--margin", "0.1")
+    run("index", "--output", str(folder), *options, status=0)
+    assert f"{mined}: 6 negatives for 3 of 3 pairs" in capsys.readouterr().out
+    assert [len(json.loads(line)["negative"]) for line in mined.read_text().splitlines()] == [2, 2, 2]
+    run("index", "--output", str(folder), "--margin", "0.1", status=2)
+    assert "--margin is for --mine-negatives" in capsys.readouterr().err
