@@ -110,10 +110,11 @@ def index(
     if mine_negatives is not None:
         file = mined or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
         options = {name: value for name, value in (("negatives", negatives), ("margin", margin)) if value is not None}
-        found = _mine(searched, mine_negatives, file, options, teacher, device)
-        facts |= {"mined": str(file), **asdict(found)}
+        mining = _mine(searched, mine_negatives, file, options, teacher, device)
+        facts |= {"mined": str(file), **asdict(mining)}
         if not as_json:
-            print(f"{file}: {found.negatives:,} negatives for {found.pairs - found.without:,} of {found.pairs:,} pairs")
+            served = mining.pairs - mining.without
+            print(f"{file}: {mining.negatives:,} negatives for {served:,} of {mining.pairs:,} pairs")
             note(f"Next:\n  heedful finetune rank {quote(str(file))}\n  heedful finetune embed {quote(str(file))}")
     elif not as_json:
         note(f'Next:\n  heedful search {quote(str(out))} "YOUR QUERY"')

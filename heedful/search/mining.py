@@ -42,7 +42,7 @@ class MinedRow:
 
 @dataclass(slots=True)
 class MiningCounts:
-    """Counts of pairs and of the negatives that were found for them."""
+    """Counts of pairs, and of their negatives."""
 
     pairs: int = 0
     without: int = 0  # pairs without a negative, which are left out
@@ -87,20 +87,20 @@ def mine_negatives(
         for pair, vector, score, ranking in zip(chunk, queries, scores.tolist(), rankings, strict=True):
             known = positives[hash_text(pair.anchor)]
             below = [(number, value) for number, value in ranking if value < score - margin * abs(score)]
-            found: list[str] = []
+            hard: list[str] = []
             for hit in index.hits(pair.anchor, below, vector[None]):
-                if len(found) == negatives:
+                if len(hard) == negatives:
                     break
                 passage = normalise_text(hit.passage)
                 if not any(positive in passage or passage in positive for positive in known):
-                    found.append(hit.passage)
+                    hard.append(hit.passage)
             yield MinedRow(
                 query=pair.anchor,
                 positive=pair.positive,
-                negative=found,
+                negative=hard,
                 teacher_scores=None
                 if teacher is None
-                else rerank_scores(teacher, pair.anchor, [pair.positive, *found], raw=True),
+                else rerank_scores(teacher, pair.anchor, [pair.positive, *hard], raw=True),
             )
 
 
