@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,8 +22,11 @@ from heedful.errors import HeedfulError, RequestError
 if TYPE_CHECKING:
     from heedful.cli.output import EngineInput
     from heedful.infer.engine import Engine
+    from heedful.infer.static_reader import StaticReader
     from heedful.tasks.answering import Answer
     from heedful.tasks.generation import GenerationConfig
+
+    Answerer: TypeAlias = Engine | StaticReader
 
 LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
 OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head accepts
@@ -114,6 +118,23 @@ def predict(
     if file is None and (option := _file_option(out, form, rows, without_inputs, assignments)):
         raise HeedfulError(f"{option} needs files: name them with --file")
     chunks = iter(()) if file else _text_chunks(texts)
+    inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
+    generation: dict[str, object] = {
+        "num_beams": num_beams,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "src_lang": src_lang,
+        "tgt_lang": tgt_lang,
+    }
+    options = {name for name, value in (inputs | generation).items() if value is not None}
+    others = (file, head_kind, checkpoint, min_confidence, prediction_set, candidate_labels, template)
+    plain = not options and not multi_label and all(value is None for value in others) and top_k >= 1
+    if plain and checked_precision == "float32" and device in ("auto", "cpu"):
+        from heedful.infer.static_reader import StaticReader
+
+        if (reader := StaticReader.open(run)) is not None:
+            return _show_answers(run, reader, reader.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
     from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 
@@ -138,16 +159,6 @@ def predict(
     engine.min_confidence = least
     if reason := unused_note():
         note(reason)
-    inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
-    generation: dict[str, object] = {
-        "num_beams": num_beams,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "src_lang": src_lang,
-        "tgt_lang": tgt_lang,
-    }
-    options = {name for name, value in (inputs | generation).items() if value is not None}
     if file and (input_options := sorted(options & inputs.keys())):
         raise HeedfulError(f"--{input_options[0]} cannot be used with --file: put it in a column of the file")
     _check_options(engine, options, needed=not file)
@@ -169,24 +180,53 @@ def predict(
             top_k=top_k,
             as_json=as_json,
         )
+    facts = model_facts(engine.loaded) | {"parameters": engine.parameters}
+    named = {"--head-kind": head_kind, "--checkpoint": checkpoint}
+    _show_answers(run, engine, facts, texts, chunks, top_k=top_k, inputs=inputs, named=named, as_json=as_json)
+
+
+def _show_answers(
+    run: str,
+    answerer: Answerer,
+    facts: Mapping[str, object],
+    texts: list[str] | None,
+    chunks: Iterator[tuple[int, list[str]]],
+    *,
+    top_k: int,
+    inputs: Mapping[str, Any],
+    named: Mapping[str, str | None] = MappingProxyType({}),
+    as_json: bool,
+) -> None:
+    """Print the answers to texts.
+
+    Args:
+        run: The model, as it was given.
+        answerer: Answers inputs.
+        facts: Of the model, from `model_facts`.
+        texts: Those that are arguments.
+        chunks: All texts, with line numbers.
+        top_k: Candidates that are listed.
+        inputs: Values of --pair, --question and --choice.
+        named: Options of the command `heedful look` that is recommended.
+        as_json: Whether to print JSON.
+    """
     for text in texts or ():
         if os.path.isfile(text):
             note(f"{text} is read as a text; to predict on the file of that name, use --file {quote(text)}")
     if not as_json:
-        facts = model_facts(engine.loaded) | {"parameters": engine.parameters}
         note(f"{facts['read']}: {facts['family']}, {facts['head']}, {facts['parameters']:,} parameters\n")
     for first_line, chunk in chunks:
-        items = [_engine_input(text, pair, question, choice or None) for text in chunk]
-        for item, answer in zip(items, _answer_chunk(engine, items, top_k, first_line), strict=True):
+        items = [_engine_input(text, **inputs) for text in chunk]
+        for item, answer in zip(items, _answer_chunk(answerer, items, top_k, first_line), strict=True):
             if as_json:
                 print_json({"input": item} | answer)
             else:
                 show_answer(item, answer, top_k)
         sys.stdout.flush()
     if texts and texts[0].strip() and not as_json:
-        named = [("--head-kind", head_kind), ("--checkpoint", checkpoint), ("--pair", pair), ("--question", question)]
-        named += [("--choice", candidate) for candidate in choice or ()]
-        shown = [(name, escape(value)) for name, value in named if value is not None]
+        options = [*named.items(), ("--pair", inputs["pair"]), ("--question", inputs["question"])]
+        options += [("--choice", candidate) for candidate in inputs["choice"] or ()]
+        shown = [(name, escape(value)) for name, value in options if value is not None]
         note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], shown)}")
 
 
@@ -226,7 +266,7 @@ def _candidate_labels(value: str) -> list[str] | dict[str, str]:
     return read_label_descriptions(Path(value))
 
 
-def _answer_chunk(engine: Engine, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:
+def _answer_chunk(engine: Answerer, items: list[EngineInput], top_k: int, first_line: int) -> Iterable[Answer]:
     """Predict on all items at once. If one fails, yield predictions up to it, then raise an error that names its line.
 
     Args:
@@ -240,7 +280,7 @@ def _answer_chunk(engine: Engine, items: list[EngineInput], top_k: int, first_li
         return _answer_singly(engine, items, top_k, first_line)
 
 
-def _answer_singly(engine: Engine, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
+def _answer_singly(engine: Answerer, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
     for number, item in enumerate(items, start=first_line):
         try:
             yield from engine([item], top_k=top_k)

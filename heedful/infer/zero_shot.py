@@ -14,7 +14,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.model.config import Classes, Head, SentenceEmbedding
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
-from heedful.tasks.classify import THRESHOLD
+from heedful.tasks.label_answers import THRESHOLD
 from heedful.tasks.multiple_choice import prompt_windows
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction
 from heedful.tokenizer import TokenizerInput

@@ -16,7 +16,8 @@ from heedful.model import config as c
 from heedful.page.assets import WEB, bundle_modules, source_hash
 from heedful.page.description import ModelBytes, describe
 from heedful.page.tokenizer_state import tokenizer_state
-from heedful.tasks.answering import require_tokenizer, unique_label_names
+from heedful.tasks.answering import require_tokenizer
+from heedful.tasks.label_answers import unique_label_names
 from heedful.tasks.specs.qa import max_answer_tokens_of
 
 MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js", "rows.js", "try.js")  # each imports those before it

@@ -263,7 +263,7 @@ def info(service: Service, name: str | None) -> View:
 
 
 def _labels(engine: BundleEngine | None) -> list[str] | None:
-    from heedful.tasks.answering import unique_label_names
+    from heedful.tasks.label_answers import unique_label_names
 
     labels = None if engine is None else getattr(engine.loaded.config.head, "labels", None)
     return None if labels is None else unique_label_names(labels)

@@ -152,17 +152,6 @@ def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
     return start, start + length
 
 
-def unique_label_names(labels: Sequence[str]) -> list[str]:
-    """Return the labels, with their numbers appended if two are equal.
-
-    >>> unique_label_names(["good", "bad"]), unique_label_names(["x", "x"])
-    (['good', 'bad'], ['x/0', 'x/1'])
-    """
-    if len(set(labels)) == len(labels):
-        return list(labels)
-    return [f"{label}/{number}" for number, label in enumerate(labels)]
-
-
 def dict_values(value: object, *keys: str) -> list[object] | None:
     """Return the values of a dict that has exactly these keys; None: it has others."""
     if not isinstance(value, dict) or set(value) != set(keys):

@@ -27,8 +27,8 @@ from heedful.tasks.answering import (
     Window,
     read_pair,
     read_text,
-    unique_label_names,
 )
+from heedful.tasks.label_answers import THRESHOLD, multi_label_answer, single_label_answer, unique_label_names
 from heedful.tasks.metrics import (
     Calibration,
     ConfusionMatrix,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
-THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
 MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
 MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
 
@@ -81,15 +80,12 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
         scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores
         return {"values": _named(names, scores.mean(0))} | count
     if head.problem_type == "multi_label_classification":
-        probabilities = _named(names, scores.sigmoid().mean(0))
-        chosen = [name for name in names if probabilities[name] >= context.thresholds.get(name, THRESHOLD)]
-        return {"labels": chosen, "probabilities": probabilities} | count
-    probabilities = _named(names, scores.softmax(-1).mean(0))
-    best = max(probabilities, key=probabilities.__getitem__)
-    label = best if probabilities[best] >= context.min_confidence else ""
-    answer = {"label": label, "probability": probabilities[best], "probabilities": probabilities}
-    if (least := context.least_probability) is not None:
-        answer["prediction_set"] = [name for name in names if probabilities[name] >= least or name == best]
+        return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | count
+    answer = single_label_answer(
+        _named(names, scores.softmax(-1).mean(0)),
+        min_confidence=context.min_confidence,
+        least_probability=context.least_probability,
+    )
     return answer | count
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tokenizers
@@ -19,7 +19,6 @@ from tokenizers import processors
 
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError, did_you_mean
-from heedful.packed import Packed
 from heedful.tokenizer import files
 from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
 from heedful.tokenizer.encoding import (
@@ -38,6 +37,9 @@ from heedful.tokenizer.encoding import (
 from heedful.tokenizer.errors import silence_stderr, translate_errors
 from heedful.tokenizer.joint_vocabulary import JointVocabulary
 from heedful.tokenizer.limits import TokenizerConfig
+
+if TYPE_CHECKING:
+    from heedful.packed import Packed
 
 DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
 LANGUAGE_CODE = re.compile("[a-z]{2,3}_[A-Z]{2}")
@@ -302,6 +304,8 @@ class Tokenizer:
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> Packed:
         """Return items as one batch for a model; limits as for `encode`."""
+        from heedful.packed import Packed  # imports torch, which texts to ids need not
+
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
         for number, encoding in enumerate(self._run(items, fast=True)):

@@ -225,9 +225,9 @@ class FinetuneTraining:
                 return False
             finished.append((folder, results))
         if self.run.ranks.is_main:
-            self._write_results(base.source, finished)
             if (cache := self.run.folder / FROZEN).exists():
                 remove(cache)
+            self._write_results(base.source, finished)
         return True
 
     def finish(self) -> None:

@@ -28,7 +28,8 @@ from heedful.data.sampler import derive_seed, epoch_order
 from heedful.random_streams import Stream
 from heedful.runs.results import JsonObject, read_predictions
 from heedful.tasks.answering import Answer
-from heedful.tasks.classify import THRESHOLD, best_threshold
+from heedful.tasks.classify import best_threshold
+from heedful.tasks.label_answers import THRESHOLD
 from heedful.tasks.metrics import paired_difference
 from heedful.tasks.spec import LinearModel
 from heedful.tasks.specs import SPECS

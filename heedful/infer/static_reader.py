@@ -1,0 +1,175 @@
+"""`StaticReader`: answers of a classifier over the mean of token vectors by NumPy alone, without importing torch.
+
+The first answer of a static student or of a bag of words then takes the time of reading its files. `Engine` gives
+the same answers; it is what everything else uses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as read_safetensors
+
+from heedful.errors import ModelError
+from heedful.tasks.label_answers import Answer, multi_label_answer, single_label_answer, unique_label_names
+from heedful.tokenizer.tokenizer import Tokenizer
+from heedful.untrusted_files import check_inside, read_bytes, read_json
+
+Vectors = NDArray[np.float32]
+FAMILY, ARCHITECTURE, KIND = "heedful-classic", "HeedfulClassicForClasses", "sequence_classification"
+PLAIN: dict[str, dict[str, object]] = {  # values of config.json with which a text's vector is the mean of its rows
+    "model": {"encoder": None, "decoder": None, "decoder_embedding": None},
+    "embedding": {
+        "positions": None,
+        "types": 0,
+        "scale": 1.0,
+        "norm": None,
+        "query": False,
+        "always_project": False,
+    },
+    "reader": {"kind": "bag", "how": "mean", "over": None},
+    "head": {"kind": KIND, "bias": True, "score_activation": None},
+}
+PROBLEMS = ("single_label_classification", "multi_label_classification")
+NOTES, WEIGHTS = "heedful.json", "model.safetensors"
+TABLE, WEIGHT, BIAS = "embedding.tokens.weight", "head.out.weight", "head.out.bias"
+MAX_BYTES = 1 << 30  # of the weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StaticReader:
+    """A table of token vectors and a linear classifier.
+
+    Attributes:
+        source: The folder that was opened.
+        table: A row for each token.
+        weight: A row for each label, or one for the second of two labels.
+    """
+
+    source: str
+    tokenizer: Tokenizer
+    table: Vectors
+    weight: Vectors
+    bias: Vectors
+    labels: tuple[str, ...]
+    multi_label: bool
+    thresholds: Mapping[str, float]
+
+    @classmethod
+    def open(cls, name: str | Path) -> StaticReader | None:
+        """Open the model in a folder, or in the folder of a run.
+
+        Returns:
+            None if it is any other model, or a file is not as expected: `Engine` answers, or says what is wrong.
+        """
+        folder = Path(name)
+        if not (folder / "config.json").exists():
+            folder = folder / "model"
+        if not (folder / "config.json").is_file() or not _is_static(config := _json(folder, "config.json")):
+            return None
+        head, notes = config["head"], _json(folder, NOTES)
+        labels, thresholds = head.get("labels"), notes.get("thresholds", {})
+        if not _are_texts(labels) or not _are_numbers(thresholds) or (tensors := _read_weights(folder)) is None:
+            return None
+        tokenizer = Tokenizer.load(folder)
+        multi_label = head["problem_type"] == PROBLEMS[1]
+        rows = 1 if config["model"]["reader"].get("binary") == "sigmoid" and not multi_label else len(labels)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        width = shapes[TABLE][-1]
+        known = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
+        if not known or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
+            return None
+        return cls(
+            source=str(name),
+            tokenizer=tokenizer,
+            table=tensors[TABLE],
+            weight=tensors[WEIGHT],
+            bias=tensors[BIAS],
+            labels=tuple(labels),
+            multi_label=multi_label,
+            thresholds=thresholds,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return self.table.size + self.weight.size + self.bias.size
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Source, family, head and number of parameters of the model."""
+        return {"read": self.source, "family": FAMILY, "head": f"{KIND} head", "parameters": self.parameters}
+
+    def __call__(self, texts: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
+        """Return the answer to each text, as `Engine` gives it; all labels are listed, whatever `top_k` is."""
+        return [self._answer(self._scores(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    def _scores(self, ids: Sequence[int]) -> Vectors:
+        """Return the score of each label for a text."""
+        width = self.table.shape[1]
+        vector = self.table[list(ids)].mean(0) if ids else np.zeros(width, np.float32)
+        scores: Vectors = self.weight @ vector + self.bias
+        return np.concatenate([np.zeros_like(scores), scores]) if len(scores) < len(self.labels) else scores
+
+    def _answer(self, scores: Vectors) -> Answer:
+        names = unique_label_names(self.labels)
+        if self.multi_label:
+            shares = 1 / (1 + np.exp(-scores))
+            answer = multi_label_answer(dict(zip(names, shares.tolist(), strict=True)), self.thresholds)
+        else:
+            powers = np.exp(scores - scores.max())
+            answer = single_label_answer(dict(zip(names, (powers / powers.sum()).tolist(), strict=True)))
+        return answer | {"windows": 1}
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """Return the object in a file; {} if it is missing or damaged."""
+    try:
+        value = read_json(folder, name)
+    except (OSError, ModelError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_static(config: Mapping[str, Any]) -> bool:
+    """Tell whether config.json describes a classifier over the mean of token vectors."""
+    model, head = config.get("model"), config.get("head")
+    if config.get("model_type") != FAMILY or config.get("architectures") != [ARCHITECTURE]:
+        return False
+    if not isinstance(model, dict) or not isinstance(head, dict) or head.get("problem_type") not in PROBLEMS:
+        return False
+    tables = {"model": model, "embedding": model.get("embedding"), "reader": model.get("reader"), "head": head}
+    return all(
+        isinstance(table, dict) and all(table.get(key, value) == value for key, value in PLAIN[name].items())
+        for name, table in tables.items()
+    )
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(type(number) in (int, float) for number in value.values())
+
+
+def _read_weights(folder: Path) -> dict[str, Vectors] | None:
+    """Return the three tensors; None if there are others, or they are not finite float32 numbers."""
+    if not os.path.isfile(folder / WEIGHTS):
+        return None
+    try:
+        check_inside(folder, WEIGHTS)
+        tensors: dict[str, Vectors] = read_safetensors(read_bytes(folder, WEIGHTS, max_bytes=MAX_BYTES))
+    except (OSError, ModelError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    plain = tensors.keys() == {TABLE, WEIGHT, BIAS} and all(
+        tensor.dtype == np.float32 and np.isfinite(tensor).all() for tensor in tensors.values()
+    )
+    return tensors if plain else None
