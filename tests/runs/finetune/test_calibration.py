@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.errors import HeedfulError
+from heedful.runs.results import read_results
 
 # overfits: 40 texts whose labels are wrong in a quarter of the cases, read 80 times
 HOW = {
@@ -43,15 +44,12 @@ def rows(count: int, seed: int, several: bool) -> tuple[list[str], list[Any]]:
     return texts, labels
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No plots, no timing, one thread."""
-    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """No plots."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+        yield
 
 
 def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
@@ -59,38 +57,48 @@ def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
     return heedful.finetune("classify", data, output_dir=folder, overrides=HOW | more)
 
 
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with one label for each text."""
+    folder = tmp_path_factory.mktemp("calibrated") / "run"
+    run(folder, False)
+    return folder
+
+
 @pytest.mark.parametrize(
     "several",
     [pytest.param(False, id="one label"), pytest.param(True, id="any number of labels", marks=pytest.mark.slow)],
 )
-def test_a_temperature_makes_probabilities_honest(tmp_path: Path, several: bool) -> None:
+def test_a_temperature_makes_probabilities_honest(calibrated: Path, tmp_path: Path, several: bool) -> None:
     plain = run(tmp_path / "plain", several, **{"task.calibrate": False}).results
-    done = run(tmp_path / "run", several)
-    temperature = done.results["temperature"]
-    assert temperature > 1.05 and any(f"divided by {temperature:.3g}" in note for note in done.results["notes"])
+    folder = calibrated
+    if several:
+        folder = run(tmp_path / "run", several).output_dir
+    results = read_results(folder)
+    temperature = results["temperature"]
+    assert temperature > 1.05 and any(f"divided by {temperature:.3g}" in note for note in results["notes"])
     assert "temperature" not in plain
     ours, theirs = (
-        load_file(tmp_path / place / "model/model.safetensors")["head.out.weight"] for place in ("run", "plain")
+        load_file(place / "model/model.safetensors")["head.out.weight"] for place in (folder, tmp_path / "plain")
     )
     assert torch.allclose(ours * temperature, theirs, rtol=1e-5), "it is a part of the last layer"
     for split in ("dev", "test"):
-        numbers, before = (found["splits"][split]["numbers"] for found in (done.results, plain))
+        numbers, before = (found["splits"][split]["numbers"] for found in (results, plain))
         assert numbers["loss"] < before["loss"]
         assert numbers[plain["metric"]] == before[plain["metric"]], "no prediction changes"
         if not several:
             assert numbers["ece"] < 0.7 * before["ece"]
     texts = rows(3, 3, several)[0]
-    (answer,) = heedful.Engine(tmp_path / "run")(texts[:1])
-    written = [json.loads(line) for line in (tmp_path / "run/predictions-test.jsonl").read_text().splitlines()]
+    (answer,) = heedful.Engine(folder)(texts[:1])
+    written = [json.loads(line) for line in (folder / "predictions-test.jsonl").read_text().splitlines()]
     assert all(0 <= value <= 1 for line in written for value in line["answer"]["probabilities"].values())
     assert set(answer["probabilities"]) == {"dog", "none"}
 
 
-def test_prediction_sets_contain_the_label_as_often_as_asked(tmp_path: Path) -> None:
-    run(tmp_path / "run", False)
+def test_prediction_sets_contain_the_label_as_often_as_asked(calibrated: Path) -> None:
     texts, labels = rows(2000, 4, False)
     for coverage in (0.7, 0.9):
-        answers = heedful.predict(tmp_path / "run", texts, heedful.Classification, prediction_set=coverage)
+        answers = heedful.predict(calibrated, texts, heedful.Classification, prediction_set=coverage)
         right = sum(label in answer.prediction_set for answer, label in zip(answers, labels, strict=True))
         accuracy = sum(answer.label == label for answer, label in zip(answers, labels, strict=True)) / len(texts)
         expected = max(coverage, accuracy)  # the most probable label is always in the set
@@ -98,16 +106,14 @@ def test_prediction_sets_contain_the_label_as_often_as_asked(tmp_path: Path) -> 
         assert all(answer.label in answer.prediction_set for answer in answers)
     sizes = [len(answer.prediction_set) for answer in answers]
     assert 1 < sum(sizes) / len(sizes) < 2, "some sets have both labels"
-    assert not any(
-        answer.prediction_set for answer in heedful.predict(tmp_path / "run", texts[:2], heedful.Classification)
-    )
+    assert not any(answer.prediction_set for answer in heedful.predict(calibrated, texts[:2], heedful.Classification))
 
 
 def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
-    results = run(tmp_path / "run", False, dev=99).results
+    results = run(tmp_path / "run", False, dev=99, **{"train.epochs": 1}).results
     assert "temperature" not in results and not any("divided by" in note for note in results["notes"])
     assert any("not calibrated: dev needs 100 examples" in note for note in results["notes"])
     assert heedful.Engine(tmp_path / "run", prediction_set=0.9)(["the dog sat"])[0]["prediction_set"]
-    run(tmp_path / "small", False, dev=19)
+    run(tmp_path / "small", False, dev=19, **{"train.epochs": 1})
     with pytest.raises(HeedfulError, match="no calibration for prediction sets"):
         heedful.Engine(tmp_path / "small", prediction_set=0.9)
