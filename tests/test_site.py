@@ -44,6 +44,7 @@ def test_every_page_is_in_one_group(script: Any, pages: dict[str, str]) -> None:
     house = {name.removesuffix(".md") for name in script.HOUSE.values()}
     assert set(named.values()) == {1}
     assert set(named) == (written - {"index"}) | generated | house
+    assert not set(named) & {"search", "genindex", "py-modindex"}, "Sphinx writes pages of these names itself"
 
 
 def test_the_command_line_page_has_every_verb(pages: dict[str, str]) -> None:
