@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
+import shutil
+import subprocess
 import sys
 import tomllib
 from dataclasses import replace
@@ -149,6 +152,40 @@ def test_texts_of_few_tokens(tmp_path: Path, count: int) -> None:
 def test_int8_with_one_scale_for_each_row(tmp_path: Path) -> None:
     bundle = heedful.load(make(tmp_path / "model", "single")).eval()
     check(tmp_path, bundle, list(range(20)), [0] * 20, "int8")
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The same source, compiled for this machine with checks for undefined behaviour."""
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("g++ is not installed: apt-get install g++")
+    library = tmp_path_factory.mktemp("native") / "forward.so"
+    flags = ("-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared")
+    subprocess.run([compiler, *flags, "-o", library, CODE.with_suffix(".cpp")], check=True)
+    loaded = ctypes.CDLL(str(library))
+    for name in ("reserve_model", "reserve_input", "run"):
+        getattr(loaded, name).restype = ctypes.c_void_p
+    return loaded
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, precision: str) -> None:
+    bundle, count = mixture(name), 19
+    model = describe(bundle, precision)
+    ids, types = list(range(count)), [number % max(1, bundle.config.model.embedding.types) for number in range(count)]
+    place = native.reserve_model(len(model.data))
+    ctypes.memmove(place, model.data, len(model.data))
+    words = np.array([*ids, *types, *range(count)], np.int32)
+    start = native.reserve_input(len(words))
+    ctypes.memmove(start, words.ctypes.data, words.nbytes)
+    tokens, kinds, wanted = (ctypes.c_void_p(start + 4 * count * part) for part in range(3))
+    result = native.run(ctypes.c_void_p(place), model.description, tokens, kinds, count, wanted, count, model.steps)
+    shape = native.rows() * native.columns()
+    rows = np.ctypeslib.as_array(ctypes.cast(result, ctypes.POINTER(ctypes.c_float)), (shape,))
+    with torch.inference_mode():
+        expected = bundle(Packed.of([ids], [types])).numpy().ravel()
+    assert np.abs(rows - expected).max() <= TOLERANCE[precision] * max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import heedful
 from heedful.cli import main
@@ -96,6 +97,29 @@ def test_labels_are_text(tmp_path: Path, chromium: Browser) -> None:
     assert sorted(names) == sorted(LABELS)
     assert chromium.js("return document.querySelectorAll('main img, main script, main b, title script').length") == 0
     assert not chromium.complaints()
+
+
+def test_tokens_are_text(tmp_path: Path, chromium: Browser) -> None:
+    model, hostile = make(tmp_path / "model", "masked"), "<img/src=x/onerror=alert(5)>"
+    vocabulary = (model / "vocab.txt").read_text().splitlines()
+    words = [f"{hostile}{number}" if token.isalpha() else token for number, token in enumerate(vocabulary)]
+    (model / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    export_page(heedful.load(model), tmp_path / "page.html")
+    open_page(chromium, tmp_path / "page.html")
+    (mask,) = ask(chromium, text="[MASK]")["masks"]
+    assert any(candidate["text"].startswith(hostile) for candidate in mask["candidates"])
+    assert chromium.js("return document.querySelectorAll('main img').length") == 0
+    assert not chromium.complaints()
+
+
+def test_weights_that_are_not_finite(tmp_path: Path, chromium: Browser) -> None:
+    bundle = heedful.load(make(tmp_path / "model", "single"))
+    with torch.no_grad():
+        bundle.head.out.bias[0] = torch.nan  # type: ignore[union-attr,index,operator]
+    export_page(bundle, tmp_path / "page.html")
+    open_page(chromium, tmp_path / "page.html")
+    chromium.js("document.querySelector('button').click()")
+    assert chromium.text("#status") == "the scores are not finite: the model has wrong weights"
 
 
 def test_the_policy_blocks_scripts_styles_and_requests(tmp_path: Path, chromium: Browser) -> None:

@@ -13,6 +13,8 @@ export async function openModel(code, data, { description, steps }) {
     new Int32Array(memory.buffer, input, 2 * count + wanted.length).set([...ids, ...types, ...wanted]);
     const result = run(model, description, input, input + 4 * count, count, input + 8 * count, wanted.length, most);
     const width = columns();
-    return Array.from({ length: rows() }, (_, row) => new Float32Array(memory.buffer, result + 4 * row * width, width).slice());
+    const scores = new Float32Array(memory.buffer, result, rows() * width).slice();
+    if (!scores.every(Number.isFinite)) throw new Error("the scores are not finite: the model has wrong weights");
+    return Array.from({ length: rows() }, (_, row) => scores.subarray(row * width, (row + 1) * width));
   };
 }
