@@ -22,7 +22,7 @@ def export(
         Path | None, typer.Option(help="Write one HTML file instead, which answers in a browser, offline.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of the matrices in --html: int8 (default), float16 or float32.")
+        str | None, typer.Option(help="Of the matrices in --html: auto (default), int8, float16 or float32.")
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -36,7 +36,7 @@ def export(
     if (out is None) == (html is None):
         raise HeedfulError("give OUT for ONNX, or --html FILE for a page, and not both")
     if html is not None:
-        return _export_page(run, html, head_kind, precision or "int8", overwrite, as_json)
+        return _export_page(run, html, head_kind, precision or "auto", overwrite, as_json)
     if precision is not None:
         raise HeedfulError("--precision is for --html; ONNX is exported in float32")
     from heedful.checkpoint import load
@@ -76,8 +76,17 @@ def _export_page(run: str, html: Path, head_kind: str | None, precision: str, ov
 
     loaded = load(run, head=head_kind)
     exported = export_page(loaded, html, precision=precision, title=model_title(run), overwrite=overwrite)
-    facts = model_facts(loaded) | {"precision": precision, "bytes": exported.size, "written": str(exported.path)}
-    return print_json(facts) if as_json else _print_facts(facts)
+    facts = model_facts(loaded) | {
+        "precision": exported.precision,
+        "score_change": exported.score_change,
+        "bytes": exported.size,
+        "written": str(exported.path),
+    }
+    if as_json:
+        return print_json(facts)
+    change = exported.score_change
+    facts["score_change"] = "not measured" if change is None else f"{change:.4f} of their spread, by int8"
+    _print_facts(facts)
 
 
 def _print_facts(facts: dict[str, object]) -> None:

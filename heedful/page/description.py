@@ -127,13 +127,9 @@ def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
         HeedfulError: If the precision is unknown, or forward.cpp does not compute this model; see `unsupported`.
     """
     if precision not in FORMATS:
-        raise HeedfulError(f"precision is {precision!r}; a page has one of {', '.join(FORMATS)}")
+        raise HeedfulError(f"precision is {precision!r}; a page has one of auto, {', '.join(FORMATS)}")
     if problem := unsupported(bundle):
-        raise HeedfulError(
-            f"{bundle.source} ({bundle.config.family}) {problem}: a page computes encoders with absolute, rotary or "
-            "bucketed positions, bags of words and recurrent networks, with heads for classification, regression, "
-            "tagging, question answering, multiple choice, embeddings or masked tokens"
-        )
+        raise refusal(bundle, problem)
     writer = _Writer(precision)
     max_length = bundle.max_length or UNLIMITED
     assert isinstance(bundle.model, Transformer)
@@ -146,6 +142,15 @@ def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
     writer.step(END)
     description = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
     return ModelBytes(data=bytes(writer.data), description=description, steps=writer.steps, max_length=max_length)
+
+
+def refusal(bundle: ModelBundle, problem: str) -> HeedfulError:
+    """Return the error for a model that a page cannot compute."""
+    return HeedfulError(
+        f"{bundle.source} ({bundle.config.family}) {problem}: a page computes encoders with absolute, rotary or "
+        "bucketed positions, bags of words and recurrent networks, with heads for classification, regression, "
+        "tagging, question answering, multiple choice, embeddings or masked tokens"
+    )
 
 
 def unsupported(bundle: ModelBundle) -> str:

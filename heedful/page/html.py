@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import base64
+import copy
 import html
 import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.tuning.precision_gate import Tolerance, score_change
 from heedful.model import config as c
+from heedful.nn.inference_linear import quantize_rows
 from heedful.page.assets import WEB, bundle_modules, source_hash
-from heedful.page.description import ModelBytes, describe
+from heedful.page.description import ModelBytes, describe, refusal, unsupported
 from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.label_answers import unique_label_names
@@ -34,13 +40,15 @@ class ExportedPage:
 
     path: Path
     size: int  # bytes
+    precision: str
+    score_change: float | None  # by int8, in standard deviations of the scores; None: not measured
 
 
 def export_page(
     bundle: ModelBundle,
     output: str | Path,
     *,
-    precision: str = "int8",
+    precision: str = "auto",
     title: str = "Heedful",
     overwrite: bool = False,
 ) -> ExportedPage:
@@ -49,7 +57,8 @@ def export_page(
     Args:
         bundle: An encoder with a head and a tokenizer.
         output: The file.
-        precision: Of the matrices: "int8", with a scale for each row, "float16" or "float32".
+        precision: Of the matrices: "int8", with a scale for each row, "float16", "float32", or "auto": int8 if it
+            changes the scores of a sample no more than the precision of an engine may, else float16.
         title: Heading of the page.
         overwrite: Whether to replace a file.
 
@@ -59,6 +68,11 @@ def export_page(
     output = Path(output)
     if (output.exists() or output.is_symlink()) and not overwrite:
         raise HeedfulError(f"{output} exists: give another name, or overwrite=True (on the command line --overwrite)")
+    change = None
+    if precision == "auto":
+        _check_size(bundle)
+        change = int8_change(bundle)
+        precision = "int8" if change <= Tolerance().scores else "float16"
     page = render_page(bundle, precision=precision, title=title).encode()
     try:
         make_folder(output.absolute().parent)
@@ -66,20 +80,17 @@ def export_page(
             write_synced(part, [page])
     except OSError as error:
         raise HeedfulError(f"{output} could not be written: {error.strerror or error}") from error
-    return ExportedPage(path=output, size=len(page))
+    return ExportedPage(path=output, size=len(page), precision=precision, score_change=change)
 
 
 def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "Heedful") -> str:
     """Return the HTML; see `export_page`."""
-    if (count := bundle.count()) > MOST_PARAMETERS:
-        raise HeedfulError(
-            f"{bundle.source} has {count:,} parameters; a page has at most {MOST_PARAMETERS:,}: distil a smaller model"
-        )
+    _check_size(bundle)
     model = describe(bundle, precision)
     about = json.dumps(page_facts(bundle, model), ensure_ascii=False, allow_nan=False).encode()
     script = bundle_modules((WEB / name).read_text(encoding="utf-8") for name in MODULES) + "\nstartPage();\n"
     style = (WEB / "page.css").read_text(encoding="utf-8")
-    facts = f"{bundle.config.family} · {count:,} parameters · {precision} · computed in this page, offline"
+    facts = f"{bundle.config.family} · {bundle.count():,} parameters · {precision} · computed in this page, offline"
     slots = {
         "policy": POLICY.format(script=source_hash(script), style=source_hash(style)),
         "title": html.escape(title),
@@ -93,6 +104,26 @@ def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "H
     page = (WEB / "try.html").read_text(encoding="utf-8")
     parts = page.split("{{")
     return parts[0] + "".join(slots[slot] + rest for slot, rest in (part.split("}}", 1) for part in parts[1:]))
+
+
+def _check_size(bundle: ModelBundle) -> None:
+    if (count := bundle.count()) > MOST_PARAMETERS:
+        raise HeedfulError(
+            f"{bundle.source} has {count:,} parameters; a page has at most {MOST_PARAMETERS:,}: distil a smaller model"
+        )
+
+
+def int8_change(bundle: ModelBundle) -> float:
+    """Return by how much int8 matrices change the scores on a sample; see `score_change`."""
+    if problem := unsupported(bundle):
+        raise refusal(bundle, problem)
+    rounded = copy.deepcopy(bundle)
+    with torch.no_grad():
+        for parameter in rounded.parameters():
+            if parameter.ndim == 2:
+                numbers, scales = quantize_rows(parameter)
+                parameter.copy_(numbers * scales)
+    return score_change(BundleEngine(bundle), BundleEngine(rounded))
 
 
 def page_facts(bundle: ModelBundle, model: ModelBytes) -> dict[str, object]:

@@ -206,7 +206,7 @@ def test_other_models_are_refused(tmp_path: Path, family: str, architecture: str
 
 
 def test_precisions() -> None:
-    with pytest.raises(HeedfulError, match="precision is 'int4'; a page has one of float32, float16, int8"):
+    with pytest.raises(HeedfulError, match="precision is 'int4'; a page has one of auto, float32, float16, int8"):
         describe(mixture("buckets"), "int4")
 
 

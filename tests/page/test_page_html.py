@@ -15,6 +15,7 @@ import heedful
 from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.tuning.precision_gate import Tolerance
 from heedful.page import html as module
 from heedful.page.html import export_page, render_page
 from tests.support.browser import Browser, browser
@@ -189,6 +190,15 @@ def test_options_that_exclude_each_other(
 ) -> None:
     assert run("model", *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_int8_is_taken_where_it_changes_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, page = heedful.load(make(tmp_path / "model", "single")), tmp_path / "page.html"
+    exported = export_page(bundle, page)
+    assert exported.precision == "int8" and 0 < exported.score_change <= 0.05  # type: ignore[operator]
+    monkeypatch.setattr(module, "Tolerance", lambda: Tolerance(scores=exported.score_change / 2))  # type: ignore[operator]
+    assert export_page(bundle, page, overwrite=True).precision == "float16"
+    assert export_page(bundle, page, precision="float32", overwrite=True).score_change is None
 
 
 def test_large_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

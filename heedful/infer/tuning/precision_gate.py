@@ -225,10 +225,8 @@ def _trials(
             f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({least}), are not finite; "
             "expected finite ones, which other precisions are compared with: check its weights, or take float32"
         )
-    spread = scores["float32"].std(correction=0).clamp(min=1e-6)
     for name in engines:
-        fair_scores = scores["float32"][: len(scores[name])]
-        off = float((scores[name] - fair_scores).square().mean().sqrt() / spread)
+        off = _relative_change(scores["float32"], scores[name])
         read, seen = (few, looks) if name in brief else (pieces, times)
         speed, fair = (_tokens(engines[precision], read) / seen[precision] for precision in (name, "float32"))
         metric = numbers.get(name)
@@ -245,6 +243,21 @@ def _trials(
             )
         )
     return trials
+
+
+def _relative_change(scores: Tensor, changed: Tensor) -> float:
+    """Return the root mean square of the change over the standard deviation of the scores; `changed` may be fewer."""
+    spread = scores.std(correction=0).clamp(min=1e-6)
+    return float((changed - scores[: len(changed)]).square().mean().sqrt() / spread)
+
+
+def score_change(engine: BundleEngine, changed: BundleEngine) -> float:
+    """Return by how much the scores of a changed model differ from the original's on the calibration sample.
+
+    It is the root mean square of the change over the standard deviation of the original scores.
+    """
+    pieces = calibration_chunks(engine, calibration_inputs(engine))
+    return _relative_change(_scores(engine, pieces), _scores(changed, pieces))
 
 
 def _measure(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
