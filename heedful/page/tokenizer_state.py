@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from heedful.errors import HeedfulError
@@ -26,6 +27,12 @@ PRE_TOKENIZERS = {
 }
 MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
 UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
+DIFFERENT_PATTERN = re.compile(  # what JavaScript reads otherwise than the library, or not at all
+    r"\\[^sSdDpPnrt^$\\.*+?()\[\]{}|/]"  # other escapes, such as \\w, whose class is ASCII in JavaScript
+    r"|\(\?(?![:=!]|<[=!])"  # other groups, such as (?i: and (?>
+    r"|[*+?}]\+"  # possessive quantifiers
+    r"|&&|\[\[?:"  # intersections and POSIX classes
+)
 BYTE_LEVEL = ("ByteLevel", "RobertaProcessing")  # post-processors that may trim offsets
 
 
@@ -47,6 +54,7 @@ def tokenizer_state(tokenizer: Tokenizer) -> State:
     normalizers = _steps(state["normalizer"], "normalizers")
     _check(pre_tokenizers, PRE_TOKENIZERS)
     _check(normalizers, NORMALIZERS)
+    _check_patterns([*normalizers, *pre_tokenizers])
     processors = _steps(state["post_processor"], "processors")
     trims = [step for step in processors if step["type"] in BYTE_LEVEL and step.get("trim_offsets")]
     decoders = _steps(state["decoder"], "decoders")
@@ -76,6 +84,15 @@ def _check(steps: list[State], known: set[str]) -> None:
             raise HeedfulError(
                 f"the tokenizer has a part of the type {step['type']}, which a page does not compute; it knows "
                 f"{', '.join(sorted(known))}"
+            )
+
+
+def _check_patterns(steps: list[State]) -> None:
+    for step in steps:
+        pattern = (step.get("pattern") or {}).get("Regex", "")
+        if different := DIFFERENT_PATTERN.search(pattern):
+            raise HeedfulError(
+                f"the tokenizer has the pattern {pattern!r}, of which JavaScript reads {different[0]!r} otherwise"
             )
 
 

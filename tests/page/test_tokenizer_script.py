@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 from heedful.bundled import BUNDLED_ENCODER, bundled_model
+from heedful.errors import HeedfulError
+from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tokenizer import Tokenizer
 from tests.support.page_scripts import page_encodings
 from tests.support.page_tokenizers import random_texts, trained
@@ -92,6 +95,36 @@ TOKENIZERS = {
     "bpe, added tokens, joined characters": with_added_tokens,
     "unigram, other steps, joined characters": of_steps,
 }
+
+
+def with_pattern(tokenizer: Tokenizer, pattern: str) -> Tokenizer:
+    """Return a tokenizer that splits texts at a regular expression first."""
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.tokenizer_json()))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    return Tokenizer(backend)
+
+
+def test_classes_of_patterns_are_those_of_unicode(tmp_path: Path) -> None:
+    tokenizer = with_pattern(shipped(tmp_path), r"[^\s\D]|\d{2}|\\s")
+    texts = ["a12 \u0665\u0666\u0667b\u00a0c\u3000d", "a\\\\s \\s x\u00b2 \u0967 ９"]
+    for text, got in zip(texts, page_encodings(tmp_path, tokenizer, texts), strict=True):
+        expected = tokenizer.encode(text)
+        assert (got["ids"], got["words"]) == (list(expected.ids), list(expected.words))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "part"), [(r"(?i:'s)|\d", "(?"), (r"\w+", r"\\w"), (r"\s++", "++"), (r"[[:alpha:]]", "[[:")]
+)
+def test_patterns_that_javascript_reads_otherwise_are_refused(tmp_path: Path, pattern: str, part: str) -> None:
+    with pytest.raises(HeedfulError, match=re.escape(f"of which JavaScript reads '{part}' otherwise")):
+        tokenizer_state(with_pattern(shipped(tmp_path), pattern))
+
+
+def test_other_parts_are_refused(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(shipped(tmp_path).tokenizer_json()))
+    backend.normalizer = normalizers.Nmt()
+    with pytest.raises(HeedfulError, match="a part of the type Nmt, which a page does not compute; it knows Bert"):
+        tokenizer_state(Tokenizer(backend))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

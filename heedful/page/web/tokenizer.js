@@ -103,9 +103,12 @@ const bertNormalizer = ({ clean_text, handle_chinese_chars, strip_accents, lower
 const inTurn = (steps) => (piece) => steps.reduce((made, step) => step(made), piece);
 const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
-// A pattern of tokenizer.json. \s has the white space of Unicode there.
+const CLASSES = { s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}" };
+
+// A pattern of tokenizer.json, whose classes are those of Unicode; tokenizer_state.py refuses what reads otherwise here.
 function regexOf({ String: text, Regex: source }) {
-  return new RegExp(text === undefined ? source.replaceAll("\\s", "\\p{White_Space}") : escaped(text), "gu");
+  const translated = (source ?? "").replace(/\\(.)/gsu, (whole, letter) => CLASSES[letter] ?? whole);
+  return new RegExp(text === undefined ? translated : escaped(text), "gu");
 }
 
 const NORMALIZERS = {
