@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,9 +20,11 @@ from heedful.data import (
     LabelledExample,
     PairExample,
     QuestionExample,
+    RankExample,
     Seq2SeqExample,
     TaggedExample,
 )
+from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.tasks.classify import Classify
@@ -29,9 +32,12 @@ from heedful.tasks.embed import Embed
 from heedful.tasks.generation import GenerationConfig, sequence_ends
 from heedful.tasks.multiple_choice import MultipleChoiceTask
 from heedful.tasks.qa import QuestionAnswering
+from heedful.tasks.rank import Rank
 from heedful.tasks.seq2seq import Seq2Seq
+from heedful.tasks.specs import spec_of_head
+from heedful.tasks.specs.rank import RankSettings
 from heedful.tasks.tag import Tag
-from heedful.tasks.task import evaluate_task
+from heedful.tasks.task import TaskSetup, evaluate_task
 from tests.support.model_folders import VOCABULARY
 from tests.support.tiny_models import ENCODER_DECODER, TINY, save_tiny
 
@@ -70,6 +76,7 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
         {},
     ),
 }
+EMPTY = DatasetStats(counts={"train": 1}, labels=Counter(), low=None, high=None)
 CARRIED = [
     (family, kind) for family in TINY for kind in EXAMPLES if kind == "embedding" or kind in FAMILIES[family].kinds()
 ]
@@ -158,3 +165,20 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
         task.loss(made, batch).sum.backward()
     assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)
+
+
+@pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
+def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
+    setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), survey=EMPTY)
+    task, made = Rank.create(setup)
+    (sample,) = task.encode_split(
+        [RankExample(query="who ?", documents=("ada wrote it", "a cat"), relevance=(1.0, 0.0))]
+    ).samples
+    task.loss(made, task.batch([sample], [0])).sum.backward()
+    heedful.save(made, tmp_path / "model")
+    again = heedful.load(tmp_path / "model")
+    spec = spec_of_head(again.config.head)
+    assert spec is not None and spec.name == "rank"
+    asked = [{"query": "who ?", "texts": ["ada", "x"]}]
+    (before,), (after,) = (heedful.Engine(each.eval())(asked) for each in (made, again))
+    assert before["scores"] == pytest.approx(after["scores"], abs=1e-6) and len(before["scores"]) == 2
