@@ -39,6 +39,8 @@ def measure(model: str, loss: str, seeds: int, epochs: float | None, data: Path)
         files = {split: data / f"{split}.csv" for split in ("train", "dev", "test")}
         run = finetune("rank", files, Path(folder) / "run", model=model, overrides=overrides)
         seconds = time.perf_counter() - began
+    if run.status != "completed":
+        raise SystemExit(f"the run with the loss {loss} was interrupted: nothing is recorded")
     results = run.results
     return {
         "loss": loss,

@@ -18,6 +18,7 @@ import pytest
 
 from heedful.data import LabelledExample
 from heedful.device import has_fast_bfloat16
+from tests.support.model_folders import make
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 FASTEST = (
@@ -563,3 +564,21 @@ def test_calibration_and_sets_are_measured(benchmarks: Any) -> None:
     for row in script.measured_sets(["a", "b", "c"], table, gold):
         assert row["coverage"] == pytest.approx(row["asked"], abs=1.5)
         assert 1 <= row["mean size"] <= 3
+
+
+def test_rerankers_are_recorded(benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, folder = benchmarks("rank"), tmp_path / "data/tasks/trecqa"
+    folder.mkdir(parents=True)
+    for split in ("train", "dev", "test"):
+        rows = [f"who wrote {n} ?,{int(word == 'wrote')},ada {word} {n}" for n in range(8) for word in ("wrote", "ran")]
+        (folder / f"{split}.csv").write_text("\n".join(["qtext,label,atext", *rows, ""]))
+    monkeypatch.setenv("HEEDFUL_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(script, "BUNDLED_ENCODER", str(make(tmp_path / "model", "bare")))
+    monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
+    monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
+    options = ["--models", "shipped", "--losses", "binary", "--seeds", "2", "--epochs", "1", "--output", str(tmp_path)]
+    script.main(options)
+    (record,) = tmp_path.glob("rank-*.json")
+    (arm,) = json.loads(record.read_text())["tables"]["arms"]
+    assert arm["numbers"]["count"] == 8 and len(arm["test map of each seed"]) == 2
+    assert arm["settings"]["epochs"] == 1 and "| shipped | binary |" in record.with_suffix(".md").read_text()
