@@ -625,7 +625,7 @@ def test_finetune_errors_teach(run: Any, tuned: Path, tmp_path: Path, monkeypatc
     (tmp_path / "bad.csv").write_text("text,label\na,x\nb\n")
     diverges = sets(**{"train.optimizer.lr": 1e30, "train.schedule": "{kind = 'constant'}"})
     for arguments, message in (
-        (["clasify", data], '"clasify" is not a task (did you mean "classify"?): use one of classify, regress'),
+        (["clasify", data], '"clasify" is not a task (did you mean "classify"?): use one of classify, '),
         (
             ["classify", data, "--train.bacth=3"],
             "--train.bacth is neither a flag nor a setting of heedful finetune (did you mean --train.batch_size?)",
