@@ -58,9 +58,9 @@ def run(folder: Path, several: bool, dev: int = 200, **more: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with one label for each text."""
-    folder = tmp_path_factory.mktemp("calibrated") / "run"
+    folder = tmp_path_factory.mktemp("run_of_one_label") / "run"
     run(folder, False)
     return folder
 
@@ -69,9 +69,9 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "several",
     [pytest.param(False, id="one label"), pytest.param(True, id="any number of labels", marks=pytest.mark.slow)],
 )
-def test_a_temperature_makes_probabilities_honest(calibrated: Path, tmp_path: Path, several: bool) -> None:
+def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Path, several: bool) -> None:
     plain = run(tmp_path / "plain", several, **{"task.calibrate": False}).results
-    folder = calibrated
+    folder = run_folder
     if several:
         folder = run(tmp_path / "run", several).output_dir
     results = read_results(folder)
@@ -95,10 +95,10 @@ def test_a_temperature_makes_probabilities_honest(calibrated: Path, tmp_path: Pa
     assert set(answer["probabilities"]) == {"dog", "none"}
 
 
-def test_prediction_sets_contain_the_label_as_often_as_asked(calibrated: Path) -> None:
+def test_prediction_sets_contain_the_label_as_often_as_asked(run_folder: Path) -> None:
     texts, labels = rows(2000, 4, False)
     for coverage in (0.7, 0.9):
-        answers = heedful.predict(calibrated, texts, heedful.Classification, prediction_set=coverage)
+        answers = heedful.predict(run_folder, texts, heedful.Classification, prediction_set=coverage)
         right = sum(label in answer.prediction_set for answer, label in zip(answers, labels, strict=True))
         accuracy = sum(answer.label == label for answer, label in zip(answers, labels, strict=True)) / len(texts)
         expected = max(coverage, accuracy)  # the most probable label is always in the set
@@ -106,7 +106,7 @@ def test_prediction_sets_contain_the_label_as_often_as_asked(calibrated: Path) -
         assert all(answer.label in answer.prediction_set for answer in answers)
     sizes = [len(answer.prediction_set) for answer in answers]
     assert 1 < sum(sizes) / len(sizes) < 2, "some sets have both labels"
-    assert not any(answer.prediction_set for answer in heedful.predict(calibrated, texts[:2], heedful.Classification))
+    assert not any(answer.prediction_set for answer in heedful.predict(run_folder, texts[:2], heedful.Classification))
 
 
 def test_a_small_dev_split_fits_nothing(tmp_path: Path) -> None:
