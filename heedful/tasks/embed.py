@@ -19,6 +19,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.model.config import SentenceEmbedding
 from heedful.objectives import Batch, Sample
 from heedful.objectives.base import full_precision, pack_samples, upcast, weights_of_samples
+from heedful.packed import send
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, read_text
 from heedful.tasks.metrics import Result, Retrieval
 from heedful.tasks.predictions import Embedding, Similarity
@@ -209,13 +210,15 @@ class Embed(Task[PairExample]):
             texts: Numbers of the texts beside the anchors, equal for equal texts.
             sizes: Number of vectors of each pair.
         """
-        anchors = torch.tensor([0, *accumulate(sizes)][:-1], device=vectors.device)
+        first = [0, *accumulate(sizes)][:-1]  # the row of each anchor
+        beside = sorted(set(range(len(vectors))) - set(first))
+        rows = send([*first, *beside], vectors.device)
+        anchors, others = rows.split([len(first), len(beside)])
         pairs = torch.arange(len(sizes), device=vectors.device)
         own = anchors - pairs  # place of the positive among the texts beside the anchors
-        is_anchor = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device).index_fill(0, anchors, True)
         duplicates = texts[own][:, None] == texts
         duplicates[pairs, own] = False
-        similarities = self.scale * vectors[anchors] @ vectors[~is_anchor].T
+        similarities = self.scale * vectors[anchors] @ vectors[others].T
         return F.cross_entropy(similarities.masked_fill(duplicates, -torch.inf), own, reduction="none")
 
     def new_metrics(self) -> EvalMetrics:

@@ -91,8 +91,8 @@ def margin_mse(scores: DocumentScores, teacher: DocumentScores) -> Float[Tensor,
 
 def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
     """Return log(1 + sum of exp(s_j - s_i) over all i that are more relevant than j), CoSENT with a scale of 1."""
-    differences = (scores - scores[:, None])[relevance[:, None] > relevance]
-    return torch.cat([scores.new_zeros(1), differences]).logsumexp(0, keepdim=True)
+    differences = (scores - scores[:, None]).masked_fill(relevance[:, None] <= relevance, -torch.inf)
+    return torch.cat([scores.new_zeros(1), differences.flatten()]).logsumexp(0, keepdim=True)
 
 
 class RankingLoss(NamedTuple):

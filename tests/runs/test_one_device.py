@@ -107,12 +107,21 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["single", "multiple", "regress", "tag", "qa", "choose 4", "embed", "together"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("single", "multiple", "regress", "tag", "qa", "choose 4", "embed", "embed cosent", "together"),
+        *("rank", "rank listnet", "rank binary", "rank cosent"),
+    ],
+)
 def test_tasks(kind: str, tmp_path: Path) -> None:
+    kind, _, loss = (kind, "", "") if kind == "choose 4" else kind.partition(" ")
     task = {"single": "classify", "multiple": "classify", "choose 4": "multiple-choice", "together": "embed"}.get(
         kind, kind
     )
-    unscored = assignments(THERE | {"eval_baseline": "false"})  # before training, which reads numbers
+    unscored = assignments(  # before training, which reads numbers
+        THERE | {"eval_baseline": "false"} | ({"task.loss": loss} if loss else {})
+    )
     with pytest.raises(SeenError):
         finetune.finetune(task, data(kind, tmp_path / "data"), tmp_path / "run", assignments=unscored)
 

@@ -17,9 +17,9 @@ from heedful.tasks.answering import (
     group_by_window,
     split_windows,
     strip_span,
-    unique_label_names,
 )
 from heedful.tasks.fill_mask import likely_tokens, mask_name
+from heedful.tasks.label_answers import unique_label_names
 from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from heedful.checkpoint import ModelBundle, load
 from heedful.errors import HeedfulError
 from heedful.model.config import StackConfig
-from heedful.objectives import Sample
+from heedful.objectives import Batch, Sample
 from heedful.objectives.distillation import losses as like
 from heedful.objectives.distillation.objective import (
     Distillation,
@@ -406,10 +406,11 @@ def test_products_in_losses_are_not_of_half_precision(folders: Callable[[str], P
     tokenizer = load(folders("bare")).tokenizer
     assert tokenizer is not None
     pairs = Embed(tokenizer=tokenizer, limit=None, scored=False, group_size=16)
+    in_pairs = Batch(packed=Packed.of([[1]]), targets=torch.arange(16), weights=torch.ones(16), groups=(2,) * 16)
     for loss in (
         lambda x: like.similarity_matrix_loss(x, t, 16),
         lambda x: like.relation_kl((x, x), (t, t), (0, 16), 4),
-        lambda x: pairs._in_batch_losses(x, t, torch.arange(16)),
+        lambda x: pairs.target_losses(torch.stack([x, t], 1).flatten(0, 1), in_pairs),
     ):
         with torch.autocast("cpu", torch.bfloat16):
             half = loss(s)
