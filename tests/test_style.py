@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # scripts/check runs them too
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "heedful").rglob("*.py"))
 FAMILY_NAMES = {
