@@ -1,4 +1,4 @@
-"""The verb export: export an encoder or a decoder and its head to ONNX, or into a page that computes in a browser."""
+"""The verb export: export an encoder or a decoder to ONNX, or an encoder to a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def export(
         Path | None, typer.Option(help="Write one HTML file instead, which answers in a browser, offline.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Of the matrices in --html: auto (default), int8, float16 or float32.")
+        str | None,
+        typer.Option(help="Precision of the weight matrices with --html: auto (default), int8, float16 or float32."),
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export an encoder or a decoder to ONNX, or into a web page.
+    """Export an encoder or a decoder to ONNX, or an encoder to a self-contained HTML page.
 
-    The head is part of it. ONNX is for other runtimes, with padded batches of any size. The exported model is run and
-    compared with the original first; the file is not written if they differ. A page (--html) has the model in it, and
-    needs no server and no network.
+    The head is exported too. ONNX is for other runtimes, with padded batches of any size. The ONNX model is run and
+    compared with the original first, and its file is not written if they differ. A page (--html) contains the model,
+    and needs no server and no network.
     """
     if (out is None) == (html is None):
         raise HeedfulError("give OUT for ONNX, or --html FILE for a page, and not both")

@@ -22,11 +22,11 @@ from heedful.errors import HeedfulError, RequestError
 if TYPE_CHECKING:
     from heedful.cli.output import EngineInput
     from heedful.infer.engine import Engine
-    from heedful.infer.static_reader import StaticReader
+    from heedful.infer.static_classifier import StaticClassifier
     from heedful.tasks.answering import Answer
     from heedful.tasks.generation import GenerationConfig
 
-    Answerer: TypeAlias = Engine | StaticReader
+    Answerer: TypeAlias = Engine | StaticClassifier
 
 LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
 OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head accepts
@@ -131,10 +131,10 @@ def predict(
     others = (file, head_kind, checkpoint, min_confidence, prediction_set, candidate_labels, template)
     plain = not options and not multi_label and all(value is None for value in others) and top_k >= 1
     if plain and checked_precision == "float32" and device in ("auto", "cpu"):
-        from heedful.infer.static_reader import StaticReader
+        from heedful.infer.static_classifier import StaticClassifier
 
-        if (reader := StaticReader.open(run)) is not None:
-            return _show_answers(run, reader, reader.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
+        if (static := StaticClassifier.open(run)) is not None:
+            return _show_answers(run, static, static.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
     from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 

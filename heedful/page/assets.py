@@ -1,4 +1,4 @@
-"""Files of pages, and what puts them into one HTML file that loads nothing."""
+"""Helpers that inline scripts and styles into one HTML file."""
 
 from __future__ import annotations
 

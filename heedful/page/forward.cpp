@@ -1,8 +1,8 @@
 // The forward pass of an encoder and its head for one text, in WebAssembly: no libraries, one thread.
 //
-// A model is a block of memory with its tensors and, behind them, its description: 32-bit words, a list of steps with
-// their sizes and the offsets of their tensors in the block. description.py writes it. Rows of matrices are padded
-// with zeros to a multiple of 16 numbers. `run` computes the steps one after the other.
+// A model is a block of memory with its tensors and, behind them, its ops: 32-bit words, the number of each op with its
+// sizes and the offsets of its tensors in the block. serialize.py writes it. Rows of matrices are padded with zeros to
+// a multiple of 16 numbers. `run` computes the ops one after the other.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -395,7 +395,7 @@ static void attend(const Attention& a, const float* qkv, int rows, float* out) {
     }
 }
 
-// -- steps ------------------------------------------------------------------------------------------------------------
+// -- ops --------------------------------------------------------------------------------------------------------------
 
 struct Input {
     const int32_t *tokens, *types;
@@ -624,12 +624,12 @@ static void recurrent(Reader& read, State& state) {
     }
 }
 
-static void unit_length(State& state) {
+static void l2_normalize(State& state) {
     float length = __builtin_sqrtf(product(state.x, state.x, state.width));
     for (int i = 0; i < state.width; i++) state.x[i] /= length > 1e-12f ? length : 1e-12f;
 }
 
-enum Step { END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS };
+enum Op { END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, L2_NORMALIZE, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS };
 
 static State state;
 
@@ -647,22 +647,22 @@ EXPORT(reserve_input) int32_t* reserve_input(int words) {
     return take<int32_t>(words);
 }
 
-// Computes at most `steps` steps of the description and returns the rows; `rows` and `columns` are their shape.
+// Computes at most `num_ops` ops and returns the rows; `rows` and `columns` are their shape.
 EXPORT(run)
 float* run(
-    const char* model, int description, const int32_t* tokens, const int32_t* types, int count, const int32_t* wanted,
-    int wanted_count, int steps
+    const char* model, int ops_offset, const int32_t* tokens, const int32_t* types, int count, const int32_t* wanted,
+    int wanted_count, int num_ops
 ) {
     Input input = {tokens, types, count, wanted, wanted_count};
-    Reader read = {model, (const int32_t*)(model + description)};
-    for (int step; steps-- > 0 && (step = read.word()) != END;) switch (step) {
+    Reader read = {model, (const int32_t*)(model + ops_offset)};
+    for (int op; num_ops-- > 0 && (op = read.word()) != END;) switch (op) {
             case EMBED: embed(read, input, state); break;
             case BLOCK: block(read, state); break;
             case NORM: normalise(read.norm(), state.x, state.rows, state.width); break;
             case DENSE: dense(read, state); break;
             case SELECT: select(input, state); break;
             case POOL: pool(read, state); break;
-            case UNIT_LENGTH: unit_length(state); break;
+            case L2_NORMALIZE: l2_normalize(state); break;
             case RECURRENT: recurrent(read, state); break;
             case POOL_BY_QUERIES: pool_by_queries(read, state); break;
             case SCORE_ROWS: score_rows(read, state); break;

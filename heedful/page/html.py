@@ -20,7 +20,7 @@ from heedful.infer.tuning.precision_gate import Tolerance, score_change
 from heedful.model import config as c
 from heedful.nn.inference_linear import quantize_rows
 from heedful.page.assets import WEB, bundle_modules, source_hash
-from heedful.page.description import ModelBytes, describe, refusal, unsupported
+from heedful.page.serialize import SerializedModel, refusal, serialize_model, unsupported
 from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.label_answers import unique_label_names
@@ -31,7 +31,7 @@ CODE = Path(__file__).parent / "forward.wasm"
 POLICY = (  # Content-Security-Policy
     "default-src 'none'; script-src {script} 'wasm-unsafe-eval'; style-src {style}; base-uri 'none'; form-action 'none'"
 )
-MOST_PARAMETERS = 40_000_000  # a browser takes longer than a reader waits for more
+MOST_PARAMETERS = 40_000_000  # larger models are too slow in a browser
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +57,13 @@ def export_page(
     Args:
         bundle: An encoder with a head and a tokenizer.
         output: The file.
-        precision: Of the matrices: "int8", with a scale for each row, "float16", "float32", or "auto": int8 if it
-            changes the scores of a sample no more than the precision of an engine may, else float16.
+        precision: Precision of the weight matrices: "int8", with a scale for each row, "float16", "float32", or
+            "auto": int8 if it changes the scores of a sample no more than the precision of an engine may, else float16.
         title: Heading of the page.
         overwrite: Whether to replace a file.
 
     Raises:
-        HeedfulError: If the file exists, or a page does not compute the model or its tokenizer.
+        HeedfulError: If the file exists, or HTML export does not support the model or its tokenizer.
     """
     output = Path(output)
     if (output.exists() or output.is_symlink()) and not overwrite:
@@ -86,7 +86,7 @@ def export_page(
 def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "Heedful") -> str:
     """Return the HTML; see `export_page`."""
     _check_size(bundle)
-    model = describe(bundle, precision)
+    model = serialize_model(bundle, precision)
     about = json.dumps(page_facts(bundle, model), ensure_ascii=False, allow_nan=False).encode()
     script = bundle_modules((WEB / name).read_text(encoding="utf-8") for name in MODULES) + "\nstartPage();\n"
     style = (WEB / "page.css").read_text(encoding="utf-8")
@@ -96,9 +96,9 @@ def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "H
         "title": html.escape(title),
         "facts": html.escape(facts),
         "style": style,
-        "about": _packed(about),
-        "code": _packed(CODE.read_bytes()),
-        "weights": _packed(model.data),
+        "about": _compressed(about),
+        "code": _compressed(CODE.read_bytes()),
+        "weights": _compressed(model.data),
         "script": script,
     }
     page = (WEB / "try.html").read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def int8_change(bundle: ModelBundle) -> float:
     return score_change(BundleEngine(bundle), BundleEngine(rounded))
 
 
-def page_facts(bundle: ModelBundle, model: ModelBytes) -> dict[str, object]:
+def page_facts(bundle: ModelBundle, model: SerializedModel) -> dict[str, object]:
     """Return what the scripts of the page need beside the weights."""
     head, tokenizer = bundle.config.head, require_tokenizer(bundle)
     assert head is not None
@@ -148,12 +148,12 @@ def page_facts(bundle: ModelBundle, model: ModelBytes) -> dict[str, object]:
         "mask": mask,
         "mask_name": None if mask is None else tokenizer.name(mask),
         "max_length": model.max_length,
-        "description": model.description,
-        "steps": model.steps,
+        "ops_offset": model.ops_offset,
+        "num_ops": model.num_ops,
         "tokenizer": tokenizer_state(tokenizer),
     }
 
 
-def _packed(data: bytes) -> str:
-    """Return bytes as base64 of what zlib makes of them."""
+def _compressed(data: bytes) -> str:
+    """Compress with zlib and encode as base64."""
     return base64.b64encode(zlib.compress(data, 9)).decode()

@@ -27,7 +27,7 @@ PRE_TOKENIZERS = {
 }
 MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
 UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
-DIFFERENT_PATTERN = re.compile(  # what JavaScript reads otherwise than the library, or not at all
+DIFFERENT_PATTERN = re.compile(  # regex syntax that JavaScript interprets differently
     r"\\[^sSdDpPnrt^$\\.*+?()\[\]{}|/]"  # other escapes, such as \\w, whose class is ASCII in JavaScript
     r"|\(\?(?![:=!]|<[=!])"  # other groups, such as (?i: and (?>
     r"|[*+?}]\+"  # possessive quantifiers
@@ -40,15 +40,17 @@ def tokenizer_state(tokenizer: Tokenizer) -> State:
     """Return the tokenizer as tokenizer.js reads it.
 
     Raises:
-        HeedfulError: If it has a part that tokenizer.js does not compute.
+        HeedfulError: If it has a part that tokenizer.js does not support.
     """
     state = tokenizer.tokenizer_json()
     model = dict(state["model"])
     for name in UNSUPPORTED_OPTIONS:
         if model.get(name):
-            raise HeedfulError(f"the tokenizer has the option {name}, which a page does not compute")
+            raise HeedfulError(f"the tokenizer has the option {name}, which HTML export does not support")
     if model["type"] == "BPE" and model.get("continuing_subword_prefix"):
-        raise HeedfulError("the BPE tokenizer has the option continuing_subword_prefix, which a page does not compute")
+        raise HeedfulError(
+            "the BPE tokenizer has the option continuing_subword_prefix, which HTML export does not support"
+        )
     _check([model], MODELS)
     pre_tokenizers = _steps(state["pre_tokenizer"], "pretokenizers")
     normalizers = _steps(state["normalizer"], "normalizers")
@@ -82,7 +84,7 @@ def _check(steps: list[State], known: set[str]) -> None:
     for step in steps:
         if step["type"] not in known:
             raise HeedfulError(
-                f"the tokenizer has a part of the type {step['type']}, which a page does not compute; it knows "
+                f"the tokenizer has a part of the type {step['type']}, which HTML export does not support; it supports "
                 f"{', '.join(sorted(known))}"
             )
 
@@ -92,7 +94,8 @@ def _check_patterns(steps: list[State]) -> None:
         pattern = (step.get("pattern") or {}).get("Regex", "")
         if different := DIFFERENT_PATTERN.search(pattern):
             raise HeedfulError(
-                f"the tokenizer has the pattern {pattern!r}, of which JavaScript reads {different[0]!r} otherwise"
+                f"the tokenizer has the pattern {pattern!r}; {different[0]!r} is regex syntax that JavaScript "
+                "interprets differently"
             )
 
 

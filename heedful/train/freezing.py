@@ -25,7 +25,7 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
     """Raise SettingError if the embeddings and the lower `count` layers of a model cannot be frozen.
 
     Args:
-        config: Of the model; None: it starts from random weights.
+        config: Model config, or None if training starts from random weights.
         count: Number of layers.
         reinit_layers: Number of upper layers that start from random weights.
     """
@@ -41,7 +41,9 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
         problem = f"the {stack.layers} layers of the model share the weights of {stack.blocks}: leave it out"
     elif count + reinit_layers > stack.layers:
         started = f", of which init.reinit_layers gives {reinit_layers} random weights" if reinit_layers else ""
-        problem = f"the model has {stack.layers} layers{started}: give {max(0, stack.layers - reinit_layers)} or fewer"
+        most = stack.layers - reinit_layers
+        remedy = f"give {most} or fewer" if most > 0 else "leave it out"
+        problem = f"the model has {stack.layers} layers{started}: {remedy}"
     if problem:
         raise SettingError(f"{PATH} is {count}, but {problem}", path=PATH)
 
@@ -49,10 +51,10 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
 def freeze_layers(loaded: ModelBundle, count: int) -> None:
     """Freeze the embeddings and the lower `count` layers: no gradients, and no dropout in training.
 
-    Relative positions that all layers share are frozen with them.
+    Shared relative-position parameters are frozen too, although unfrozen layers use them.
 
     Raises:
-        SettingError: If the model cannot be frozen so.
+        SettingError: If the model cannot be frozen this way.
     """
     check_freezing(loaded.config.model, count)
     assert isinstance(loaded.model, Transformer)

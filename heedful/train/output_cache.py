@@ -27,9 +27,9 @@ class CachedOutputs:
     """Cached outputs by numbers of samples.
 
     Args:
-        folder: Of the cache.
+        folder: Cache folder.
         count: Number of cached rows.
-        at: The row of a sample's number and key; None: the number.
+        at: Maps (sample number, key) to a cached row; None: the row is the sample number.
     """
 
     def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
@@ -37,7 +37,7 @@ class CachedOutputs:
         self._open = lru_cache(maxsize=OPEN)(self._opened)
 
     def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> Outputs:
-        """The outputs for these samples; float16 numbers become float32."""
+        """Return the outputs of these samples; float16 is converted to float32."""
         outputs: Outputs = {}
         for number, key in zip(numbers, keys, strict=True):
             part, place = divmod(number if self._at is None else self._at(number, key), PART)
@@ -56,7 +56,7 @@ class CachedOutputs:
         return range(part * PART, min((part + 1) * PART, self.count))
 
     def write_part(self, part: int, data: bytes) -> None:
-        """Write a part, as `part_bytes` makes it; it appears complete."""
+        """Write a part atomically; `data` comes from `part_bytes`."""
         with atomic_path(self._path(part)) as temporary:
             write_synced(temporary, [data])
 
@@ -71,7 +71,7 @@ class CachedOutputs:
             sizes = {name: file.get_tensor(name) for name in names}  # type: ignore[no-untyped-call]
         except (OSError, SafetensorError) as error:
             raise HeedfulError(
-                f"{path} cannot be read: {error}. Remove it, and the same command makes it anew"
+                f"{path} cannot be read: {error}. Remove it and rerun the command to recreate it"
             ) from None
         return file, {name.removeprefix("sizes."): [0, *accumulate(counts.tolist())] for name, counts in sizes.items()}
 

@@ -38,8 +38,8 @@ from heedful.model.config import (
 )
 from heedful.model.trace import Trace
 from heedful.packed import Packed
-from heedful.page.description import describe
 from heedful.page.html import CODE
+from heedful.page.serialize import serialize_model
 from tests.support.model_folders import make
 from tests.support.page_scripts import page_rows
 from tests.support.tiny_models import randomise, save_tiny, sequences
@@ -116,9 +116,9 @@ def check(folder: Path, bundle: ModelBundle, ids: list[int], types: list[int], p
         outputs = bundle(Packed.of([ids], [types]), trace=trace)
     references = [trace.states["encoder", layer, 0].numpy() for layer in range(encoder.layers + 1)]
     last = 1 + encoder.layers + int(encoder.final_norm)
-    steps = [*range(1, encoder.layers + 1), last, describe(bundle).steps]
+    counts = [*range(1, encoder.layers + 1), last, serialize_model(bundle).num_ops]
     *states, scores = page_rows(
-        folder, bundle, ids, types, wanted=list(range(len(ids))), steps=steps, precision=precision
+        folder, bundle, ids, types, wanted=list(range(len(ids))), op_counts=counts, precision=precision
     )
     for reference, rows in [*zip(references, states, strict=True), (outputs.numpy(), scores)]:
         got = np.array(rows).reshape(reference.shape)
@@ -172,7 +172,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, precision: str) -> None:
     bundle, count = mixture(name), 19
-    model = describe(bundle, precision)
+    model = serialize_model(bundle, precision)
     ids, types = list(range(count)), [number % max(1, bundle.config.model.embedding.types) for number in range(count)]
     place = native.reserve_model(len(model.data))
     ctypes.memmove(place, model.data, len(model.data))
@@ -180,7 +180,7 @@ def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, preci
     start = native.reserve_input(len(words))
     ctypes.memmove(start, words.ctypes.data, words.nbytes)
     tokens, kinds, wanted = (ctypes.c_void_p(start + 4 * count * part) for part in range(3))
-    result = native.run(ctypes.c_void_p(place), model.description, tokens, kinds, count, wanted, count, model.steps)
+    result = native.run(ctypes.c_void_p(place), model.ops_offset, tokens, kinds, count, wanted, count, model.num_ops)
     shape = native.rows() * native.columns()
     rows = np.ctypeslib.as_array(ctypes.cast(result, ctypes.POINTER(ctypes.c_float)), (shape,))
     with torch.inference_mode():
@@ -201,13 +201,13 @@ def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, preci
 )
 def test_other_models_are_refused(tmp_path: Path, family: str, architecture: str, message: str) -> None:
     save_tiny(tmp_path / "model", family, architecture)
-    with pytest.raises(HeedfulError, match=f"{family}.*{message}: a page computes encoders"):
-        describe(heedful.load(tmp_path / "model"))
+    with pytest.raises(HeedfulError, match=f"{family}.*{message}: HTML export supports encoders"):
+        serialize_model(heedful.load(tmp_path / "model"))
 
 
 def test_precisions() -> None:
     with pytest.raises(HeedfulError, match="precision is 'int4'; a page has one of auto, float32, float16, int8"):
-        describe(mixture("buckets"), "int4")
+        serialize_model(mixture("buckets"), "int4")
 
 
 def test_the_module_is_what_its_source_compiles_to(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from heedful.checkpoint import ModelBundle
 from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
-from heedful.page.description import describe
+from heedful.page.serialize import serialize_model
 from tests.support.classic_models import READERS, classic
 from tests.support.model_folders import LIMIT, long_text, make
 from tests.support.page_scripts import page_answers
@@ -146,8 +146,8 @@ def test_classic_models(tmp_path: Path, name: str) -> None:
     [("hierarchical", "hierarchical attention"), ("cosines", "self-attention without weights")],
 )
 def test_classic_models_that_are_refused(name: str, message: str) -> None:
-    with pytest.raises(HeedfulError, match=f"has {message}: a page computes encoders"):
-        describe(classic(name))
+    with pytest.raises(HeedfulError, match=f"has {message}: HTML export supports encoders"):
+        serialize_model(classic(name))
 
 
 def test_the_encoder_that_ships(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from heedful.checkpoint import ModelBundle
 from heedful.page.assets import WEB, bundle_modules
-from heedful.page.description import describe
 from heedful.page.html import CODE, MODULES, page_facts
+from heedful.page.serialize import serialize_model
 from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ import { readFileSync } from "node:fs";
 const { about, calls } = JSON.parse(readFileSync("input.json"));
 const page = { about };
 if (about.tokenizer) page.tokenizer = makeTokenizer(about.tokenizer);
-if (about.steps) page.score = await openModel(readFileSync(process.argv[2]), readFileSync("model.bin"), about);
+if (about.num_ops) page.score = await openModel(readFileSync(process.argv[2]), readFileSync("model.bin"), about);
 """
 WRITE = """
 console.log(JSON.stringify(results, (_, value) => (value instanceof Float32Array ? [...value] : value)));
@@ -46,7 +46,7 @@ def run_scripts(folder: Path, about: dict[str, Any], calls: list[Any], function:
 
 def page_answers(folder: Path, bundle: ModelBundle, inputs: list[Any], precision: str = "float32") -> list[Any]:
     """Return the answers to what the fields of a form hold."""
-    model = describe(bundle, precision)
+    model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
     return run_scripts(
         folder, page_facts(bundle, model), inputs, "(page, input) => ANSWERS[page.about.head](page, input)"
@@ -60,14 +60,14 @@ def page_rows(
     types: list[int],
     *,
     wanted: list[int],
-    steps: list[int] | None = None,
+    op_counts: list[int] | None = None,
     precision: str = "float32",
 ) -> list[Any]:
-    """Return the rows after so many steps; None: after the last one."""
-    model = describe(bundle, precision)
+    """Return the rows after so many ops; None: after the last one."""
+    model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
-    calls = [{"ids": ids, "types": types, "wanted": wanted, "most": most} for most in steps or [model.steps]]
-    about = {"description": model.description, "steps": model.steps}
+    calls = [{"ids": ids, "types": types, "wanted": wanted, "most": most} for most in op_counts or [model.num_ops]]
+    about = {"ops_offset": model.ops_offset, "num_ops": model.num_ops}
     return run_scripts(
         folder, about, calls, "(page, { most, wanted, ...encoding }) => page.score(encoding, wanted, most)"
     )

@@ -129,6 +129,7 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
     for count, top, expected in (
         (5, 0, "freeze_layers is 5, but the model has 4 layers: give 4 or fewer"),
         (3, 2, "has 4 layers, of which init.reinit_layers gives 2 random weights: give 2 or fewer"),
+        (1, 4, "has 4 layers, of which init.reinit_layers gives 4 random weights: leave it out"),
     ):
         with pytest.raises(SettingError, match=expected):
             check_freezing(config, count, top)

@@ -105,7 +105,7 @@ const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
 const CLASSES = { s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}" };
 
-// A pattern of tokenizer.json, whose classes are those of Unicode; tokenizer_state.py refuses what reads otherwise here.
+// A pattern of tokenizer.json, whose classes are those of Unicode; tokenizer_state.py refuses syntax that differs here.
 function regexOf({ String: text, Regex: source }) {
   const translated = (source ?? "").replace(/\\(.)/gsu, (whole, letter) => CLASSES[letter] ?? whole);
   return new RegExp(text === undefined ? translated : escaped(text), "gu");

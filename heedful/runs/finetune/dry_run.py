@@ -24,7 +24,7 @@ from heedful.runs.results import JsonObject
 from heedful.runs.run_folder import check_run_folder
 from heedful.runs.timing import peak_memory
 from heedful.tasks.task import EncodedSplit
-from heedful.train.frozen_rows import GB, frozen_rows_bytes
+from heedful.train.frozen_outputs import GB, frozen_outputs_bytes
 from heedful.train.trainer import Trainer
 
 PROBED_SAMPLES = 64  # whose encoding is timed
@@ -129,7 +129,7 @@ def dry_run(
 
 def _frozen_bytes(trainer: Trainer) -> int:
     """Return the disk space of cached outputs of frozen layers; 0 if they are not cached."""
-    size = frozen_rows_bytes(trainer) if trainer.settings.freeze_layers else 0
+    size = frozen_outputs_bytes(trainer) if trainer.settings.freeze_layers else 0
     return size if size <= trainer.settings.cache_gb * GB else 0
 
 

@@ -49,7 +49,7 @@ from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, EvalMetrics, Task
 from heedful.train.fit import FitResult, Reporter, fit
 from heedful.train.freezing import freezing_note
-from heedful.train.frozen_rows import cache_frozen_rows
+from heedful.train.frozen_outputs import cache_frozen_outputs
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
@@ -258,7 +258,7 @@ class FinetuneTraining:
         objective = lesson.objective if finetunes else body_objective(settings, task)
         trainer = Trainer(model, objective, lesson.samples, settings.train, self.run.ranks)
         if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
-            cache_frozen_rows(trainer, self.run.folder / FROZEN, self.run.reporter.message)
+            cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message)
         elif settings.train.freeze_layers:
             self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and computed in every step")
         if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():

@@ -15,7 +15,7 @@ from heedful.runs.distil.run import distil
 from heedful.runs.finetune.dry_run import dry_run
 from heedful.runs.finetune.run import finetune
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
-from heedful.train import frozen_rows
+from heedful.train import frozen_outputs
 from heedful.train.settings import TrainSettings
 from tests.support.distillation import NO_BASELINE
 from tests.support.generated_data import data, tune
@@ -51,9 +51,9 @@ def frozen_as_in(folder: Path, bare: Path) -> bool:
 
 def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[int] = []
-    write = frozen_rows.CachedOutputs.write_part
+    write = frozen_outputs.CachedOutputs.write_part
     monkeypatch.setattr(
-        frozen_rows.CachedOutputs, "write_part", lambda self, part, b: (parts.append(part), write(self, part, b))[1]
+        frozen_outputs.CachedOutputs, "write_part", lambda self, part, b: (parts.append(part), write(self, part, b))[1]
     )
     log, folder = Messages(), tmp_path / "run"
     done = tune(
@@ -96,7 +96,7 @@ def test_distillation_freezes_layers_of_the_student(tmp_path: Path) -> None:
     teacher, log = make(tmp_path / "teacher", "single"), Messages()
     source, how = data("single", tmp_path / "data"), ["train.freeze_layers=1", *NO_BASELINE]
     distil(teacher, source, tmp_path / "run", student="layers=2", loss="tinybert", assignments=how, reporter=log)
-    assert any(text.endswith("are frozen, without dropout, and computed in every step") for text in log.messages)
+    assert any(text.endswith("are frozen, without dropout, and recomputed in every step") for text in log.messages)
     assert frozen_as_in(tmp_path / "run", tmp_path / "run" / "start")
 
 

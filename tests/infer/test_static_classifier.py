@@ -1,4 +1,4 @@
-"""StaticReader answers as Engine does, without torch, and leaves every other model to Engine."""
+"""StaticClassifier answers as Engine does, without torch, and leaves every other model to Engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from heedful.checkpoint import BundleConfig, ModelBundle, create, load, save
 from heedful.checkpoint.new_head import with_head
 from heedful.cli import main
 from heedful.infer.engine import Engine
-from heedful.infer.static_reader import BIAS, TABLE, WEIGHTS, StaticReader
+from heedful.infer.static_classifier import BIAS, TABLE, WEIGHTS, StaticClassifier
 from heedful.model.classic_config import AttentionPooling, BagPooling, ClassicConfig, PoolingConfigs
 from heedful.model.config import EmbeddingConfig
 from heedful.runs.distil.settings import StaticStudent
@@ -78,19 +78,20 @@ def test_answers_are_those_of_the_engine(problem: str, student: ModelBundle, tmp
             folder = saved(pooled(student, BagPooling(binary="sigmoid")), tmp_path / "model", ("no", "yes"))
         case _:
             folder = saved(student, tmp_path / "model")
-    reader, engine = StaticReader.open(folder), Engine(folder)
-    assert reader is not None and reader.parameters == engine.parameters
+    classifier, engine = StaticClassifier.open(folder), Engine(folder)
+    assert classifier is not None and classifier.parameters == engine.parameters
     expected = engine(TEXTS)
     assert len({json.dumps(answer) for answer in expected}) > 3
-    for actual, answer in zip(reader(TEXTS), expected, strict=True):
+    for actual, answer in zip(classifier(TEXTS), expected, strict=True):
         assert_close(actual, answer)
 
 
 def test_the_model_of_a_run_is_read(student: ModelBundle, tmp_path: Path) -> None:
     saved(student, tmp_path / "run" / "model")
-    reader = StaticReader.open(tmp_path / "run")
-    assert reader is not None
-    assert reader.facts["read"] == str(tmp_path / "run") and reader.facts["head"] == "sequence_classification head"
+    classifier = StaticClassifier.open(tmp_path / "run")
+    assert classifier is not None
+    assert classifier.facts["read"] == str(tmp_path / "run")
+    assert classifier.facts["head"] == "sequence_classification head"
 
 
 def change_json(name: str, **values: Any) -> Callable[[Path], None]:
@@ -129,9 +130,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_not_as_expected_is_left_to_the_engine(damage: str, student: ModelBundle, tmp_path: Path) -> None:
     folder = saved(student, tmp_path / "model")
-    assert StaticReader.open(folder) is not None
+    assert StaticClassifier.open(folder) is not None
     DAMAGES[damage](folder)
-    assert StaticReader.open(folder) is None
+    assert StaticClassifier.open(folder) is None
 
 
 def test_other_models_are_left_to_the_engine(student: ModelBundle, tmp_path: Path) -> None:
@@ -140,14 +141,14 @@ def test_other_models_are_left_to_the_engine(student: ModelBundle, tmp_path: Pat
         "sum": pooled(student, BagPooling(how="sum")),
     }
     for name, model in others.items():
-        assert StaticReader.open(saved(model, tmp_path / name)) is None
-    assert StaticReader.open(saved(student, tmp_path / "regress", ("stars",), problem_type="regression")) is None
-    assert StaticReader.open(make(tmp_path / "bert", "single")) is None
-    assert StaticReader.open(tmp_path / "nowhere") is None and StaticReader.open("org/name") is None
+        assert StaticClassifier.open(saved(model, tmp_path / name)) is None
+    assert StaticClassifier.open(saved(student, tmp_path / "regress", ("stars",), problem_type="regression")) is None
+    assert StaticClassifier.open(make(tmp_path / "bert", "single")) is None
+    assert StaticClassifier.open(tmp_path / "nowhere") is None and StaticClassifier.open("org/name") is None
     scaled = replace(student.config.model.embedding, scale=2.0)
     config = replace(student.config.model, embedding=scaled)
     bundle = create(BundleConfig(family="heedful-classic", model=config), student.tokenizer)
-    assert StaticReader.open(saved(bundle, tmp_path / "scaled")) is None
+    assert StaticClassifier.open(saved(bundle, tmp_path / "scaled")) is None
 
 
 def test_the_command_answers_without_torch(

@@ -1,4 +1,4 @@
-"""`StaticReader`: answers of a classifier over the mean of token vectors by NumPy alone, without importing torch.
+"""`StaticClassifier`: answers of a classifier over the mean of token vectors by NumPy alone, without importing torch.
 
 The first answer of a static student or of a bag of words then takes the time of reading its files. `Engine` gives
 the same answers; it is what everything else uses.
@@ -44,13 +44,13 @@ MAX_BYTES = 1 << 30  # of the weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StaticReader:
+class StaticClassifier:
     """A table of token vectors and a linear classifier.
 
     Attributes:
         source: The folder that was opened.
-        table: A row for each token.
-        weight: A row for each label, or one for the second of two labels.
+        table: [tokens, width].
+        weight: [labels, width]; a binary model has one row, the logit of the second label.
     """
 
     source: str
@@ -63,11 +63,11 @@ class StaticReader:
     thresholds: Mapping[str, float]
 
     @classmethod
-    def open(cls, name: str | Path) -> StaticReader | None:
+    def open(cls, name: str | Path) -> StaticClassifier | None:
         """Open the model in a folder, or in the folder of a run.
 
         Returns:
-            None if it is any other model, or a file is not as expected: `Engine` answers, or says what is wrong.
+            None for unsupported models and damaged files; use `Engine` instead, whose errors say what is wrong.
         """
         folder = Path(name)
         if not (folder / "config.json").exists():
@@ -108,7 +108,7 @@ class StaticReader:
         return {"read": self.source, "family": FAMILY, "head": f"{KIND} head", "parameters": self.parameters}
 
     def __call__(self, texts: Iterable[Any], *, top_k: int = 5) -> list[Answer]:
-        """Return the answer to each text, as `Engine` gives it; all labels are listed, whatever `top_k` is."""
+        """Return the answer to each text, as `Engine` does for a classifier; `top_k` is ignored."""
         return [self._answer(self._scores(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def _scores(self, ids: Sequence[int]) -> Vectors:

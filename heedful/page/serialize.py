@@ -1,4 +1,4 @@
-"""A model as one block of bytes: its tensors, and a list of steps that forward.cpp computes."""
+"""Serialize a model for forward.cpp: its tensors, and the list of ops that it computes."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ from heedful.nn.positions import BucketedPosition, RotaryPosition, distance_buck
 FORMATS = {"float32": 1, "float16": 2, "int8": 3}  # of matrices; 0: none
 PAD = 16  # rows of matrices have a multiple of 16 numbers, and tensors start at a multiple of 16 bytes
 UNLIMITED = 8192  # tokens of a text, where the model has no limit
-END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, UNIT_LENGTH, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS = range(11)  # steps
+END, EMBED, BLOCK, NORM, DENSE, SELECT, POOL, L2_NORMALIZE, RECURRENT, POOL_BY_QUERIES, SCORE_ROWS = range(11)  # ops
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu", "tanh")
 POOLINGS = ("mean", "first", "max", "mean_sqrt_length", "last", "sum")
 CELLS = ("lstm", "gru")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelBytes:
-    """The block of bytes of a model, and what is needed to run it."""
+class SerializedModel:
+    """A model in the format of forward.cpp."""
 
-    data: bytes
-    description: int  # offset of the steps, in bytes
-    steps: int
+    data: bytes  # the tensors, then the ops
+    ops_offset: int  # of the ops in `data`, in bytes
+    num_ops: int  # without END
     max_length: int  # tokens of a text
 
 
 class _Writer:
-    """Collects tensors, and words that describe them."""
+    """Serializes tensors and the op list."""
 
     def __init__(self, precision: str) -> None:
-        self.precision, self.data, self.words, self.steps = precision, bytearray(), bytearray(), 0
+        self.precision, self.data, self.words, self.num_ops = precision, bytearray(), bytearray(), 0
         self.matrices: dict[int, tuple[Tensor, tuple[int, ...]]] = {}  # each matrix and its words, by its id
 
-    def step(self, number: int) -> None:
-        """Begin a step."""
-        self.steps += number != END
+    def op(self, number: int) -> None:
+        """Begin an op."""
+        self.num_ops += number != END
         self.integers(number)
 
     def integers(self, *numbers: int) -> None:
@@ -81,7 +81,7 @@ class _Writer:
         return offset
 
     def matrix(self, weight: Tensor | None) -> None:
-        """Describe a matrix, in the precision of the page; a shared one is written once."""
+        """Serialize a matrix, in the precision of the page; a shared one is written once."""
         if weight is None:
             return self.integers(0)
         if id(weight) not in self.matrices:
@@ -100,18 +100,18 @@ class _Writer:
         return FORMATS[self.precision], rows, columns, self.tensor(array), self.tensor(scales)
 
     def linear(self, layer: nn.Module | None) -> None:
-        """Describe a linear layer; none for None and nn.Identity."""
+        """Serialize a linear layer; none for None and nn.Identity."""
         if not isinstance(layer, nn.Linear):
             return self.integers(0)
         self.affine(layer.weight, layer.bias)
 
     def affine(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Describe W x + b."""
+        """Serialize the weight and the bias of W x + b."""
         self.matrix(weight)
         self.integers(self.tensor(bias))
 
     def norm(self, norm: nn.Module) -> None:
-        """Describe a layer norm or an RMS norm; none for nn.Identity."""
+        """Serialize a layer norm or an RMS norm; none for nn.Identity."""
         if isinstance(norm, nn.Identity):
             return self.integers(0)
         assert isinstance(norm, nn.LayerNorm | nn.RMSNorm) and norm.eps is not None
@@ -120,8 +120,8 @@ class _Writer:
         self.integers(self.tensor(norm.weight), self.tensor(getattr(norm, "bias", None)))
 
 
-def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
-    """Return the bytes of a model with its head.
+def serialize_model(bundle: ModelBundle, precision: str = "int8") -> SerializedModel:
+    """Serialize a model with its head.
 
     Raises:
         HeedfulError: If the precision is unknown, or forward.cpp does not compute this model; see `unsupported`.
@@ -139,22 +139,22 @@ def describe(bundle: ModelBundle, precision: str = "int8") -> ModelBytes:
     if isinstance(bundle.model, ClassicModel) and isinstance(bundle.model.over, BidirectionalRnn):
         _recurrent(writer, bundle.model.over)
     _head(writer, bundle)
-    writer.step(END)
-    description = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
-    return ModelBytes(data=bytes(writer.data), description=description, steps=writer.steps, max_length=max_length)
+    writer.op(END)
+    offset = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
+    return SerializedModel(data=bytes(writer.data), ops_offset=offset, num_ops=writer.num_ops, max_length=max_length)
 
 
 def refusal(bundle: ModelBundle, problem: str) -> HeedfulError:
-    """Return the error for a model that a page cannot compute."""
+    """Return the error for a model that HTML export does not support."""
     return HeedfulError(
-        f"{bundle.source} ({bundle.config.family}) {problem}: a page computes encoders with absolute, rotary or "
+        f"{bundle.source} ({bundle.config.family}) {problem}: HTML export supports encoders with absolute, rotary or "
         "bucketed positions, bags of words and recurrent networks, with heads for classification, regression, "
         "tagging, question answering, multiple choice, embeddings or masked tokens"
     )
 
 
 def unsupported(bundle: ModelBundle) -> str:
-    """Return why a page cannot compute a model, as "has ..."; "": it can."""
+    """Return why HTML export does not support a model, as "has ..."; "" if it does."""
     model, head = bundle.config.model, bundle.config.head
     stack, positions = model.encoder, model.embedding.positions
     if type(bundle.model) not in (Transformer, ClassicModel) or model.decoder is not None or (stack and stack.causal):
@@ -190,7 +190,7 @@ def _embedding(writer: _Writer, layer: EmbeddingLayer, max_length: int) -> None:
             positions = layer.positions.weight
         case c.Sinusoidal(layout=layout, base=base, offset=first):
             positions = sinusoid(torch.arange(first, first + max_length), config.width, layout, base)
-    writer.step(EMBED)
+    writer.op(EMBED)
     writer.matrix(layer.tokens.weight)
     writer.number(config.scale)
     writer.matrix(positions)
@@ -206,7 +206,7 @@ def _stack(writer: _Writer, stack: Stack) -> None:
     for layer in range(config.layers):
         block, window = stack.blocks[layer * len(stack.blocks) // config.layers], config.window_of(layer)
         assert isinstance(block, Block)
-        writer.step(BLOCK)
+        writer.op(BLOCK)
         writer.integers(int(block.norm_first))
         writer.norm(block.attention_norm)
         _attention(writer, block.attention, window, positions[0 if window is None else -1])
@@ -215,7 +215,7 @@ def _stack(writer: _Writer, stack: Stack) -> None:
         writer.integers(int(config.gated), ACTIVATIONS.index(config.activation))
         writer.linear(block.mlp.down)
     if config.final_norm:
-        writer.step(NORM)
+        writer.op(NORM)
         writer.norm(stack.norm)
 
 
@@ -252,7 +252,7 @@ def _attention(writer: _Writer, attention: Attention, window: int | None, positi
 
 def _recurrent(writer: _Writer, network: BidirectionalRnn) -> None:
     cells = network.cells
-    writer.step(RECURRENT)
+    writer.op(RECURRENT)
     writer.integers(CELLS.index("lstm" if isinstance(cells, nn.LSTM) else "gru"), cells.hidden_size, cells.num_layers)
     for layer in range(cells.num_layers):
         for direction in ("", "_reverse"):
@@ -278,11 +278,11 @@ def _head(writer: _Writer, bundle: ModelBundle) -> None:
                 _pool(writer, [config.pooling])
             _dense(writer, module.out)
         case c.TokenClasses() | c.SpanScores():
-            writer.step(SELECT)
+            writer.op(SELECT)
             _transform(writer, module.first, config.activation)
             _dense(writer, module.out)
         case c.MaskedTokens():
-            writer.step(SELECT)
+            writer.op(SELECT)
             if config.dense:
                 _dense(writer, module.dense, config.activation, module.norm)
             _dense(writer, module.decoder)
@@ -291,9 +291,9 @@ def _head(writer: _Writer, bundle: ModelBundle) -> None:
             for layer, linear in zip(config.dense, module.dense, strict=True):
                 _dense(writer, linear, layer.activation)
             if config.normalise:
-                writer.step(UNIT_LENGTH)
+                writer.op(L2_NORMALIZE)
         case _:
-            raise AssertionError(f"no steps for {config}")
+            raise AssertionError(f"no ops for {config}")
 
 
 def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
@@ -301,7 +301,7 @@ def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
         _pool(writer, [head.config.how])
     else:
         pooler = head.queries
-        writer.step(POOL_BY_QUERIES)
+        writer.op(POOL_BY_QUERIES)
         writer.linear(pooler.key)
         writer.integers(ACTIVATIONS.index("tanh" if pooler.tanh else ""))
         writer.linear(pooler.value)
@@ -309,7 +309,7 @@ def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
         writer.number(pooler.scale)
         writer.integers(int(not head.vector_per_class))
     if head.vector_per_class:
-        writer.step(SCORE_ROWS)
+        writer.op(SCORE_ROWS)
         return writer.linear(head.out)
     if head.hidden is not None:
         _dense(writer, head.hidden, "relu")
@@ -321,7 +321,7 @@ def _pooled_classes(writer: _Writer, head: PooledClassesHead) -> None:
 
 
 def _pool(writer: _Writer, poolings: Sequence[str]) -> None:
-    writer.step(POOL)
+    writer.op(POOL)
     writer.integers(len(poolings), *map(POOLINGS.index, poolings))
 
 
@@ -331,7 +331,7 @@ def _transform(writer: _Writer, transform: Transform, activation: str | None) ->
 
 
 def _dense(writer: _Writer, layer: nn.Module, activation: str | None = None, norm: nn.Module | None = None) -> None:
-    writer.step(DENSE)
+    writer.op(DENSE)
     writer.linear(layer)
     writer.integers(ACTIVATIONS.index(activation or ""))
     writer.norm(norm or nn.Identity())

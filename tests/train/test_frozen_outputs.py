@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from heedful.train import frozen_rows, output_cache
-from heedful.train.frozen_rows import FrozenRows, cache_frozen_rows
+from heedful.train import frozen_outputs, output_cache
+from heedful.train.frozen_outputs import SamplesWithFrozenOutputs, cache_frozen_outputs
 from heedful.train.trainer import Trainer
 from tests.support.tiny_runs import distance, records, same, trainer, weights
 
@@ -24,7 +24,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cached(folder: Path, log: list[str] | None = None, task: str = "classify", **more: Any) -> Trainer:
     made = trainer(task, **{"freeze_layers": 1, **more})
-    cache_frozen_rows(made, folder, (log if log is not None else []).append)
+    cache_frozen_outputs(made, folder, (log if log is not None else []).append)
     return made
 
 
@@ -33,7 +33,7 @@ def cached(folder: Path, log: list[str] | None = None, task: str = "classify", *
 def test_training_is_the_same_with_and_without_a_cache(task: str, more: dict[str, Any], tmp_path: Path) -> None:
     log: list[str] = []
     read, computed = cached(tmp_path / "frozen", log, task, **more), trainer(task, freeze_layers=1, **more)
-    assert isinstance(read.samples, FrozenRows)
+    assert isinstance(read.samples, SamplesWithFrozenOutputs)
     steps, expected = list(read), list(computed)
     near = 2e-2 if more.get("precision") else 1e-5  # rows are computed in other batches, which may round otherwise
     assert [step.loss for step in steps] == pytest.approx([step.loss for step in expected], rel=near)
@@ -70,13 +70,13 @@ def test_a_cache_of_other_weights_samples_or_layers_is_made_anew(tmp_path: Path)
     other = trainer(freeze_layers=1)
     with torch.no_grad():
         other.loaded.model.embedding.tokens.weight[5] += 1
-    cache_frozen_rows(other, folder, print)
+    cache_frozen_outputs(other, folder, print)
     assert (folder / "part-000000.safetensors").read_bytes() != before
     cached(folder)
     assert (folder / "part-000000.safetensors").read_bytes() == before
     reordered = trainer(freeze_layers=1)
     reordered.stages = (reordered.stages[0]._replace(samples=list(reordered.samples)[::-1]),)
-    cache_frozen_rows(reordered, folder, print)
+    cache_frozen_outputs(reordered, folder, print)
     assert (folder / "part-000000.safetensors").read_bytes() != before
     states = [cached(folder, freeze_layers=count).samples[3].states for count in (1, 2)]
     assert not torch.equal(*states)
@@ -85,8 +85,8 @@ def test_a_cache_of_other_weights_samples_or_layers_is_made_anew(tmp_path: Path)
 def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, (more, expected) in enumerate(
         [
-            ({"cache_gb": 0.0}, "computed in every step: their outputs take 0.00 GB, and train.cache_gb is 0"),
-            ({"max_steps": 4}, "computed in every step: training reads every sample once"),
+            ({"cache_gb": 0.0}, "recomputed in every step: their outputs take 0.00 GB, and train.cache_gb is 0"),
+            ({"max_steps": 4}, "recomputed in every step: training reads every sample once"),
         ]
     ):
         log: list[str] = []
@@ -96,8 +96,8 @@ def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch
         assert not (tmp_path / str(number)).exists()
     log = []
     full = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
-    monkeypatch.setattr(frozen_rows, "shutil", full)
-    assert not isinstance(cached(tmp_path / "full", log).samples, FrozenRows)
+    monkeypatch.setattr(frozen_outputs, "shutil", full)
+    assert not isinstance(cached(tmp_path / "full", log).samples, SamplesWithFrozenOutputs)
     assert log[0].endswith("full has 0.00 GB left") and not (tmp_path / "full").exists()
 
 

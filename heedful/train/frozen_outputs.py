@@ -1,4 +1,4 @@
-"""The outputs of frozen layers, computed once for all training samples and read from the disk in every epoch."""
+"""Outputs of frozen layers, computed once for all training samples and read from the disk in every epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY = 30.0  # seconds between two reports of progress
 GB = 10**9
 
 
-class FrozenRows(Sequence[Sample]):
+class SamplesWithFrozenOutputs(Sequence[Sample]):
     """Samples with the outputs of the frozen layers, which are read from the disk."""
 
     def __init__(self, samples: Sequence[Sample], outputs: CachedOutputs) -> None:
@@ -50,36 +50,39 @@ class FrozenRows(Sequence[Sample]):
         return replace(self._samples[number], states=self._outputs([number], [0])[STATES][0])
 
 
-def cache_frozen_rows(trainer: Trainer, folder: Path, log: Callable[[str], None]) -> None:
+def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], None]) -> None:
     """Compute the outputs of the frozen layers for all samples, unless `folder` has them, and let training read them.
 
-    They are not cached, and computed in every epoch, if they do not fit into train.cache_gb or on the disk, or are
+    They are not cached, and recomputed in every step, if they do not fit into train.cache_gb or on the disk, or are
     read only once. `folder` may hold outputs of other weights or samples: they are removed.
 
     Args:
         trainer: Its model has frozen layers, and its objective takes the samples as they are.
-        folder: Of the cache.
+        folder: Cache folder.
         log: Receives what is done.
     """
     samples = trainer.samples
-    outputs, size = CachedOutputs(folder, len(samples)), frozen_rows_bytes(trainer)
+    outputs, size = CachedOutputs(folder, len(samples)), frozen_outputs_bytes(trainer)
     frozen, reason = freezing_note(trainer.settings.freeze_layers), ""
     if trainer.ranks.is_main:
         key = _key(trainer, samples)
         begun = folder.exists() and _read_key(folder) == key
         reason = _no_cache_reason(trainer, size, 0 if begun else size, folder)
         if reason:
-            log(f"{frozen}, and computed in every step: {reason}")
+            log(f"{frozen}, and recomputed in every step: {reason}")
         else:
             if not begun:
                 _begin(folder, key)
             log(f"{frozen}; their outputs for {len(samples):,} samples are computed once ({size / GB:.2f} GB)")
             _fill(trainer, outputs, samples, log)
     if not trainer.ranks.all_gather_object(reason)[0]:
-        trainer.stages = (trainer.stages[0]._replace(samples=FrozenRows(samples, outputs)), *trainer.stages[1:])
+        trainer.stages = (
+            trainer.stages[0]._replace(samples=SamplesWithFrozenOutputs(samples, outputs)),
+            *trainer.stages[1:],
+        )
 
 
-def frozen_rows_bytes(trainer: Trainer) -> int:
+def frozen_outputs_bytes(trainer: Trainer) -> int:
     """Return the size of the outputs of the frozen layers for all samples."""
     return sum(map(len, trainer.samples)) * trainer.loaded.config.model.width * torch.float32.itemsize
 
