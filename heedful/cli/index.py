@@ -38,11 +38,11 @@ def index(
         str | None, typer.Option(help="Language of the words, for stemming and stop words; none: neither.")
     ] = None,
     passage_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of a passage of a long document; by default up to 256.")
+        int | None, typer.Option(help="Maximum tokens of a passage of a long document; by default up to 256.")
     ] = None,
     delete: Annotated[list[str] | None, typer.Option(metavar="ID", help="Delete this document; repeatable.")] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Write the index anew without what deleted documents have left.")
+        bool, typer.Option("--rebuild", help="Rebuild the index to reclaim the space of deleted documents.")
     ] = False,
     mine_negatives: Annotated[
         Path | None,
@@ -52,14 +52,19 @@ def index(
             "embed and finetune rank read.",
         ),
     ] = None,
-    mined: Annotated[
-        Path | None, typer.Option(help="With --mine-negatives: the file to write (PAIRS-negatives.jsonl).")
+    negatives_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --mine-negatives: the file to write; by default the name of PAIRS with -negatives.jsonl."
+        ),
     ] = None,
-    negatives: Annotated[int | None, typer.Option(help="With --mine-negatives: most negatives of a pair (5).")] = None,
+    num_negatives: Annotated[
+        int | None, typer.Option(help="With --mine-negatives: maximum negatives of a pair (5).")
+    ] = None,
     margin: Annotated[
         float | None,
         typer.Option(
-            help="With --mine-negatives: share of the positive's score by which a negative's score is lower (0.05)."
+            help="With --mine-negatives: minimum relative gap between the positive's score and a negative's (0.05)."
         ),
     ] = None,
     teacher: Annotated[
@@ -70,7 +75,7 @@ def index(
 ) -> None:
     """Index documents, to search them by words and by meaning.
 
-    The same command again adds new documents and replaces changed ones; an interrupted one continues. Settings are
+    The same command again adds new documents and replaces changed ones; an interrupted one is resumed. Settings are
     those of the first command.
     """
     from heedful.bundled import BUNDLED_ENCODER
@@ -79,8 +84,13 @@ def index(
     from heedful.search.store import is_index
     from heedful.search.vectors import check_vector_format
 
-    of_mining = {"mined": mined, "negatives": negatives, "margin": margin, "teacher": teacher}
-    if mine_negatives is None and (unused := [name for name, value in of_mining.items() if value is not None]):
+    mining_options = {
+        "negatives-file": negatives_file,
+        "num-negatives": num_negatives,
+        "margin": margin,
+        "teacher": teacher,
+    }
+    if mine_negatives is None and (unused := [name for name, value in mining_options.items() if value is not None]):
         raise HeedfulError(f"--{unused[0]} is for --mine-negatives: give that too, or leave --{unused[0]} out")
     if not documents and not delete and not rebuild and mine_negatives is None:
         raise HeedfulError("no documents are given: name files or folders of texts")
@@ -108,10 +118,12 @@ def index(
             print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
         print(f"{out}: {len(searched):,} documents, {searched.passages:,} passages")
     if mine_negatives is not None:
-        file = mined or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
-        options = {name: value for name, value in (("negatives", negatives), ("margin", margin)) if value is not None}
+        file = negatives_file or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
+        options = {
+            name: value for name, value in (("num_negatives", num_negatives), ("margin", margin)) if value is not None
+        }
         mining = _mine(searched, mine_negatives, file, options, teacher, device)
-        facts |= {"mined": str(file), **asdict(mining)}
+        facts |= {"negatives_file": str(file), **asdict(mining)}
         if not as_json:
             served = mining.pairs - mining.without
             print(f"{file}: {mining.negatives:,} negatives for {served:,} of {mining.pairs:,} pairs")

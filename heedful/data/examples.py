@@ -52,7 +52,7 @@ class Example:
 
     @classmethod
     def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
-        """Yield the examples of a split, of which one may be made from several rows."""
+        """Yield the examples of a split; several rows may make one example."""
         return examples
 
     @classmethod
@@ -320,7 +320,7 @@ class RankExample(Example):
     that share a query are one example, whose most relevant documents come first.
     """
 
-    about: ClassVar[str] = "a query with documents, some of which are relevant"
+    about: ClassVar[str] = "a query with relevant and irrelevant documents"
     needed: ClassVar[tuple[str, ...]] = ("query", "positive", "negative")
     alternative: ClassVar[tuple[str, ...]] = ("query", "document", "relevance")
     optional: ClassVar[tuple[str, ...]] = ("teacher_scores",)

@@ -53,27 +53,28 @@ def mine_negatives(
     index: SearchIndex,
     pairs: Sequence[PairExample],
     *,
-    negatives: int = NEGATIVES,
+    num_negatives: int = NEGATIVES,
     margin: float = MARGIN,
     teacher: BundleEngine | None = None,
 ) -> Iterator[MinedRow]:
-    """Yield each pair of a query and a relevant text with its hardest negatives: the nearest passages of documents.
+    """Yield each pair of a query and a relevant text with hard negatives: the best-matching passages of documents.
 
-    A document whose score is not lower than the positive's by the margin may be relevant itself and is left out; so is
-    a document that contains a positive text of the query. A pair without a negative yields a row without any.
+    Only documents that score below the positive by the margin are used, since others may be relevant. A passage is
+    skipped if it contains, or is contained in, a positive of the query. A pair without a negative yields a row without
+    any.
 
     Args:
-        index: The documents. Their vectors are read in blocks, so that memory does not grow with their number.
+        index: The documents. Their vectors are read in blocks, never all at once.
         pairs: The pairs; a query may have several.
-        negatives: Most negatives of a pair.
-        margin: Share of the positive's score by which a negative's score is lower, from 0 to below 1.
+        num_negatives: Maximum negatives of a pair.
+        margin: Minimum relative gap between the positive's score and a negative's, from 0 to below 1.
         teacher: A cross-encoder whose scores of the positive and of the negatives are kept; None: none.
 
     Raises:
         HeedfulError: If a number is out of its range.
     """
-    if not 1 <= negatives <= DEPTH:
-        raise HeedfulError(f"negatives is {negatives}; expected a number from 1 to {DEPTH}")
+    if not 1 <= num_negatives <= DEPTH:
+        raise HeedfulError(f"num_negatives is {num_negatives}; expected a number from 1 to {DEPTH}")
     if not 0 <= margin < 1:
         raise HeedfulError(f"margin is {margin}; expected a share from 0 to below 1")
     positives: dict[int, set[str]] = {}
@@ -89,7 +90,7 @@ def mine_negatives(
             below = [(number, value) for number, value in ranking if value < score - margin * abs(score)]
             hard: list[str] = []
             for hit in index.hits(pair.anchor, below, vector[None]):
-                if len(hard) == negatives:
+                if len(hard) == num_negatives:
                     break
                 passage = normalise_text(hit.passage)
                 if not any(positive in passage or passage in positive for positive in known):

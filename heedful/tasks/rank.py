@@ -70,7 +70,7 @@ RERANK_HEAD = AnswerHead(
 
 
 def listwise(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return -sum_i y_i log softmax(s)_i, with relevance y that adds up to 1 (Zhuang et al. 2023, equation 5)."""
+    """Return -sum_i y_i log softmax(s)_i, with y = relevance / its sum (Zhuang et al. 2023, equation 5)."""
     return -(relevance / relevance.sum() * scores.log_softmax(0)).sum(0, keepdim=True)
 
 
@@ -123,9 +123,9 @@ class RankTarget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Rank(Task[RankExample]):
-    """A score for a query and a document, the mean over the windows of a long one; a query's documents are one sample.
+    """Reranking: score each document of a query; one sample is a query with all its documents.
 
-    Loss and windows follow from the scores of whole documents, so that training and inference agree.
+    A long document's score is the mean over its windows, in training and in inference.
     """
 
     example: ClassVar[type[Example]] = RankExample
@@ -138,7 +138,7 @@ class Rank(Task[RankExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Make the task; the head of a cross-encoder is kept. Scores are saved without a sigmoid, which would round."""
+        """Make the task; a cross-encoder keeps its head. Scores are logits: a sigmoid loses precision near 0 and 1."""
         settings, head = setup.settings, setup.loaded.config.head
         assert isinstance(settings, RankSettings)
         has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
@@ -155,7 +155,7 @@ class Rank(Task[RankExample]):
         return {"query": example.query, "texts": list(example.documents)}
 
     def make_samples(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return one sample; a query whose documents are equally relevant has one for the binary loss alone."""
+        """Return one sample, or none if all documents are equally relevant and the loss is not binary."""
         if self.ranking_loss != "binary" and len({*example.relevance}) == 1:
             return []
         values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
@@ -212,7 +212,7 @@ class Rank(Task[RankExample]):
         return queries.compute() | ({"notes": [left_out]} if queries.left_out else {})
 
     def score_answer(self, example: RankExample, answer: Answer) -> ScoredAnswer:
-        """Compare: correct is whether a relevant document comes first, the loss the rank of the first relevant one."""
+        """Score an answer: correct if the top document is relevant; the loss is the rank of the first relevant one."""
         relevance = by_id(example.relevance)
         order = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
         rank = order.index(True) + 1 if any(order) else 0

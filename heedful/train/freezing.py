@@ -40,7 +40,7 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
     elif stack.blocks is not None and stack.blocks < stack.layers:
         problem = f"the {stack.layers} layers of the model share the weights of {stack.blocks}: leave it out"
     elif count + reinit_layers > stack.layers:
-        started = f", of which init.reinit_layers gives {reinit_layers} random weights" if reinit_layers else ""
+        started = f", and init.reinit_layers gives random weights to {reinit_layers} of them" if reinit_layers else ""
         most = stack.layers - reinit_layers
         remedy = f"give {most} or fewer" if most > 0 else "leave it out"
         problem = f"the model has {stack.layers} layers{started}: {remedy}"

@@ -88,7 +88,7 @@ def frozen_outputs_bytes(trainer: Trainer) -> int:
 
 
 def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
-    """Say why outputs of `size` bytes, of which some are missing, are not cached; "" if they are."""
+    """Return the reason why `size` bytes of outputs cannot be cached, or "" if they can; the cache is incomplete."""
     steps, limit = trainer.total_steps, trainer.settings.cache_gb
     if steps is not None and steps <= trainer.order.steps:
         return "training reads every sample once"

@@ -156,7 +156,7 @@ def test_int8_with_one_scale_for_each_row(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The same source, compiled for this machine with checks for undefined behaviour."""
+    """forward.cpp, compiled for this machine with checks for undefined behaviour."""
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed: apt-get install g++")
     library = tmp_path_factory.mktemp("native") / "forward.so"

@@ -62,7 +62,7 @@ def test_negatives_are_the_nearest_texts_below_the_positive(index: SearchIndex, 
     engine = heedful.Engine(BUNDLED_ENCODER)
     units = [vectors.normalized_rows(engine.encode([pair.anchor, pair.positive, *TEXTS])) for pair in PAIRS]
     for row, (query, positive, *texts), pair in zip(
-        mine_negatives(index, PAIRS, negatives=3, margin=margin), units, PAIRS, strict=True
+        mine_negatives(index, PAIRS, num_negatives=3, margin=margin), units, PAIRS, strict=True
     ):
         cosines = np.stack(texts) @ query
         limit = (1 - margin) * float(query @ positive)
@@ -72,14 +72,14 @@ def test_negatives_are_the_nearest_texts_below_the_positive(index: SearchIndex, 
 
 
 def test_a_smaller_margin_lets_more_similar_texts_in(index: SearchIndex) -> None:
-    wide, narrow = (list(mine_negatives(index, PAIRS, negatives=8, margin=margin)) for margin in (0.9, 0.0))
+    wide, narrow = (list(mine_negatives(index, PAIRS, num_negatives=8, margin=margin)) for margin in (0.9, 0.0))
     assert sum(len(row.negative) for row in wide) < sum(len(row.negative) for row in narrow)
 
 
 def test_other_relevant_texts_of_a_query_are_no_negatives(index: SearchIndex) -> None:
     question = PAIRS[0].anchor
     both = [PairExample(anchor=question, positive=TEXTS[number]) for number in (0, 2)]
-    for row in mine_negatives(index, both, negatives=8, margin=0.0):
+    for row in mine_negatives(index, both, num_negatives=8, margin=0.0):
         assert TEXTS[0] not in row.negative and TEXTS[2] not in row.negative
 
 
@@ -100,7 +100,7 @@ def test_a_teacher_scores_the_texts(index: SearchIndex, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"negatives": 0}, "negatives is 0; expected a number from 1 to 100"),
+        ({"num_negatives": 0}, "num_negatives is 0; expected a number from 1 to 100"),
         ({"margin": 1.0}, r"margin is 1\.0; expected a share from 0 to below 1"),
     ],
 )
@@ -111,7 +111,7 @@ def test_numbers_out_of_range_are_refused(index: SearchIndex, options: dict[str,
 
 def test_rows_are_read_by_both_tasks(index: SearchIndex, tmp_path: Path) -> None:
     unlike = PairExample(anchor="zzz", positive="The price of tea in another country.")
-    rows = [*mine_negatives(index, PAIRS, negatives=2), *mine_negatives(index, [unlike], margin=0.99)]
+    rows = [*mine_negatives(index, PAIRS, num_negatives=2), *mine_negatives(index, [unlike], margin=0.99)]
     without = sum(not row.negative for row in rows)
     counts = write_negatives(tmp_path / "rows.jsonl", rows)
     assert (counts.pairs, counts.without, counts.negatives) == (4, without, sum(len(row.negative) for row in rows))
@@ -125,9 +125,18 @@ def test_rows_are_read_by_both_tasks(index: SearchIndex, tmp_path: Path) -> None
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("".join(json.dumps({"query": each.anchor, "positive": each.positive}) + "\n" for each in PAIRS))
+    pairs.write_text("".join(json.dumps({"query": pair.anchor, "positive": pair.positive}) + "\n" for pair in PAIRS))
     mined = tmp_path / "mined.jsonl"
-    options = ("--mine-negatives", str(pairs), "--mined", str(mined), "--negatives", "2", "--margin", "0.1")
+    options = (
+        "--mine-negatives",
+        str(pairs),
+        "--negatives-file",
+        str(mined),
+        "--num-negatives",
+        "2",
+        "--margin",
+        "0.1",
+    )
     run("index", "--output", str(folder), *options, status=0)
     assert f"{mined}: 6 negatives for 3 of 3 pairs" in capsys.readouterr().out
     assert [len(json.loads(line)["negative"]) for line in mined.read_text().splitlines()] == [2, 2, 2]

@@ -121,7 +121,7 @@ def chosen(count: int, seed: int = 0, candidates: int = 2) -> list[Row]:
 
 
 def ranked(count: int, seed: int = 0) -> list[Row]:
-    """Queries that name someone, with four documents, of which the one with the name is relevant."""
+    """Queries that name a person, each with four documents; the document with that name is relevant."""
     draw, rows = random.Random(seed), []
     for _ in range(count):
         name = draw.choice(list(NAMES))

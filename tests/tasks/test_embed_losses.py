@@ -40,7 +40,7 @@ SCORED = [
     PairExample(anchor=anchor, positive=positive, score=score)
     for (anchor, positive, _), score in zip(ROWS, (0.0, 0.5, 0.2, 1.0), strict=True)
 ]
-COLUMNS = [[each.texts[column] for each in HARD] for column in range(4)]
+COLUMNS = [[example.texts[column] for example in HARD] for column in range(4)]
 DIMENSIONS = (16, 8)
 
 
@@ -57,7 +57,7 @@ def model() -> ModelBundle:
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> SentenceTransformer:
-    """The same model, in sentence-transformers, in float64."""
+    """The test model as a SentenceTransformer, in float64."""
     folder = tmp_path_factory.mktemp("peer") / "model"
     heedful.save(model(), folder)
     return SentenceTransformer(str(folder), device="cpu").double().eval()
@@ -70,9 +70,9 @@ def peer_loss(loss: Any, peer: SentenceTransformer, columns: list[list[str]], la
     return value.item()
 
 
-def our_loss(made: Embed, examples: list[PairExample]) -> float:
+def our_loss(embed_task: Embed, examples: list[PairExample]) -> float:
     """The mean loss of a batch."""
-    total = learned(made, model(), examples)
+    total = learned(embed_task, model(), examples)
     return float(total.sum) / total.count
 
 
@@ -87,12 +87,14 @@ def test_hard_negatives_are_told_apart_as_in_sentence_transformers(peer: Sentenc
 
 def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: SentenceTransformer) -> None:
     loss = losses.MarginMSELoss(peer, similarity_fct=scaled_cosine)
-    expected = peer_loss(loss, peer, COLUMNS, torch.tensor([each.teacher_scores for each in HARD], dtype=torch.float64))
+    expected = peer_loss(
+        loss, peer, COLUMNS, torch.tensor([example.teacher_scores for example in HARD], dtype=torch.float64)
+    )
     assert our_loss(task(pair_loss="margin_mse"), HARD) == pytest.approx(expected, abs=1e-6)
 
 
 def test_cosent_is_that_of_sentence_transformers(peer: SentenceTransformer) -> None:
-    labels = torch.tensor([each.score for each in SCORED], dtype=torch.float64)
+    labels = torch.tensor([example.score for example in SCORED], dtype=torch.float64)
     expected = peer_loss(losses.CoSENTLoss(peer), peer, COLUMNS[:2], labels)
     assert our_loss(task(scored=True, pair_loss="cosent"), SCORED) == pytest.approx(expected, abs=1e-6)
 
@@ -107,26 +109,26 @@ def test_matryoshka_dimensions_are_those_of_sentence_transformers(peer: Sentence
         "cosent": losses.CoSENTLoss,
         "cosine": losses.CosineSimilarityLoss,
     }[loss](peer)
-    values = [each.score if scored else each.teacher_scores for each in examples]
+    values = [example.score if scored else example.teacher_scores for example in examples]
     labels = torch.tensor(values, dtype=torch.float64)
     outer = losses.MatryoshkaLoss(peer, inner, [32, *DIMENSIONS])
     expected = peer_loss(outer, peer, COLUMNS[:2] if scored else COLUMNS, labels)
-    made = task(scored=scored, pair_loss=loss, matryoshka_dimensions=DIMENSIONS)
-    assert our_loss(made, examples) == pytest.approx(expected, abs=1e-6)
+    embed_task = task(scored=scored, pair_loss=loss, matryoshka_dimensions=DIMENSIONS)
+    assert our_loss(embed_task, examples) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["multiple_negatives", "margin_mse", "cosent"])
 def test_micro_batches_of_whole_groups_do_not_matter(loss: Any) -> None:
     scored, loaded = loss == "cosent", model()
-    made = task(scored=scored, pair_loss=loss, group_size=2, matryoshka_dimensions=(8,))
-    whole, parts = (learned(made, loaded, SCORED if scored else HARD, parts) for parts in (1, 2))
+    embed_task = task(scored=scored, pair_loss=loss, group_size=2, matryoshka_dimensions=(8,))
+    whole, parts = (learned(embed_task, loaded, SCORED if scored else HARD, parts) for parts in (1, 2))
     assert whole.count == parts.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
 
 
 def test_pairs_may_have_different_numbers_of_negatives() -> None:
     examples = [HARD[0], replace(HARD[1], negatives=()), replace(HARD[2], negatives=("x",))]
     read = task().encode_split(examples)
-    assert [len(each.bounds) - 1 for each in read.samples] == [4, 2, 3]
+    assert [len(sample.bounds) - 1 for sample in read.samples] == [4, 2, 3]
     assert text_of(read.samples[0], 3) == "[CLS] the mat [SEP]"
     batch = task().batch(read.samples, [0] * 3)
     assert batch.groups == (4, 2, 3) and batch.targets.tolist() == [0, 1, 2, 3, 4, 5]
@@ -183,5 +185,5 @@ def test_dimensions_that_vectors_do_not_have_are_refused() -> None:
     setup = TaskSetup(settings=EmbedSettings(matryoshka_dimensions=(8, 32)), loaded=model(), labels=(), survey=stats())
     with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give fewer"):
         Embed.create(setup)
-    made, _ = Embed.create(replace(setup, settings=EmbedSettings(matryoshka_dimensions=(8,))))
-    assert isinstance(made, Embed) and made.matryoshka_dimensions == (8,) and made.group_size == 32
+    embed_task, _ = Embed.create(replace(setup, settings=EmbedSettings(matryoshka_dimensions=(8,))))
+    assert isinstance(embed_task, Embed) and embed_task.matryoshka_dimensions == (8,) and embed_task.group_size == 32

@@ -50,8 +50,8 @@ STATS = DatasetStats(counts={"train": 3}, labels=heedful.tasks.task.Counter(), l
 
 
 def binary_of(examples: list[RankExample]) -> list[RankExample]:
-    """The same with relevance 0 and 1."""
-    return [replace(each, relevance=tuple(float(value > 0) for value in each.relevance)) for each in examples]
+    """Examples whose graded relevance is reduced to 0 and 1."""
+    return [replace(example, relevance=tuple(float(value > 0) for value in example.relevance)) for example in examples]
 
 
 def task(**more: Any) -> Rank:
@@ -68,7 +68,7 @@ def model(dtype: torch.dtype = torch.float64) -> ModelBundle:
 
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> CrossEncoder:
-    """The same model, in sentence-transformers."""
+    """The test model as a CrossEncoder of sentence-transformers."""
     folder = tmp_path_factory.mktemp("peer")
     heedful.save(model(torch.float32), folder / "model")
     return CrossEncoder(str(folder / "model"), device="cpu", max_length=LIMIT).eval()
@@ -86,9 +86,9 @@ def our_loss(loss: str, examples: list[RankExample]) -> float:
 def test_the_binary_loss_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
     examples = binary_of(GRADED)
     pairs = [
-        (each.query, text, value)
-        for each in examples
-        for text, value in zip(each.documents, each.relevance, strict=True)
+        (example.query, text, value)
+        for example in examples
+        for text, value in zip(example.documents, example.relevance, strict=True)
     ]
     queries, texts, labels = ([*column] for column in zip(*pairs, strict=True))
     expected = reference.BinaryCrossEntropyLoss(peer)([queries, texts], torch.tensor(labels))
@@ -96,15 +96,15 @@ def test_the_binary_loss_is_that_of_sentence_transformers(peer: CrossEncoder) ->
 
 
 def test_listnet_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
-    inputs = [[each.query for each in GRADED], [[*each.documents] for each in GRADED]]
-    expected = reference.ListNetLoss(peer)(inputs, [torch.tensor(each.relevance) for each in GRADED])
+    inputs = [[example.query for example in GRADED], [[*example.documents] for example in GRADED]]
+    expected = reference.ListNetLoss(peer)(inputs, [torch.tensor(example.relevance) for example in GRADED])
     assert our_loss("listnet", GRADED) == pytest.approx(expected.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("margins", [True, False])
 def test_margins_to_a_teacher_are_those_of_sentence_transformers(peer: CrossEncoder, margins: bool) -> None:
-    columns = [[each.query for each in TAUGHT], *([each.documents[n] for each in TAUGHT] for n in range(3))]
-    scores = torch.tensor([each.teacher_scores for each in TAUGHT])
+    columns = [[example.query for example in TAUGHT], *([example.documents[n] for example in TAUGHT] for n in range(3))]
+    scores = torch.tensor([example.teacher_scores for example in TAUGHT])
     labels = scores[:, :1] - scores[:, 1:] if margins else scores
     expected = reference.MarginMSELoss(peer)(columns, labels)
     assert our_loss("margin_mse", TAUGHT) == pytest.approx(expected.item(), abs=1e-6)
@@ -114,9 +114,9 @@ def test_cosent_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
     """A query's scores take the place of cosines; each query is a batch of its own."""
     loss = CoSENTLoss(None, scale=1.0, similarity_fct=lambda scores, _: scores)  # type: ignore[arg-type]
     expected = 0.0
-    for each in GRADED:
-        scores = peer.predict([(each.query, text) for text in each.documents], convert_to_tensor=True)
-        expected += float(loss.compute_loss_from_embeddings([scores, scores], torch.tensor(each.relevance)))
+    for example in GRADED:
+        scores = peer.predict([(example.query, text) for text in example.documents], convert_to_tensor=True)
+        expected += float(loss.compute_loss_from_embeddings([scores, scores], torch.tensor(example.relevance)))
     assert our_loss("cosent", GRADED) == pytest.approx(expected / 3, abs=1e-6)
     equal = cosent(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]))
     assert equal.tolist() == [0.0], "equally relevant documents have no order"
@@ -124,8 +124,8 @@ def test_cosent_is_that_of_sentence_transformers(peer: CrossEncoder) -> None:
 
 def test_the_listwise_loss_is_the_cross_entropy_of_the_relevant_document(peer: CrossEncoder) -> None:
     expected = 0.0
-    for each in TAUGHT:
-        scores = peer.predict([(each.query, text) for text in each.documents], convert_to_tensor=True)
+    for example in TAUGHT:
+        scores = peer.predict([(example.query, text) for text in example.documents], convert_to_tensor=True)
         expected += float(torch.nn.functional.cross_entropy(scores[None], torch.tensor([0])))
     assert our_loss("listwise", TAUGHT) == pytest.approx(expected / 2, abs=1e-6)
 
@@ -133,10 +133,12 @@ def test_the_listwise_loss_is_the_cross_entropy_of_the_relevant_document(peer: C
 @pytest.mark.parametrize("loss", LOSSES)
 def test_micro_batches_do_not_matter(loss: str) -> None:
     examples = TAUGHT if loss == "margin_mse" else binary_of(GRADED)
-    made, loaded = task(ranking_loss=loss), model()
-    whole = learned(made, loaded, examples)
-    gradients = {name: each.grad.clone() for name, each in loaded.named_tensors().items() if each.grad is not None}
-    parts = learned(made, loaded, examples, parts=len(examples))
+    rank_task, loaded = task(ranking_loss=loss), model()
+    whole = learned(rank_task, loaded, examples)
+    gradients = {
+        name: tensor.grad.clone() for name, tensor in loaded.named_tensors().items() if tensor.grad is not None
+    }
+    parts = learned(rank_task, loaded, examples, parts=len(examples))
     assert parts.count == whole.count and float(parts.sum) == pytest.approx(float(whole.sum), abs=1e-12)
     for name, expected in gradients.items():
         actual = loaded.named_tensors()[name].grad
@@ -144,11 +146,11 @@ def test_micro_batches_do_not_matter(loss: str) -> None:
 
 
 def test_gradients_are_those_of_transformers() -> None:
-    pair, made = both("regression"), task(ranking_loss="listwise")
-    loss = learned(made, pair.model, TAUGHT)
+    pair, rank_task = both("regression"), task(ranking_loss="listwise")
+    loss = learned(rank_task, pair.model, TAUGHT)
     expected = torch.zeros((), dtype=torch.float64)
-    for each in TAUGHT:
-        inputs = pair.tokenizer([each.query] * 3, [*each.documents], padding=True, return_tensors="pt")
+    for example in TAUGHT:
+        inputs = pair.tokenizer([example.query] * 3, [*example.documents], padding=True, return_tensors="pt")
         expected = expected - pair.reference(**inputs).logits[:, 0].log_softmax(0)[0]
     same_gradients(pair.reference, expected, pair.model, 1.0)
     assert float(loss.sum) == pytest.approx(expected.item(), abs=1e-10)
@@ -159,7 +161,7 @@ def test_gradients_are_those_of_transformers() -> None:
 
 def test_a_sample_is_a_query_with_all_its_documents() -> None:
     read = task().encode_split(GRADED)
-    assert [len(each.bounds) - 1 for each in read.samples] == [3, 2, 4] and not read.skipped
+    assert [len(sample.bounds) - 1 for sample in read.samples] == [3, 2, 4] and not read.skipped
     assert text_of(read.samples[1], 0) == "[CLS] who ? [SEP] ada [SEP]"
     assert read.samples[1].types[:7].tolist() == [0, 0, 0, 0, 1, 1, 0]
     batch = task(ranking_loss="binary").batch(read.samples, [0] * 3)
@@ -177,16 +179,16 @@ def test_queries_that_teach_nothing_are_left_out() -> None:
 
 def test_a_long_document_has_the_mean_score_of_its_windows_in_training_and_inference() -> None:
     example = RankExample(query="who ?", documents=(long_text(60), "ada", long_text(30)), relevance=(0.0, 1.0, 0.0))
-    made, loaded = task(limit=SHORT), ModelBundle(model().config, tokenizer().limited(SHORT))
+    rank_task, loaded = task(limit=SHORT), ModelBundle(model().config, tokenizer().limited(SHORT))
     loaded.load_state_dict(model().state_dict())
     loaded = loaded.double().eval()
-    read = made.encode_split([example])
+    read = rank_task.encode_split([example])
     assert read.windowed == 1 and len(read.samples[0].bounds) - 1 == sum(read.samples[0].target.windows) > 8
-    (answer,) = heedful.Engine(loaded)([made.engine_input(example)])
+    (answer,) = heedful.Engine(loaded)([rank_task.engine_input(example)])
     pairs = heedful.Engine(loaded)([(example.query, text) for text in example.documents])
     assert answer["scores"] == pytest.approx([pair["values"]["stars"] for pair in pairs], abs=1e-12)
     scores = torch.tensor(answer["scores"], dtype=torch.float64)
-    loss = made.loss(loaded, made.batch(read.samples, [0]))
+    loss = rank_task.loss(loaded, rank_task.batch(read.samples, [0]))
     assert loss.sum.item() == pytest.approx(float(-scores.log_softmax(0)[1]), abs=1e-9)
     cut = task(limit=SHORT, long_inputs="truncate").encode_split([example])
     assert cut.truncated == 1 and cut.samples[0].target.windows == (1, 1, 1)
@@ -196,7 +198,7 @@ def test_a_long_document_has_the_mean_score_of_its_windows_in_training_and_infer
 
 
 def test_the_saved_model_is_a_cross_encoder(peer: CrossEncoder) -> None:
-    pairs = [(each.query, text) for each in GRADED for text in each.documents]
+    pairs = [(example.query, text) for example in GRADED for text in example.documents]
     ours = [answer["values"]["stars"] for answer in heedful.Engine(model(torch.float32))(pairs)]
     assert peer.num_labels == 1 and isinstance(peer.activation_fn, torch.nn.Identity)
     assert peer.predict(pairs).tolist() == pytest.approx(ours, abs=1e-6)
@@ -206,11 +208,11 @@ def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder)
     peer.save_pretrained(str(tmp_path / "saved"))
     loaded = heedful.load(tmp_path / "saved")
     setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), survey=STATS, seed=7)
-    made, bundle = Rank.create(setup)
+    rank_task, bundle = Rank.create(setup)
     assert torch.equal(bundle.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
     new = Rank.create(replace(setup, loaded=both("bare").model))[1]
     assert isinstance(new.config.head, Classes) and new.config.head.labels == ("score",)
-    assert made.metric == "ndcg@10"
+    assert rank_task.metric == "ndcg@10"
 
 
 def test_what_a_cross_encoder_may_do() -> None:
@@ -232,19 +234,19 @@ def test_predictions_are_typed() -> None:
 
 
 def test_metrics_are_those_of_the_rankings() -> None:
-    made = task()
+    rank_task = task()
     scores = {"the cat": [0.1, 0.2, 0.3], "who ?": [0.0, 1.0], "in paris": [0.0, 0.0, 0.0, 0.0], "x": [1.0]}
     alike = RankExample(query="x", documents=("a",), relevance=(0.0,))
     measured = evaluate_task(
-        made, lambda inputs: [{"scores": scores[given["query"]]} for given in inputs], [*GRADED, alike]
+        rank_task, lambda inputs: [{"scores": scores[entry["query"]]} for entry in inputs], [*GRADED, alike]
     )
-    found = made.compute_metrics(measured)
+    found = rank_task.compute_metrics(measured)
     assert found["notes"] == ["queries without a relevant document, which are left out: 1"]
     assert found["count"] == 3 and {*found} >= {"ndcg@10", "map", "mrr"}
     assert found["mrr"] == pytest.approx(1.0), "of equal scores the last document comes first"
-    worse = made.score_answer(GRADED[0], {"scores": [0.1, 0.9, 0.3]})
+    worse = rank_task.score_answer(GRADED[0], {"scores": [0.1, 0.9, 0.3]})
     assert (worse.correct, worse.loss, worse.label) == (False, 2.0, [2.0, 0.0, 1.0])
-    assert made.score_answer(alike, {"scores": [1.0]}).correct is None
+    assert rank_task.score_answer(alike, {"scores": [1.0]}).correct is None
     assert by_id([0.5, 1.0]) == {"000000000": 0.5, "000000001": 1.0}
 
 

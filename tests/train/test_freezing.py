@@ -61,10 +61,10 @@ def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path
         max_steps=2, batch_size=4, freeze_layers=3, optimizer=AdamW(lr=1e-3, eps=1e-5, weight_decay=0.0),
         schedule=Constant(), precision="float32",
     )  # fmt: skip
-    made = Trainer(loaded, tiny_runs.classify()[1], samples, settings)
+    frozen_trainer = Trainer(loaded, tiny_runs.classify()[1], samples, settings)
     frozen = ("bert.embeddings.", *(f"bert.encoder.layer.{layer}." for layer in range(3)))
     trained = [tensor for name, tensor in theirs.named_parameters() if not name.startswith(frozen)]
-    assert sum(map(torch.numel, trained)) == sum(map(torch.numel, made.parameters.values()))
+    assert sum(map(torch.numel, trained)) == sum(map(torch.numel, frozen_trainer.parameters.values()))
     optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=1e-5, weight_decay=0.0)
     for _ in range(2):
         optimizer.zero_grad()
@@ -73,27 +73,30 @@ def test_an_update_is_that_of_transformers_with_frozen_parameters(tmp_path: Path
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
-        step = made.train_step()
+        step = frozen_trainer.train_step()
         assert step.loss == pytest.approx(loss.item(), rel=1e-5)
         assert step.grad_norm == pytest.approx(norm.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("more", [{}, {"gradient_checkpointing": True}, {"ema_decay": 0.9}])
 def test_frozen_weights_stay_and_have_no_dropout(more: dict[str, Any]) -> None:
-    made = trainer(dropout=0.3, freeze_layers=1, **more)
-    before = weights(made)
-    list(made)
-    after = weights(made)
+    frozen_trainer = trainer(dropout=0.3, freeze_layers=1, **more)
+    before = weights(frozen_trainer)
+    list(frozen_trainer)
+    after = weights(frozen_trainer)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed == set(made.parameters)
+    assert changed == set(frozen_trainer.parameters)
     assert not any(name.startswith(("embedding.", "encoder.blocks.0.")) for name in changed)
     assert any(name.startswith("encoder.blocks.1.") for name in changed)
     batch = Packed.of([[5, 6, 7], [8, 9]])
-    made.loaded.train()
-    states = [made.loaded.model.frozen_states(batch) for _ in range(2)]
-    rows = [made.loaded.hidden_states(batch) for _ in range(2)]
+    frozen_trainer.loaded.train()
+    states = [frozen_trainer.loaded.model.frozen_states(batch) for _ in range(2)]
+    rows = [frozen_trainer.loaded.hidden_states(batch) for _ in range(2)]
     assert torch.equal(*states) and not torch.equal(*rows)
-    assert made.loaded.model.embedding.training is False and made.loaded.model.encoder.blocks[1].training
+    assert (
+        frozen_trainer.loaded.model.embedding.training is False
+        and frozen_trainer.loaded.model.encoder.blocks[1].training
+    )
 
 
 def test_layer_decay_counts_frozen_layers() -> None:
@@ -128,8 +131,8 @@ def test_models_whose_layers_cannot_be_frozen_are_refused(tmp_path: Path) -> Non
     check_freezing(config, 4)
     for count, top, expected in (
         (5, 0, "freeze_layers is 5, but the model has 4 layers: give 4 or fewer"),
-        (3, 2, "has 4 layers, of which init.reinit_layers gives 2 random weights: give 2 or fewer"),
-        (1, 4, "has 4 layers, of which init.reinit_layers gives 4 random weights: leave it out"),
+        (3, 2, "has 4 layers, and init.reinit_layers gives random weights to 2 of them: give 2 or fewer"),
+        (1, 4, "has 4 layers, and init.reinit_layers gives random weights to 4 of them: leave it out"),
     ):
         with pytest.raises(SettingError, match=expected):
             check_freezing(config, count, top)

@@ -23,9 +23,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cached(folder: Path, log: list[str] | None = None, task: str = "classify", **more: Any) -> Trainer:
-    made = trainer(task, **{"freeze_layers": 1, **more})
-    cache_frozen_outputs(made, folder, (log if log is not None else []).append)
-    return made
+    frozen_trainer = trainer(task, **{"freeze_layers": 1, **more})
+    cache_frozen_outputs(frozen_trainer, folder, (log if log is not None else []).append)
+    return frozen_trainer
 
 
 @pytest.mark.parametrize("task", ["classify", "tag"])
@@ -43,9 +43,9 @@ def test_training_is_the_same_with_and_without_a_cache(task: str, more: dict[str
 
 
 def test_training_reads_the_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = cached(tmp_path / "frozen")
-    monkeypatch.setattr(made.loaded.model.embedding, "forward", None)  # would raise
-    list(made)
+    frozen_trainer = cached(tmp_path / "frozen")
+    monkeypatch.setattr(frozen_trainer.loaded.model.embedding, "forward", None)  # would raise
+    list(frozen_trainer)
 
 
 def test_a_part_that_is_missing_is_made_again_with_the_same_bytes(tmp_path: Path) -> None:
@@ -90,9 +90,9 @@ def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch
         ]
     ):
         log: list[str] = []
-        made, plain = cached(tmp_path / str(number), log, **more), trainer(freeze_layers=1, **more)
+        frozen_trainer, plain = cached(tmp_path / str(number), log, **more), trainer(freeze_layers=1, **more)
         assert log[0].endswith(expected)
-        assert records(list(made)) == records(list(plain)) and same(weights(made), weights(plain))
+        assert records(list(frozen_trainer)) == records(list(plain)) and same(weights(frozen_trainer), weights(plain))
         assert not (tmp_path / str(number)).exists()
     log = []
     full = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=10))
@@ -102,11 +102,11 @@ def test_what_does_not_fit_is_computed_in_every_step(tmp_path: Path, monkeypatch
 
 
 def test_samples_are_those_of_the_data_with_states(tmp_path: Path) -> None:
-    made = cached(tmp_path / "frozen")
+    frozen_trainer = cached(tmp_path / "frozen")
     plain = trainer(freeze_layers=1).samples
-    sample = made.samples[-1]
+    sample = frozen_trainer.samples[-1]
     assert sample.states is not None and sample.states.shape == (len(sample), 16)
     assert (replace(sample, states=None).tokens == plain[-1].tokens).all() and sample.target == plain[-1].target
-    assert [len(sample) for sample in made.samples[3:6]] == [len(sample) for sample in plain[3:6]]
+    assert [len(sample) for sample in frozen_trainer.samples[3:6]] == [len(sample) for sample in plain[3:6]]
     with pytest.raises(IndexError):
-        made.samples[16]
+        frozen_trainer.samples[16]

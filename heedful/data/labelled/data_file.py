@@ -57,7 +57,7 @@ Format = Literal[
     "squad",
     "glue",
 ]
-OPTIONAL_ROLES = {  # of which all files have columns, or none
+OPTIONAL_ROLES = {  # roles whose columns are in all files of a dataset or in none
     *("text_pair", "score", "prompt", "question", "negative", "document", "teacher_scores"),
 }
 SUFFIXES: dict[str, Format] = {

@@ -260,7 +260,7 @@ class FinetuneTraining:
         if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
             cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message)
         elif settings.train.freeze_layers:
-            self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and computed in every step")
+            self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and recomputed in every step")
         if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():
             note = training_time_note(model, objective, trainer.samples, lesson.encoded.tokens, settings.train)
             if note:

@@ -1,4 +1,4 @@
-"""Fine-tuning and distillation with frozen layers: what is told, what stays, and how a run resumes."""
+"""Fine-tuning and distillation with frozen layers: log messages, unchanged weights, and resuming."""
 
 from __future__ import annotations
 

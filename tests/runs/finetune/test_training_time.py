@@ -1,4 +1,4 @@
-"""The time that training will take is told before it begins, and changes nothing of it."""
+"""The estimate of the training time is reported before training, and does not change its result."""
 
 from __future__ import annotations
 
