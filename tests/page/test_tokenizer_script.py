@@ -104,6 +104,13 @@ def with_pattern(tokenizer: Tokenizer, pattern: str) -> Tokenizer:
     return Tokenizer(backend)
 
 
+def test_normal_forms_join_marks_vowels_and_half_width_characters(tmp_path: Path) -> None:
+    tokenizer = TOKENIZERS["unigram, joined characters"](tmp_path)
+    texts = ["5ﾋﾟz", "ｶﾞｾﾟ", "e\u0301", "\u1112\u1161\u11ab", "\u3131\u314f\u3134\u314f", "\uffa1\uffc2"]
+    for text, encoding in zip(texts, page_encodings(tmp_path, tokenizer, texts), strict=True):
+        assert encoding["ids"] == list(tokenizer.encode(text).ids), text
+
+
 def test_classes_of_patterns_are_those_of_unicode(tmp_path: Path) -> None:
     tokenizer = with_pattern(shipped(tmp_path), r"[^\s\D]|\d{2}|\\s")
     texts = ["a12 \u0665\u0666\u0667b\u00a0c\u3000d", "a\\\\s \\s x\u00b2 \u0967 ９"]

@@ -12,8 +12,9 @@ const IDEOGRAPHS = [
   [0x4e00, 0x9fff], [0x3400, 0x4dbf], [0x20000, 0x2a6df], [0x2a700, 0x2b73f], [0x2b740, 0x2b81f], [0x2b920, 0x2ceaf],
   [0xf900, 0xfaff], [0x2f800, 0x2fa1f],
 ];
-// a character with what a normal form may join to it: marks, and the vowels and final consonants of Hangul
-const CLUSTER = /[^]\p{M}*[\u1160-\u11ff\p{M}]*/gu;
+// a character with what a normal form may join to it: marks, the vowels and final consonants of Hangul, and what NFKC
+// makes of compatibility letters and half-width characters
+const CLUSTER = /[^][\u1160-\u11ff\u3133-\u3163\uff9e-\uffdc\p{M}]*/gu;
 
 const pieceOf = (text) => {
   const chars = [...text];
