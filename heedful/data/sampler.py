@@ -7,16 +7,18 @@ gradient accumulation adds up.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful.errors import DataError
+
+SequenceT = TypeVar("SequenceT", bound=Sized)
 
 
 def derive_seed(*numbers: int) -> int:
@@ -123,3 +125,19 @@ def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
         if all(load <= budget or len(batch) == 1 for load, batch in zip(loads, batches, strict=True)):
             return batches
         count += 1
+
+
+def consecutive_batches(sequences: Iterable[SequenceT], budget: int) -> Iterator[list[SequenceT]]:
+    """Yield batches of consecutive sequences that fit a token budget; a longer sequence is a batch of its own.
+
+    >>> list(consecutive_batches(["aa", "bbb", "cccccc", "d"], 5))
+    [['aa', 'bbb'], ['cccccc'], ['d']]
+    """
+    batch: list[SequenceT] = []
+    for sequence in sequences:
+        if batch and sum(map(len, batch)) + len(sequence) > budget:
+            yield batch
+            batch = []
+        batch.append(sequence)
+    if batch:
+        yield batch

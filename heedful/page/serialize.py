@@ -220,7 +220,7 @@ def _stack(writer: _Writer, stack: Stack) -> None:
 
 
 class _Positions(NamedTuple):
-    """How relative positions enter the attention of some layers; offsets of tensors, -1: none."""
+    """Relative positions of some layers, as offsets of tensors; -1: none."""
 
     frequencies: int = -1
     magnitude: float = 1.0

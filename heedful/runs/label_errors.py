@@ -173,7 +173,7 @@ def confident_errors(
 def least_likely_labels(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
-    """Whether each example is among as many as `confident_errors` counts whose labels are the least probable.
+    """Mark the examples whose labels are the least probable, as many as `confident_errors` counts.
 
     Examples whose label is the most probable one are left out. (Northcutt et al. 2021, section 3.2: pruning, here by
     self-confidence over all classes.)

@@ -42,6 +42,6 @@ def rerank_scores(engine: BundleEngine, query: str, texts: Sequence[str], *, raw
 
 
 def has_sigmoid(loaded: ModelBundle | None) -> bool:
-    """Whether a model's scores are between 0 and 1 already, those of a cross-encoder with a sigmoid."""
+    """Return whether a cross-encoder applies a sigmoid itself, so that its scores are between 0 and 1."""
     head = None if loaded is None else loaded.config.head
     return isinstance(head, Classes) and head.score_activation == "sigmoid"

@@ -63,7 +63,7 @@ def page_rows(
     op_counts: list[int] | None = None,
     precision: str = "float32",
 ) -> list[Any]:
-    """Return the rows after so many ops; None: after the last one."""
+    """Return the rows after each count of operations in `op_counts`; None: after all of them."""
     model = serialize_model(bundle, precision)
     (folder / "model.bin").write_bytes(model.data)
     calls = [{"ids": ids, "types": types, "wanted": wanted, "most": most} for most in op_counts or [model.num_ops]]

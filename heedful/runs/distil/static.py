@@ -7,13 +7,14 @@ a / (a + p), where p is the share of the token in the texts (smooth inverse freq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from heedful.checkpoint import BundleConfig, ModelBundle, assign, create
+from heedful.data.sampler import consecutive_batches
 from heedful.errors import HeedfulError
 from heedful.model.classic_config import BagPooling, ClassicConfig
 from heedful.model.config import EmbeddingConfig
@@ -85,11 +86,12 @@ def token_states(
     before, after = ([] if id is None else [id] for id in (tokenizer.special.bos_or_cls, tokenizer.special.eos_or_sep))
     room = min(teacher.max_length or LONGEST, LONGEST) - len(before) - len(after)
     parts = (ids[start : start + room].tolist() for ids in tokenizer.ids(texts) for start in range(0, len(ids), room))
-    for sequences in _batches([*before, *part, *after] for part in parts):
+    for sequences in consecutive_batches(([*before, *part, *after] for part in parts), TOKENS):
         add(sequences, counts)
     counts[_around_texts(tokenizer)] = 0
     alone = torch.zeros_like(counts)
-    for sequences in _batches([*before, id, *after] for id in torch.nonzero(counts == 0)[:, 0].tolist()):
+    unseen = ([*before, id, *after] for id in torch.nonzero(counts == 0)[:, 0].tolist())
+    for sequences in consecutive_batches(unseen, TOKENS):
         add(sequences, alone)
     return sums / (counts + alone).clamp(min=1)[:, None], counts
 
@@ -113,18 +115,6 @@ def weighted_components(
         shares = counts.double() / max(1, int(counts.sum()))
         rows *= (a / (a + shares))[:, None]
     return rows.float()
-
-
-def _batches(sequences: Iterable[list[int]]) -> Iterator[list[list[int]]]:
-    """Yield consecutive sequences of up to TOKENS tokens, one or more at once."""
-    batch: list[list[int]] = []
-    for sequence in sequences:
-        if batch and sum(map(len, batch)) + len(sequence) > TOKENS:
-            yield batch
-            batch = []
-        batch.append(sequence)
-    if batch:
-        yield batch
 
 
 def _around_texts(tokenizer: Tokenizer) -> list[int]:

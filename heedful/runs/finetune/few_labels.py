@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful.checkpoint import BundleConfig, ModelBundle
 from heedful.checkpoint.bundle import assign
+from heedful.data.sampler import consecutive_batches
 from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.heads import ClassesHead
 from heedful.model.initialise import skip_init
@@ -128,19 +129,7 @@ def sentence_vectors(model: ModelBundle, samples: Sequence[Sample]) -> Float[NDA
     head, device = model.head, next(model.parameters()).device
     assert isinstance(head, ClassesHead) and not model.training
     vectors = []
-    for chunk in _chunks(samples):
+    for chunk in consecutive_batches(samples, TOKENS):
         batch = pack_samples(chunk).to(device)
         vectors.append(head.vectors(model.hidden_states(batch), batch).double().cpu().numpy())
     return np.concatenate(vectors)
-
-
-def _chunks(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-    """Yield consecutive samples of up to TOKENS tokens, one or more at once."""
-    chunk: list[Sample] = []
-    for sample in samples:
-        if chunk and sum(map(len, chunk)) + len(sample) > TOKENS:
-            yield chunk
-            chunk = []
-        chunk.append(sample)
-    if chunk:
-        yield chunk
