@@ -28,7 +28,7 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export an encoder or a decoder to ONNX, or an encoder to a self-contained HTML page.
+    """Export to ONNX, or an encoder to a self-contained HTML page.
 
     The head is exported too. ONNX is for other runtimes, with padded batches of any size. The ONNX model is run and
     compared with the original first, and its file is not written if they differ. A page (--html) contains the model,
