@@ -79,7 +79,7 @@ def packed(job: Job) -> tuple[Round, str]:
 
 
 def padded(job: Job) -> tuple[Round, str]:
-    """transformers, with its fused attention; its precision is chosen by `dtype`."""
+    """transformers, with its fused attention where it has one; its precision is chosen by `dtype`."""
     import torch
     import transformers
     from transformers.utils import logging
@@ -87,10 +87,11 @@ def padded(job: Job) -> tuple[Round, str]:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = transformers.AutoConfig.from_pretrained(job.folder)
-    more: dict[str, Any] = {} if config.model_type == "t5" else {"add_pooling_layer": False}
+    more: dict[str, Any] = {} if config.model_type in ("t5", "deberta-v2") else {"add_pooling_layer": False}
     kind: Any = getattr(transformers, config.architectures[0])
+    attention = "sdpa" if kind._supports_sdpa else "eager"
     model = kind.from_pretrained(
-        job.folder, dtype=getattr(torch, job.precision), attn_implementation="sdpa", **more
+        job.folder, dtype=getattr(torch, job.precision), attn_implementation=attention, **more
     ).eval()
 
     def embed(sequences: Sequences) -> Tensor:
@@ -158,6 +159,7 @@ def random_shape(shape: str, folder: str) -> str:
     import transformers
 
     torch.manual_seed(0)
+    distances: dict[str, Any] = {"position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True}
     makers: dict[str, Any] = {
         "base": lambda: transformers.BertModel(transformers.BertConfig()),
         "albert": lambda: transformers.AlbertModel(
@@ -167,6 +169,21 @@ def random_shape(shape: str, folder: str) -> str:
         ),
         "t5": lambda: transformers.T5EncoderModel(
             transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+        ),
+        "deberta": lambda: transformers.DebertaV2Model(
+            transformers.DebertaV2Config(  # of version 3, base, but for a vocabulary that holds the ids
+                vocab_size=lengths.VOCABULARY,
+                hidden_size=768,
+                num_hidden_layers=12,
+                num_attention_heads=12,
+                intermediate_size=3072,
+                type_vocab_size=0,
+                layer_norm_eps=1e-7,
+                relative_attention=True,
+                pos_att_type=["p2c", "c2p"],
+                position_biased_input=False,
+                **distances,
+            )
         ),
         "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(eos_token_id=50_255)),
     }

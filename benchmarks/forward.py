@@ -31,12 +31,14 @@ COUNTS = {  # sequences in a round: some seconds for the slowest arm, and enough
     "base": {"SHORT": 128, "MIXED": 48, "LONG": 24},
     "albert": {"SHORT": 64, "MIXED": 24, "LONG": 12},
     "t5": {"SHORT": 64, "MIXED": 24, "LONG": 12},
+    "deberta": {"SHORT": 64, "MIXED": 24, "LONG": 12},
 }
 SHAPES = {
     "minilm": "all-MiniLM-L6-v2",
     "base": "BERT-base's shape with random weights",
     "albert": "ALBERT-base's shape with random weights",
     "t5": "the shape of T5-base's encoder with random weights",
+    "deberta": "DeBERTa-v3-base's shape with random weights",
 }
 USUAL, SAMPLE, QUICK = 32, 16, 12
 

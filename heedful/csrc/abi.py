@@ -36,6 +36,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "add_norm_gradient": (None, [_I, _I, _F, _P, _D, _U, _P, _P, _P, _P, _P, _N, _P, _P, _N]),
     "attention": (None, [*_CALL, _P, _I, _P, _N]),
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
+    "disentangled_attention": (None, [_I, _I, _I, _P, *[_P, _I] * 3, _F, _N, _P, _P, _I, _P, _I, _P, _I, _N]),
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
     "block_space": (_I, [_P, _I]),
     "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
@@ -68,6 +69,7 @@ class Kernels:
     add_norm_gradient: Function
     attention: Function
     attention_gradient: Function
+    disentangled_attention: Function
     cross_entropy: Function
     block_space: Function
     block: Function

@@ -8,6 +8,15 @@ static constexpr int64_t BLOCK = 48;  // queries in a block
 
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// What the distance of a pair adds to its score: q K(p) + k Q(p), where p is the vector of the distance, and K and Q
+// project it as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1).
+struct Distances {
+    const void *queries, *keys;        // Q(p) and K(p) of `count` vectors, rows of all heads side by side
+    int64_t count;
+    const int32_t *rising, *falling;   // the vector of each distance: of query minus key, and of key minus query;
+    // both point at the distance 0, and can be read LANES beyond the longest distance
+};
+
 struct Call {
     int64_t sequences, heads, kv_heads, width;    // a key and value head is shared by heads / kv_heads query heads
     const int64_t* spans;                         // for each sequence: first query, last, first key, last
@@ -17,6 +26,7 @@ struct Call {
     int64_t window;  // -1: no window
     Drop drop;
     uint64_t seed;
+    const Distances* distances;  // may be null; else each sequence's queries and keys are the same rows
 };
 
 // items, which are heads of sequences, that a thread takes at a time
@@ -93,14 +103,82 @@ static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int6
     for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
 }
 
+typedef int32_t AnyVI __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+// LANES of the numbers at `from`, chosen by index; indexes often follow each other, up or down
+static inline V chosen(const float* from, const int32_t* indexes, int64_t first) {
+    from -= first;
+    int32_t slope = indexes[LANES - 1] - indexes[0];
+    if (slope == LANES - 1) return *(const AnyV*)(from + indexes[0]);
+#if defined(__AVX512F__)
+    if (slope == 1 - LANES) {
+        __m512i reversed = _mm512_sub_epi32(_mm512_set1_epi32(LANES - 1), (__m512i)lanes());
+        return (V)_mm512_permutexvar_ps(reversed, _mm512_loadu_ps(from + indexes[LANES - 1]));
+    }
+    return (V)_mm512_i32gather_ps(_mm512_loadu_si512(indexes), from, 4);
+#else
+    V x;
+    for (int i = 0; i < LANES; i++) x[i] = from[indexes[i]];
+    return x;
+#endif
+}
+
+// Products of rows with the vectors of distances from number `low` to number `high`, one line of `stride` for each row.
+struct ByDistance {
+    float* at;
+    int64_t first, stride;  // the number of the first vector, a multiple of PANEL
+    ByDistance(float* at, int64_t low, int64_t high)
+        : at(at), first(low / PANEL * PANEL), stride((high / PANEL + 1) * PANEL - first) {}
+    template <class E> void fill(Left rows, int64_t many, const uint32_t* vectors, int64_t depth, int64_t count) {
+        float* to = at;
+        int64_t begin = first, step = stride;
+        product<E>(rows, many, vectors, depth, rounded_up(count, LANES), first / PANEL, (first + stride) / PANEL,
+                   [&](int64_t row, int64_t column, V x) INLINE { *(AnyV*)(to + row * step + column - begin) = x; });
+    }
+    V of(int64_t row, const int32_t* numbers) const { return chosen(at + row * stride, numbers, first); }
+};
+
+// adds both terms to the scores of `many` queries from number `query` on, and of the keys from `left` to `right`
+static inline void add_distances(const Distances& distances, const ByDistance& of_queries, const ByDistance& of_keys,
+                                 int64_t query, int64_t many, int64_t left, int64_t right, int64_t m, int64_t wide,
+                                 float* scores) {
+    for (int64_t row = 0; row < many; row += LANES)
+        for (int64_t j = left; j < right; j += LANES) {
+            VU by_key[LANES];  // lines of keys, turned into lines of queries
+            float by_query[LANES * LANES];
+            for (int64_t i = 0; i < LANES; i++)
+                by_key[i] = j + i < m ? (VU)of_keys.of(j + i, distances.rising + query + row - j - i) : VU{};
+            turn(by_key, (uint32_t*)by_query, LANES);
+            for (int64_t i = 0; i < std::min(LANES, many - row); i++)
+                *(AnyV*)(scores + (row + i) * wide + j) +=
+                    *(const AnyV*)(by_query + i * LANES) +
+                    of_queries.of(row + i, distances.falling + j - query - row - i);
+        }
+}
+
 template <class E>
 static void forward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
                     typename E::T* out, float* sums, int threads) {
     typedef typename E::T T;
     const int64_t items = c.sequences * c.heads, few = shared(items, threads);
+    static thread_local Scratch for_all;  // vectors of distances, packed for each head
+    const int64_t count = c.distances ? c.distances->count : 0;
+    const int64_t vector_words = panels(count) * PANEL * words(c.width, E::IN_WORD);
+    for_all.begin(2 * c.heads * vector_words * 4 + 128);
+    uint32_t* turned_pq = for_all.take<uint32_t>(c.heads * vector_words);
+    uint32_t* turned_pk = for_all.take<uint32_t>(c.heads * vector_words);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
+        if (c.distances) {
+#pragma omp for
+            for (int64_t head = 0; head < c.heads; head++) {
+                int64_t stride = c.heads * c.width, from = head * c.width, to = head * vector_words;
+                const T *queries = (const T*)c.distances->queries, *keys = (const T*)c.distances->keys;
+                pack_all_turned<E>(queries + from, stride, count, c.width, turned_pq + to);
+                pack_all_turned<E>(keys + from, stride, count, c.width, turned_pk + to);
+            }
+        }
 #pragma omp for schedule(dynamic, few)
         for (int64_t item = 0; item < items; item++) {
             int64_t head = item % c.heads, kv_head = head / (c.heads / c.kv_heads);
@@ -110,14 +188,25 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + kv_head * it.d;
             const T* values = v + span[2] * c.v_stride + kv_head * it.d;
             T* to = out + span[0] * c.out_stride + head * it.d;
-            int64_t plane = BLOCK * it.wide;
-            scratch.begin((it.turned_words() + it.packed_words() + plane) * 4 + plane * sizeof(T) + 1024);
+            int64_t plane = BLOCK * it.wide, by_distance = 0, low = 0, high = 0;
+            if (c.distances) {
+                low = c.distances->rising[1 - it.wide], high = c.distances->rising[it.n + LANES - 2];
+                by_distance = ByDistance(nullptr, low, high).stride;
+            }
+            scratch.begin((it.turned_words() + it.packed_words() + plane + (it.m + BLOCK) * by_distance) * 4 +
+                          plane * sizeof(T) + 1024);
             uint32_t* turned = scratch.take<uint32_t>(it.turned_words());
             uint32_t* packed = scratch.take<uint32_t>(it.packed_words());
             float* scores = scratch.take<float>(plane);
             T* weights = scratch.take<T>(plane);
             pack_all_turned<E>(keys, c.k_stride, it.m, it.d, turned);
             pack_all<E>(values, c.v_stride, it.m, it.d, packed);
+            ByDistance of_keys(scratch.take<float>(it.m * by_distance), low, high);
+            float* of_block = scratch.take<float>(BLOCK * by_distance);
+            if (c.distances) {
+                Left rows = {(const uint32_t*)keys, c.k_stride / E::IN_WORD, 1};
+                of_keys.fill<E>(rows, it.m, turned_pq + head * vector_words, it.depth_d, count);
+            }
             for (int64_t first = 0; first < it.n; first += BLOCK) {
                 int64_t many = std::min(BLOCK, it.n - first);
                 Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
@@ -128,6 +217,12 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                     *(AnyV*)(scores + row * it.wide + column) = x;
                 };
                 product<E>(a, many, turned, it.depth_d, it.wide, from, last, keep);
+                if (c.distances) {
+                    const int32_t* rising = c.distances->rising + first;
+                    ByDistance of_queries(of_block, rising[1 - right], rising[many - 1 - left]);
+                    of_queries.fill<E>(a, many, turned_pk + head * vector_words, it.depth_d, count);
+                    add_distances(*c.distances, of_queries, of_keys, first, many, left, right, it.m, it.wide, scores);
+                }
                 float inverse[BLOCK];
                 for (int64_t row = 0; row < many; row++) {
                     Seen s = seen(c, first + row, it.n, it.m);
@@ -291,11 +386,29 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t kv_heads, int64
                        int64_t v_stride, float scale, int causal, int64_t window, double p, uint64_t seed, int half,
                        void* out, int64_t out_stride, float* sums, int threads) {
     Call c = {sequences, heads,      kv_heads, width,  spans,  q_stride, k_stride,
-              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed};
+              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed,  nullptr};
     if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, sums, threads);
 #if defined(__AVX512BF16__)
     else
         forward<Half>(c, (const uint16_t*)q, (const uint16_t*)k, (const uint16_t*)v, (uint16_t*)out, sums, threads);
+#endif
+}
+
+// Attention whose scores also have the terms of `Distances`, without dropout and gradient. The numbers of vectors lie
+// in two lines, rising and falling, from -reach - LANES to reach + LANES each.
+void heedful_disentangled_attention(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans,
+                                    const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
+                                    int64_t v_stride, float scale, int half, const void* queries_of_vectors,
+                                    const void* keys_of_vectors, int64_t count, const int32_t* numbers, int64_t reach,
+                                    void* out, int64_t out_stride, int threads) {
+    const int64_t middle = reach + LANES;
+    Distances distances = {queries_of_vectors, keys_of_vectors, count, numbers + middle, numbers + 3 * middle + 1};
+    Call c = {sequences, heads,      heads, width, spans, q_stride,  k_stride,
+              v_stride,  out_stride, scale, 0,     -1,    Drop(0.0), 0,       &distances};
+    if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, nullptr, threads);
+#if defined(__AVX512BF16__)
+    else
+        forward<Half>(c, (const uint16_t*)q, (const uint16_t*)k, (const uint16_t*)v, (uint16_t*)out, nullptr, threads);
 #endif
 }
 
@@ -307,7 +420,7 @@ void heedful_attention_gradient(int64_t sequences, int64_t heads, int64_t kv_hea
                                 const void* dout, int64_t dout_stride, void* dq, void* dk, void* dv, int64_t d_stride,
                                 int threads) {
     Call c = {sequences, heads,      kv_heads, width,  spans,  q_stride, k_stride,
-              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed};
+              v_stride,  out_stride, scale,    causal, window, Drop(p),  seed,  nullptr};
     if (!half)
         backward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (const float*)out, (const float*)dout,
                          dout_stride, sums, (float*)dq, (float*)dk, (float*)dv, d_stride, threads);

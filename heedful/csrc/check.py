@@ -38,7 +38,7 @@ def _describe_error(case: Case) -> str:
 
 def _cases(library: Kernels) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16) if library.has_bfloat16 else (torch.float32,):
-        for cases in (_linears, _rows, _scores, _attentions):
+        for cases in (_linears, _rows, _scores, _attentions, _disentangled_attention):
             for name, ours, expected in cases(library, _Sampler(dtype)):
                 tolerance = SINGLE if dtype == torch.float32 else HALF
                 yield f"{name} in {str(dtype).removeprefix('torch.')}", ours, expected, tolerance
@@ -265,6 +265,44 @@ def _attention(
     arguments = (len(spans), HEADS, k.shape[1], q.shape[2], spans.data_ptr(), *lines, 0.2, *how)
     library.attention(*arguments, out.data_ptr(), out.stride(0), sums.data_ptr(), 1)
     return out, sums, arguments
+
+
+def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Compare attention with terms of distances, of which far ones share a vector."""
+    width, lanes, reach, near = WIDTH // HEADS, library.lanes, ROWS - 1, 5
+    q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
+    vectors = sample(2, 2 * near + 1, HEADS, width)
+    distances = torch.arange(-reach - lanes, reach + lanes + 1)
+    numbers = distances.clamp(-near, near) + near
+    both_ways, out = torch.stack([numbers, numbers.flip(0)]).int(), _empty(*q.shape, dtype=q.dtype)
+    spans = torch.tensor(SPANS)
+    lines = [part for rows in (q, k, v) for part in (rows.data_ptr(), rows.stride(0))]
+    library.disentangled_attention(
+        len(SPANS),
+        HEADS,
+        width,
+        spans.data_ptr(),
+        *lines,
+        0.2,
+        _half(q),
+        vectors[0].data_ptr(),
+        vectors[1].data_ptr(),
+        vectors.shape[1],
+        both_ways.data_ptr(),
+        reach,
+        out.data_ptr(),
+        out.stride(0),
+        1,
+    )
+    position_q, position_k = vectors.float()
+    expected = []
+    for a, b, *_ in SPANS:
+        queries, keys, place = q[a:b].float(), k[a:b].float(), torch.arange(b - a)
+        number = (place[:, None] - place).clamp(-near, near) + near
+        scores = (queries[:, None] * (keys + position_k[number])).sum(-1) + (keys * position_q[number]).sum(-1)
+        weights = (0.2 * scores).softmax(1)
+        expected.append((weights[..., None] * v[None, a:b].float()).sum(1))
+    yield "disentangled_attention", out, torch.cat(expected)
 
 
 def _block(library: Kernels, sample: _Sampler) -> Case:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 from heedful.nn.attend import attention_scores
-from heedful.nn.layout import AttentionArgs
+from heedful.nn.layout import AttentionArgs, with_dense_bias
 
 Part = Literal["encoder", "decoder", "cross"]  # self-attention of a stack, or the decoder's attention to the encoder
 TraceItem = Literal["q", "k", "v", "scores", "weights", "states"]
@@ -81,7 +81,7 @@ class Trace:
         """Record the chosen items of one call of attention, for the first `sequences` sequences."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
-        heads = self._heads(q.shape[1])
+        heads, args = self._heads(q.shape[1]), with_dense_bias(q, k, args)
         # in cross-attention, beams of one source are one sequence of the layout
         for number in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]

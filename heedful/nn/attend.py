@@ -15,7 +15,16 @@ from heedful.nn.cuda_attention import CUDA
 from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS as PLANNED
 from heedful.nn.kernels import Kernel
-from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias, allowed_pairs, relative_distances
+from heedful.nn.layout import (
+    AttentionArgs,
+    Bias,
+    DenseBias,
+    Layout,
+    RelativeBias,
+    allowed_pairs,
+    relative_distances,
+    with_dense_bias,
+)
 
 KERNELS: tuple[Kernel, ...] = (PLANNED[0], *CUDA, *PLANNED[1:])  # in the order in which they are tried
 
@@ -64,7 +73,7 @@ def attend_with(
     kernel = choose_kernel(q, k, v, args, backend)
     if not kernel.shares_heads:
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    return kernel.run(q, k, v, args)
+    return kernel.run(q, k, v, args if kernel.has_disentangled_bias else with_dense_bias(q, k, args))
 
 
 def repeat_heads(x: Float[Tensor, "keys kv_heads width"], heads: int) -> Float[Tensor, "keys heads width"]:
@@ -168,7 +177,7 @@ def attention_scores(
     queries, keys = q[start:stop][row_index][:, head_index], k[first:last][:, head_index]
     visible = allowed_pairs(distances, args).expand(queries.shape[1], -1, -1)
     scores = args.scale * torch.einsum("ihd,jhd->hij", queries, keys)
-    match args.bias:
+    match with_dense_bias(q, k, args).bias:
         case RelativeBias(table=table) as bias:
             column = distances.clamp(-bias.reach, bias.reach) + bias.reach
             if table.ndim == 2:

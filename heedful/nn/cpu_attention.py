@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -12,12 +13,14 @@ from torch.autograd.function import once_differentiable
 from heedful.csrc import kernels, unavailable_reason
 from heedful.nn.autograd import AutogradContext
 from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
-from heedful.nn.layout import AttentionArgs, Layout, cannot_differ
+from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout, cannot_differ
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     """Compute softmax(scale q k) v of each sequence, with dropout of the weights."""
     q, k, v = _contiguous_heads(q), _contiguous_heads(k), _contiguous_heads(v)
+    if isinstance(args.bias, DisentangledBias):
+        return _disentangled(q, k, v, args, args.bias)
     seed = draw_seed() if args.dropout else 0
     mixed: Tensor = _Attention.apply(q, k, v, args, span_table(args.layout), seed)  # type: ignore[no-untyped-call]
     return mixed
@@ -29,8 +32,11 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
         return "it runs on the CPU only"
     if q.dtype not in DTYPE_CODES or not q.dtype == k.dtype == v.dtype:
         return f"it computes in float32 and bfloat16, not in {q.dtype}"
-    if args.bias is not None:
-        return "it adds no bias"
+    if isinstance(args.bias, DisentangledBias):
+        if reason := _cannot_disentangle(q, k, v, args, args.bias):
+            return reason
+    elif args.bias is not None:
+        return "it adds no bias but that of disentangled attention"
     if args.scale < 0:
         return "its greatest score is that of the greatest product: scale must be 0 or more"
     if args.dropout >= 1:
@@ -44,6 +50,9 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
         return "this processor does not multiply bfloat16"
     if q.shape[-1] % library.lanes:
         return f"its heads are whole multiples of {library.lanes} wide, not {q.shape[-1]}"
+    if isinstance(args.bias, DisentangledBias):
+        problem = _distance_numbers(args.bias, args.layout, library.lanes).problem
+        return problem or cannot_differ(k, v)
     return cannot_differ(k, v)
 
 
@@ -54,9 +63,59 @@ def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """
     if args.preferred == "native":
         return ""
-    if q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
+    if args.bias is None and q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
         return "PyTorch's products have AMX here, and its own have not"
     return ""
+
+
+class _DistanceNumbers(NamedTuple):
+    """The numbers of a `DisentangledBias` as the kernel reads them, or why it cannot."""
+
+    bias_numbers: Int[Tensor, " distances"]  # held, so that their id names no other tensor
+    both_ways: Int[Tensor, "2 more_distances"]  # rising and falling, int32, with those at both ends repeated
+    problem: str
+
+
+def _distance_numbers(bias: DisentangledBias, layout: Layout, lanes: int) -> _DistanceNumbers:
+    """Return the numbers, checked once for all layers: the kernel reads memory where they say."""
+
+    def make() -> _DistanceNumbers:
+        numbers, reach = bias.numbers, bias.reach
+        steps, longest = numbers.diff(), max((n for n, _ in layout.sizes()), default=0)
+        problem = ""
+        if len(numbers) < 2 * longest - 1:
+            problem = f"{len(numbers)} distances have numbers, and a sequence of {longest} rows has {2 * longest - 1}"
+        elif numbers[0] < 0 or numbers[-1] >= len(bias.position_k) or not ((steps == 0) | (steps == 1)).all():
+            problem = f"numbers of distances must rise by 0 or 1, from 0 to less than {len(bias.position_k)}"
+        distances = torch.arange(-reach - lanes, reach + lanes + 1, device="cpu").clamp(-reach, reach)
+        rising = numbers[distances + reach].int()
+        return _DistanceNumbers(numbers, torch.stack([rising, rising.flip(0)]), problem)
+
+    return layout.cached(("numbers of distances", id(bias.numbers)), make)
+
+
+def _cannot_disentangle(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> str:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, bias.position_q, bias.position_k)):
+        return "it has no gradient of disentangled attention"
+    if args.causal or args.window is not None or args.dropout or args.layout.queries != args.layout.keys:
+        return "in its disentangled attention each token sees its whole sequence, without dropout"
+    if k.shape[1] != q.shape[1]:
+        return "in its disentangled attention heads share no keys"
+    return ""
+
+
+def _disentangled(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
+    """Attention with the terms of distances, which are computed for the distances of each sequence alone."""
+    library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
+    assert library is not None
+    of_queries, of_keys = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
+    numbers = _distance_numbers(bias, args.layout, library.lanes).both_ways
+    sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
+    rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
+    vectors = (address(of_queries), address(of_keys), len(of_keys), address(numbers), bias.reach)
+    to = (address(out), out.stride(0), torch.get_num_threads())
+    library.disentangled_attention(*sizes, *rows, args.scale, DTYPE_CODES[q.dtype], *vectors, *to)
+    return out
 
 
 def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:

@@ -40,6 +40,7 @@ class Kernel:
     cannot: Verdict = lambda q, k, v, args: ""
     slow: Verdict = lambda q, k, v, args: ""  # it could compute the call, but another kernel is faster
     shares_heads: bool = False  # whether k and v may have fewer heads than q; others get a copy for each query head
+    has_disentangled_bias: bool = False  # whether it computes a DisentangledBias; others get a DenseBias
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
     aligned = args.causal or args.window is not None
     if min(m - n if aligned else m - 1 for n, m in layout.sizes()) < 0:
         return "some queries see no key"
-    if isinstance(args.bias, DenseBias) or (isinstance(args.bias, RelativeBias) and args.bias.table.ndim > 2):
+    if args.bias is not None and not (isinstance(args.bias, RelativeBias) and args.bias.table.ndim == 2):
         return "it has no bias for each query row"
     return ""
 
@@ -451,7 +452,14 @@ def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache, slow=_dense_cache_is_slow),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
-    Kernel(name="native", run=attention, cannot=cannot_attend, slow=slow_to_attend, shares_heads=True),
+    Kernel(
+        name="native",
+        run=attention,
+        cannot=cannot_attend,
+        slow=slow_to_attend,
+        shares_heads=True,
+        has_disentangled_bias=True,
+    ),
     Kernel(name="bmm", run=_planned(bmm), slow=_bmm_is_slow),
     Kernel(name="fused", run=_planned(fused), cannot=_cannot_fuse),
 )

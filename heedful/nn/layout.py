@@ -6,7 +6,7 @@ Letters: T rows of all sequences, H heads, D head width, n query rows and m key 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar, cast
 
@@ -118,7 +118,40 @@ class DenseBias:
     blocks: tuple[Float[Tensor, "heads _queries _keys"], ...]
 
 
-Bias = RelativeBias | DenseBias
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DisentangledBias:
+    """scale (q K(p) + k Q(p)) for each pair, where p is the vector of the distance, and K and Q project it as keys and
+    queries (He et al. 2021, arXiv:2006.03654, section 3.1); for self-attention alone.
+
+    numbers[reach + distance] is the row of the vector, distance = query position - key position; rows rise with it.
+    """
+
+    position_q: Float[Tensor, "vectors heads width"]
+    position_k: Float[Tensor, "vectors heads width"]
+    numbers: Int[Tensor, " distances"]
+
+    @property
+    def reach(self) -> int:
+        """Largest distance that has a number: at least the length of the longest sequence less one."""
+        return len(self.numbers) // 2
+
+    def dense(
+        self, q: Float[Tensor, "rows heads width"], k: Float[Tensor, "rows heads width"], scale: float, layout: Layout
+    ) -> DenseBias:
+        """Compute the terms of all pairs of a query and a key."""
+        to_position = torch.einsum("ihd,ghd->hig", q * scale, self.position_k)
+        from_position = torch.einsum("jhd,ghd->hjg", k * scale, self.position_q)
+        blocks = []
+        for start, stop in layout.queries:
+            places = torch.arange(stop - start, device=q.device)
+            number = self.numbers[places[:, None] - places[None, :] + self.reach].expand(q.shape[1], -1, -1)
+            of_query = to_position[:, start:stop].gather(-1, number)
+            of_key = from_position[:, start:stop].gather(-1, number.mT).mT
+            blocks.append(of_query + of_key)
+        return DenseBias(blocks=tuple(blocks))
+
+
+Bias = RelativeBias | DenseBias | DisentangledBias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -132,6 +165,13 @@ class AttentionArgs:
     bias: Bias | None = None
     dropout: float = 0.0  # probability with which a weight is dropped after the softmax; the rest is scaled up
     preferred: str = ""  # name of the kernel to try first: the fastest one measured on this machine
+
+
+def with_dense_bias(q: Tensor, k: Tensor, args: AttentionArgs) -> AttentionArgs:
+    """Return the arguments with the terms of a `DisentangledBias` computed in full; all others as they are."""
+    if not isinstance(args.bias, DisentangledBias):
+        return args
+    return replace(args, bias=args.bias.dense(q, k, args.scale, args.layout))
 
 
 def cannot_differ(k: Tensor, v: Tensor) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 
 from heedful.errors import DataError
 from heedful.nn.dropout import dropout
-from heedful.nn.layout import Bias, DenseBias, RelativeBias
+from heedful.nn.layout import Bias, DenseBias, DisentangledBias, RelativeBias
 from heedful.packed import Packed
 
 Heads = Float[Tensor, "rows heads width"]
@@ -346,7 +345,6 @@ class TransformerXlPosition(RelativePosition):
 class DistanceVectors(NamedTuple):
     """The vectors of the distances in one batch, and which vector each distance has."""
 
-    bounds: tuple[int, ...]
     vectors: Float[Tensor, "vectors width"]
     numbers: Int[Tensor, " distances"]  # of the vector of each distance, query minus key, from -reach to reach
 
@@ -370,16 +368,16 @@ class DisentangledPosition(RelativePosition):
         distances = torch.arange(-reach, reach + 1, device=like.device)
         rows = self.rows(distances)  # which rise with the distance
         vectors: Tensor = self.norm(self.table.weight[rows[0] : rows[-1] + 1])
-        return DistanceVectors(batch.bounds, vectors, rows - rows[0])
+        return DistanceVectors(vectors, rows - rows[0])
 
     def rows(self, distances: Int[Tensor, " distances"]) -> Int[Tensor, " distances"]:
         """Return the row of the table for each distance, query minus key."""
         buckets = signed_log_buckets(distances, self.buckets, self.reach) + self.buckets
         return buckets.clamp(0, 2 * self.buckets - 1)
 
-    def bias(self, q: Heads, k: Keys, prepared: DistanceVectors, scale: float, project: Project) -> DenseBias:
+    def bias(self, q: Heads, k: Keys, prepared: DistanceVectors, scale: float, project: Project) -> DisentangledBias:
         position_q, position_k, _ = project(dropout(prepared.vectors, self.dropout, self.training))
-        return _disentangled_bias(q * scale, k * scale, position_q, position_k, prepared.bounds, prepared.numbers)
+        return DisentangledBias(position_q=position_q, position_k=position_k, numbers=prepared.numbers)
 
 
 class ProjectedDistances(RelativePosition):
@@ -404,40 +402,18 @@ class ProjectedDistances(RelativePosition):
         cut = min(reach, self.reach)
         first, last = self.bounds[self.reach - cut], self.bounds[self.reach + cut]
         distances = torch.arange(-reach, reach + 1, device=like.device).clamp(-self.reach, self.reach)
-        return ProjectedRows(batch.bounds, slice(first, last + 1), self.rows[distances + self.reach] - first)
+        return ProjectedRows(slice(first, last + 1), self.rows[distances + self.reach] - first)
 
-    def bias(self, q: Heads, k: Keys, prepared: ProjectedRows, scale: float, project: Project) -> DenseBias:
+    def bias(self, q: Heads, k: Keys, prepared: ProjectedRows, scale: float, project: Project) -> DisentangledBias:
         position_q, position_k = self.position_q[prepared.rows], self.position_k[prepared.rows]
-        return _disentangled_bias(q * scale, k * scale, position_q, position_k, prepared.bounds, prepared.numbers)
+        return DisentangledBias(position_q=position_q, position_k=position_k, numbers=prepared.numbers)
 
 
 class ProjectedRows(NamedTuple):
     """Rows of the projected vectors that a batch needs, and the number among them of each distance, query minus key."""
 
-    bounds: tuple[int, ...]
     rows: slice
     numbers: Int[Tensor, " distances"]
-
-
-def _disentangled_bias(
-    q: Heads,
-    k: Keys,
-    position_q: Float[Tensor, "vectors heads width"],
-    position_k: Float[Tensor, "vectors heads width"],
-    bounds: tuple[int, ...],
-    numbers: Int[Tensor, " distances"],
-) -> DenseBias:
-    """Return q K(p) + k Q(p) for each query and key of each sequence; q and k are scaled."""
-    to_position = torch.einsum("ihd,ghd->hig", q, position_k)
-    from_position = torch.einsum("jhd,ghd->hjg", k, position_q)
-    reach, blocks = len(numbers) // 2, []
-    for start, stop in pairwise(bounds):
-        places = torch.arange(stop - start, device=q.device)
-        number = numbers[places[:, None] - places[None, :] + reach].expand(q.shape[1], -1, -1)
-        of_query = to_position[:, start:stop].gather(-1, number)
-        of_key = from_position[:, start:stop].gather(-1, number.mT).mT
-        blocks.append(of_query + of_key)
-    return DenseBias(blocks=tuple(blocks))
 
 
 def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:

@@ -18,7 +18,7 @@ from heedful.nn.attend import KERNELS, REFERENCE, attend, choose_kernel, explain
 from heedful.nn.kernels import Kernel
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
-OTHERS = ("varlen", "dense_cache", "native", "flash", "grouped", "flex")  # tested beside; native: in test_native.py
+OTHERS = ("varlen", "dense_cache", "native", "flash", "grouped", "flex")  # tested beside; native: in test_cpu_ops.py
 CPU_KERNELS = [kernel.name for kernel in (*KERNELS, REFERENCE) if kernel.name not in OTHERS]
 Tensors = tuple[Tensor, Tensor, Tensor]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +18,7 @@ from heedful.nn import cpu_ops as of
 from heedful.nn.attend import attend_with, choose_kernel
 from heedful.nn.inference_linear import Int8Linear, NativeLinear
 from heedful.nn.layers import Mlp
-from heedful.nn.layout import AttentionArgs, Layout
+from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -81,6 +82,81 @@ def test_attention(
     expected = ran(lambda *x: attend_with(*x, backend="reference"), [tensor.double() for tensor in qkv])
     most = FLOAT if dtype == torch.float32 else HALF
     assert max(off(x, y) for x, y in zip(results, expected, strict=True)) < most
+
+
+def disentangled(layout: Layout, heads: int, width: int, near: int, reach: int, dtype: torch.dtype) -> AttentionArgs:
+    """Distances up to `near` have vectors of their own; farther ones share them three by three."""
+    distances = torch.arange(-reach, reach + 1)
+    far = ((distances.abs() - near).clamp(min=0) + 2) // 3
+    numbers = (distances.abs().clamp(max=near) + far) * distances.sign()
+    numbers = numbers - numbers[0]
+    vectors = 0.5 * drawn(2, int(numbers[-1]) + 1, heads, width, seed=4).to(dtype)
+    bias = DisentangledBias(position_q=vectors[0], position_k=vectors[1], numbers=numbers)
+    return AttentionArgs(layout=layout, scale=width**-0.5, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "heads"), [(32, 3), (64, 2), (16, 1)])
+@pytest.mark.parametrize(("near", "reach"), [(0, 129), (7, 140), (200, 200)], ids=["far", "near and far", "near"])
+def test_disentangled_attention(
+    native: Kernels, dtype: torch.dtype, width: int, heads: int, near: int, reach: int
+) -> None:
+    """In company and alone, by one thread and by three."""
+    skip_without_half(native, dtype)
+    call = disentangled(layout_of(LENGTHS), heads, width, near, reach, dtype)
+    qkv = attending.split_qkv(drawn(sum(LENGTHS), 3 * heads * width, dtype=dtype), heads, heads)
+    assert choose_kernel(*qkv, call).name == "native"
+    out, threads = attending.attention(*qkv, call), torch.get_num_threads()
+    bias = call.bias
+    assert isinstance(bias, DisentangledBias)
+    exact = replace(bias, position_q=bias.position_q.double(), position_k=bias.position_k.double())
+    reference = attend_with(*[x.double() for x in qkv], replace(call, bias=exact), backend="reference")
+    assert off(out, reference) < (FLOAT if dtype == torch.float32 else HALF)
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(out, attending.attention(*qkv, call))
+    finally:
+        torch.set_num_threads(threads)
+    for start, stop in call.layout.queries:
+        alone = replace(call, layout=layout_of([stop - start]))
+        rows = attending.attention(*[x[start:stop] for x in qkv], alone)
+        assert torch.equal(rows, out[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"causal": True}, "sees its whole sequence"),
+        ({"dropout": 0.1}, "without dropout"),
+        ({"numbers": torch.arange(9)}, "9 distances have numbers, and a sequence of 6 rows has 11"),
+        ({"numbers": 2 * torch.arange(11)}, "must rise by 0 or 1, from 0 to less than 21"),
+        ({"numbers": torch.arange(11) + 11}, "must rise by 0 or 1, from 0 to less than 21"),
+        ({"keys": ((0, 2), (2, 5))}, "sees its whole sequence"),
+    ],
+    ids=str,
+)
+def test_unsupported_disentangled_attention_is_refused(change: dict[str, Any], message: str) -> None:
+    call = disentangled(layout_of([2, 6]), 2, 32, 10, 10, torch.float32)
+    assert isinstance(call.bias, DisentangledBias)
+    if "numbers" in change:
+        call = replace(call, bias=replace(call.bias, numbers=change["numbers"]))
+    elif "keys" in change:
+        call = replace(call, layout=Layout(call.layout.queries, change["keys"]))
+    else:
+        call = replace(call, **change)
+    q = drawn(8, 2, 32)
+    assert message in attending.cannot_attend(q, q, q, call)
+    assert choose_kernel(q, q, q, call).name != "native"
+
+
+def test_disentangled_attention_with_a_gradient_is_left_to_other_kernels() -> None:
+    call = disentangled(layout_of([2, 6]), 2, 32, 10, 10, torch.float32)
+    q, x = drawn(8, 2, 32), drawn(8, 2, 32).requires_grad_()
+    assert "no gradient" in attending.cannot_attend(x, q, q, call)
+    with torch.no_grad():
+        assert not attending.cannot_attend(x, q, q, call)
+    attend_with(x, q, q, call).sum().backward()
+    assert x.grad is not None and bool(x.grad.abs().sum() > 0)
 
 
 @pytest.mark.parametrize("value", ODD, ids=str)

@@ -19,7 +19,7 @@ from heedful.nn.dropout import STEPS
 from heedful.nn.kernels import KERNELS, best_fit, share_lines
 from heedful.nn.layout import AttentionArgs, Bias, DenseBias, Layout, RelativeBias
 
-OTHERS = ("varlen", "dense_cache", "native")  # tested beside; native: in test_native.py
+OTHERS = ("varlen", "dense_cache", "native")  # tested beside; native: in test_cpu_ops.py
 CPU_KERNELS = [kernel for kernel in KERNELS if kernel.name not in OTHERS]
 HEADS, WIDTH, REACH = 2, 8, 5
 

@@ -69,9 +69,10 @@ def test_disentangled_scores_are_their_formula() -> None:
         return of_query, of_key, of_key
 
     bias = relation.bias(q, k, relation.prepare(batch, q, keep=True), 0.3, project)
+    dense = bias.dense(q, k, 0.3, Layout.within(batch))
     vectors = relation.norm(relation.table.weight)
     for number, (start, _) in enumerate(Layout.within(batch).queries):
-        block = bias.blocks[number]
+        block = dense.blocks[number]
         for i in range(block.shape[1]):
             for j in range(block.shape[2]):
                 place = int(relation.rows(torch.tensor([i - j])))

@@ -26,7 +26,7 @@ from heedful.infer.tuning.execution_plan import (
     example_bias,
     unsupported_reason,
 )
-from heedful.model.config import Disentangled, Shaw, StackConfig, TransformerXl
+from heedful.model.config import Shaw, StackConfig, TransformerXl
 from heedful.nn.attend import KERNELS, attend_with
 from heedful.nn.layers import Mlp
 from heedful.nn.layout import AttentionArgs, Layout
@@ -99,7 +99,7 @@ def _measured(loaded: ModelBundle, config: StackConfig, precision: Precision) ->
     dtype = next(loaded.parameters()).dtype
     with torch.inference_mode():
         # those have a bias of each row's own, beside which kernels take their time for other things
-        if loaded.model.encoder is not None and not isinstance(config.relation, Shaw | TransformerXl | Disentangled):
+        if loaded.model.encoder is not None and not isinstance(config.relation, Shaw | TransformerXl):
             way = _with_attention(way, config, dtype)
         if precision == "int8":
             return replace(way, linears="int8", why=(*way.why, "linear layers: products of whole numbers"))

@@ -25,7 +25,7 @@ from heedful.nn.inference_linear import (
     cannot_use_onednn,
 )
 from heedful.nn.layers import ACTIVATIONS, Mlp
-from heedful.nn.layout import Bias, DenseBias, RelativeBias
+from heedful.nn.layout import Bias, DisentangledBias, RelativeBias
 from heedful.nn.positions import DisentangledPosition, ProjectedDistances
 
 LinearKernel = Literal["plain", "onednn", "native", "int8"]
@@ -123,9 +123,9 @@ def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtyp
         case Buckets(reach=reach):
             heads: tuple[int, ...] = (config.heads,)
         case Disentangled():
-            size = (config.heads, longest, longest)
-            blocks = tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(rows // longest))
-            return DenseBias(blocks=blocks)
+            numbers = torch.arange(2 * longest - 1, device=device)
+            vectors = torch.zeros(len(numbers), config.heads, config.head_width, dtype=dtype, device=device)
+            return DisentangledBias(position_q=vectors, position_k=vectors, numbers=numbers)
         case Shaw(reach=reach):
             heads = (rows, config.heads)
         case TransformerXl():
