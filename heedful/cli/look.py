@@ -50,6 +50,13 @@ def look(
         typer.Option(help="A layer, from 0, for --html (repeat it; all unless given) or --figure (one)."),
     ] = None,
     head: Annotated[list[int] | None, typer.Option(help="A head, from 0, for --html or --figure; repeat it.")] = None,
+    with_model: Annotated[
+        bool, typer.Option("--with-model", help="Put the model into the file of --html, so that it takes new texts.")
+    ] = False,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Precision of the weights with --with-model: auto (default), int8, float16 or float32."),
+    ] = None,
     megabytes: Annotated[int | None, typer.Option(help="Maximum data in the file; 16 unless given.", min=1)] = None,
     heads: Annotated[
         Path | None,
@@ -112,6 +119,13 @@ def look(
         _refuse("a file has no port", port=port)
     if html is None:
         _refuse("it limits the file of --html", megabytes=megabytes)
+        _refuse("it is for the file of --html", with_model=with_model)
+    if with_model:
+        _refuse(
+            "a file with a model computes all layers and heads, of one model", layer=layer, head=head, against=against
+        )
+    else:
+        _refuse("it is for --with-model", precision=precision)
     if figure is None:
         _refuse("it belongs to --figure", part=part)
     else:
@@ -146,9 +160,16 @@ def look(
         return _serve(api, port or 0, browser=not no_browser)
 
     from heedful.atomic_io import atomic_path
-    from heedful.look.page import render_html
 
-    content = render_html(api, layers=layer, heads=head, budget=1_000_000 * (megabytes or 16))
+    budget = 1_000_000 * (megabytes or 16)
+    if with_model:
+        from heedful.look.page_with_model import render_html_with_model
+
+        content = render_html_with_model(api, precision=precision or "auto", budget=budget)
+    else:
+        from heedful.look.page import render_html
+
+        content = render_html(api, layers=layer, heads=head, budget=budget)
     try:
         with atomic_path(html) as unfinished:
             unfinished.write_text(content, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -88,7 +88,12 @@ class SavedAnswers:
 
 
 def collect_answers(
-    api: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+    api: PageAPI,
+    *,
+    layers: list[int] | None = None,
+    heads: list[int] | None = None,
+    budget: int = BUDGET,
+    names: Collection[str] | None = None,
 ) -> SavedAnswers:
     """Answer all questions that a page may ask, the most important first, within a budget.
 
@@ -97,6 +102,7 @@ def collect_answers(
         layers: Layers to include, from 0; None: all.
         heads: Heads to include, from 0; None: all.
         budget: Maximum size of the answers in bytes of JSON.
+        names: Names of the questions to answer; None: all.
 
     Raises:
         HeedfulError: If a list is empty, or names a layer or head that no part has.
@@ -113,6 +119,8 @@ def collect_answers(
     left_out: dict[str, int] = {}
     total = 0
     for name, params in _questions(api, layers, heads):
+        if names is not None and name not in names:
+            continue
         if name in left_out:  # answers of one name are of similar size
             left_out[name] += 1
             continue
@@ -203,15 +211,26 @@ def render_html(
 ) -> str:
     """Return one self-contained HTML file, whose policy allows nothing to be loaded. See `collect_answers`."""
     saved = collect_answers(api, layers=layers, heads=heads, budget=budget)
+    return html_file(saved, bundled_script() + "\nstartFile();\n")
+
+
+def html_file(saved: SavedAnswers, script: str, *, allowed: str = "", elements: str = "") -> str:
+    """Return one HTML file.
+
+    Args:
+        saved: The answers that it holds.
+        script: All of its code.
+        allowed: Further sources of scripts that its policy allows, each with a space before it.
+        elements: Further elements of its body.
+    """
     data = escape_json({"answers": saved.answers, "left_out": saved.left_out, "bytes": saved.bytes})
-    script = bundled_script() + "\nstartFile();\n"
     style = read_asset(STYLE)
-    policy = POLICY.format(script=source_hash(script), style=source_hash(style), connect="'none'")
+    policy = POLICY.format(script=source_hash(script) + allowed, style=source_hash(style), connect="'none'")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="referrer" '
         f'content="no-referrer">\n<title>Heedful look</title>\n<style>{style}</style>\n</head>\n<body>\n'
-        f'<div id="look"></div>\n<script type="application/json" id="kept">{data}</script>\n'
+        f'<div id="look"></div>\n<script type="application/json" id="kept">{data}</script>\n{elements}'
         f'<script type="module">{script}</script>\n</body>\n</html>\n'
     )

@@ -19,6 +19,11 @@ def bundle_modules(sources: Iterable[str]) -> str:
     return "".join(EXPORT.sub("", IMPORT.sub("", source)) for source in sources)
 
 
+def scoped_modules(name: str, sources: Iterable[str], exports: Iterable[str]) -> str:
+    """Return ES modules as a script with a scope of its own, which defines an object of some of their names."""
+    return f"const {name} = (() => {{\n{bundle_modules(sources)}return {{ {', '.join(exports)} }};\n}})();\n"
+
+
 def escape_json(value: object) -> str:
     """Return JSON that cannot end or begin an element of HTML."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False)

@@ -368,40 +368,71 @@ static void mix(const float* weights, const float* rows, int count, int stride, 
         for (int i = 0; i < width; i++) to[i] += weights[row] * rows[(size_t)row * stride + i];
 }
 
-// softmax(scale q k + bias) v of all heads, [rows, heads * width]; qkv is [rows, (heads + 2 kv_heads) * width]
-static void attend(const Attention& a, const float* qkv, int rows, float* out) {
+// The keys that a row sees: from `first` to before `stop`.
+struct Keys {
+    int first, stop;
+};
+
+static Keys visible_keys(const Attention& a, int row, int rows) {
+    return {
+        a.window < 0 || row < a.window ? 0 : row - a.window,
+        a.window < 0 || row + a.window >= rows ? rows : row + a.window + 1,
+    };
+}
+
+// scale q k + bias of one row and the keys that it sees; qkv is [rows, (heads + 2 kv_heads) * width]
+static void score_keys(const Attention& a, const float* qkv, int head, int row, Keys keys, float* scores) {
+    size_t stride = (a.heads + 2 * a.kv_heads) * a.width;
+    const float* q = qkv + row * stride + head * a.width;
+    const float* k = qkv + (a.heads + head / (a.heads / a.kv_heads)) * a.width;
+    for (int key = keys.first; key < keys.stop; key++) {
+        float score = a.scale * product(q, k + key * stride, a.width);
+        if (a.distances) {
+            int distance = key - row;
+            distance = distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance;
+            score += a.distances[(distance + a.reach) * a.heads + head];
+        }
+        scores[key - keys.first] = score;
+    }
+}
+
+// gate softmax(scores) v of all heads, [rows, heads * width]; gates: a factor for each head, or none
+static void attend(const Attention& a, const float* qkv, int rows, const float* gates, float* out) {
     int stride = (a.heads + 2 * a.kv_heads) * a.width, group = a.heads / a.kv_heads;
     float* weights = take<float>(rows + 4);
     for (int head = 0; head < a.heads; head++) {
-        const float* q = qkv + head * a.width;
-        const float* k = qkv + (a.heads + head / group) * a.width;
-        const float* v = k + a.kv_heads * a.width;
+        const float* v = qkv + (a.heads + a.kv_heads + head / group) * a.width;
         for (int row = 0; row < rows; row++) {
-            int first = a.window < 0 || row < a.window ? 0 : row - a.window;
-            int stop = a.window < 0 || row + a.window >= rows ? rows : row + a.window + 1;
-            for (int key = first; key < stop; key++) {
-                float score = a.scale * product(q + (size_t)row * stride, k + (size_t)key * stride, a.width);
-                if (a.distances) {
-                    int distance = key - row;
-                    distance = distance < -a.reach ? -a.reach : distance > a.reach ? a.reach : distance;
-                    score += a.distances[(distance + a.reach) * a.heads + head];
-                }
-                weights[key - first] = score;
-            }
-            softmax(weights, stop - first);
+            Keys keys = visible_keys(a, row, rows);
+            score_keys(a, qkv, head, row, keys, weights);
+            softmax(weights, keys.stop - keys.first);
             float* to = out + (size_t)row * a.heads * a.width + head * a.width;
-            mix(weights, v + (size_t)first * stride, stop - first, stride, a.width, to);
+            mix(weights, v + (size_t)keys.first * stride, keys.stop - keys.first, stride, a.width, to);
+            for (int i = 0; gates && i < a.width; i++) to[i] *= gates[head];
         }
     }
 }
 
 // -- ops --------------------------------------------------------------------------------------------------------------
 
+// What a traced run keeps of a block, in rows, until the next run.
+struct BlockTrace {
+    const float *input, *qkv;  // qkv: after norms and rotation
+    const float *joined, *attended;  // the outputs of all heads side by side, and their projection
+    const float* middle;  // after the residual connection, and its norm unless the norm is first
+    const float *inner, *mlp;  // what `down` of the feed-forward network reads, and returns
+    const float* output;
+    const Attention* attention;
+};
+
 struct Input {
     const int32_t *tokens, *types;
     int count;
     const int32_t* wanted;  // rows that `select` keeps
     int wanted_count;
+    const float* gates;  // factors of the outputs of heads, from the next block on; null: all are 1
+    const float** embedded;  // traced vectors of tokens, positions and types; null: no trace
+    BlockTrace* trace;  // of the next block; null: no trace
 };
 
 struct State {
@@ -419,18 +450,20 @@ static void embed(Reader& read, const Input& input, State& state) {
     Linear project = read.linear();
     state = {take<float>(input.count * tokens.columns), input.count, tokens.columns};
     float* row = take<float>(tokens.stride());
-    for (int i = 0; i < input.count; i++) {
-        float* to = state.x + (size_t)i * state.width;
-        read_row(tokens, input.tokens[i], row);
-        for (int j = 0; j < state.width; j++) to[j] = row[j] * scale;
-        if (positions.format) {
-            read_row(positions, i + offset, row);
-            for (int j = 0; j < state.width; j++) to[j] += row[j];
+    const Matrix* tables[] = {&tokens, &positions, &types};
+    for (int part = 0; part < 3; part++) {
+        if (!tables[part]->format) continue;
+        float* vectors = input.embedded ? take<float>(input.count * state.width) : nullptr;
+        for (int i = 0; i < input.count; i++) {
+            float* to = state.x + (size_t)i * state.width;
+            read_row(*tables[part], part == 0 ? input.tokens[i] : part == 1 ? i + offset : input.types[i], row);
+            for (int j = 0; j < state.width; j++) {
+                float x = part ? row[j] : row[j] * scale;
+                to[j] = part ? to[j] + x : x;
+                if (vectors) vectors[(size_t)i * state.width + j] = x;
+            }
         }
-        if (types.format) {
-            read_row(types, input.types[i], row);
-            for (int j = 0; j < state.width; j++) to[j] += row[j];
-        }
+        if (vectors) input.embedded[part] = vectors;
     }
     normalise(norm, state.x, state.rows, state.width);
     if (!project.weight.format) return;
@@ -450,8 +483,14 @@ static void norm_heads(const Norm& norm, float* x, int rows, int heads, int widt
     for (int row = 0; norm.kind && row < rows; row++) normalise(norm, x + (size_t)row * stride, heads, width);
 }
 
-static float* self_attention(Reader& read, const float* x, int rows) {
-    Attention a;
+static const float* copied(const float* x, int count) {
+    float* result = take<float>(count);
+    copy(result, x, count);
+    return result;
+}
+
+static float* self_attention(Reader& read, Input& input, const float* x, int rows) {
+    Attention& a = *take<Attention>(1);
     a.heads = read.word(), a.kv_heads = read.word(), a.width = read.word();
     a.scale = read.number(), a.window = read.word();
     a.frequencies = (const double*)read.at(), a.magnitude = read.number();
@@ -468,12 +507,16 @@ static float* self_attention(Reader& read, const float* x, int rows) {
         rotate(a, keys, rows, a.kv_heads, stride);
     }
     float* mixed = take<float>(rows * a.heads * a.width);
-    attend(a, projected, rows, mixed);
-    return multiplied(out, mixed, rows);
+    attend(a, projected, rows, input.gates, mixed);
+    if (input.gates) input.gates += a.heads;
+    float* y = multiplied(out, mixed, rows);
+    if (BlockTrace* trace = input.trace)
+        trace->attention = &a, trace->qkv = projected, trace->joined = mixed, trace->attended = y;
+    return y;
 }
 
 // down(activation(up x)), or down(activation(gate x) * up x)
-static float* feed_forward(Reader& read, const float* x, int rows) {
+static float* feed_forward(Reader& read, Input& input, const float* x, int rows) {
     Linear up = read.linear();
     int gated = read.word(), activation = read.word();
     Linear down = read.linear();
@@ -485,21 +528,28 @@ static float* feed_forward(Reader& read, const float* x, int rows) {
         activate(gate, inner, activation);
         for (int i = 0; i < inner; i++) to[i] = gate[i] * gate[inner + i];
     }
-    return multiplied(down, y, rows);
+    float* z = multiplied(down, y, rows);
+    if (input.trace) input.trace->inner = y, input.trace->mlp = z;
+    return z;
 }
 
-static void block(Reader& read, State& state) {
+static void block(Reader& read, Input& input, State& state) {
     int norm_first = read.word(), count = state.rows * state.width;
     char* mark = top;
+    if (input.trace) input.trace->input = copied(state.x, count);
     float* before = take<float>(count);
     for (int part = 0; part < 2; part++) {
         Norm norm = read.norm();
         copy(before, state.x, count);
         if (norm_first) normalise(norm, before, state.rows, state.width);
-        add(state.x, (part ? feed_forward : self_attention)(read, before, state.rows), count);
+        add(state.x, (part ? feed_forward : self_attention)(read, input, before, state.rows), count);
         if (!norm_first) normalise(norm, state.x, state.rows, state.width);
+        if (input.trace) (part ? input.trace->output : input.trace->middle) = copied(state.x, count);
     }
-    top = mark;
+    if (input.trace)
+        input.trace++;
+    else
+        top = mark;
 }
 
 static void dense(Reader& read, State& state) {
@@ -647,17 +697,18 @@ EXPORT(reserve_input) int32_t* reserve_input(int words) {
     return take<int32_t>(words);
 }
 
-// Computes at most `num_ops` ops and returns the rows; `rows` and `columns` are their shape.
+// Computes at most `num_ops` ops and returns the rows; `rows` and `columns` are their shape. Null, or [blocks, heads]:
+// `gates`; null, or room for three vectors of tokens and for each block: `embedded` and `trace`.
 EXPORT(run)
 float* run(
     const char* model, int ops_offset, const int32_t* tokens, const int32_t* types, int count, const int32_t* wanted,
-    int wanted_count, int num_ops
+    int wanted_count, int num_ops, const float* gates, const float** embedded, BlockTrace* trace
 ) {
-    Input input = {tokens, types, count, wanted, wanted_count};
+    Input input = {tokens, types, count, wanted, wanted_count, gates, embedded, trace};
     Reader read = {model, (const int32_t*)(model + ops_offset)};
     for (int op; num_ops-- > 0 && (op = read.word()) != END;) switch (op) {
             case EMBED: embed(read, input, state); break;
-            case BLOCK: block(read, state); break;
+            case BLOCK: block(read, input, state); break;
             case NORM: normalise(read.norm(), state.x, state.rows, state.width); break;
             case DENSE: dense(read, state); break;
             case SELECT: select(input, state); break;
@@ -669,6 +720,21 @@ float* run(
             default: __builtin_trap();
         }
     return state.x;
+}
+
+// The scores of one head of a traced block, [rows, rows], with -infinity for keys that a row does not see; they are
+// there until the next call.
+EXPORT(scores) float* scores(const BlockTrace* block, int head, int rows) {
+    const float hidden = -__builtin_inff();
+    char* mark = top;
+    float* result = take<float>(rows * rows);
+    for (int i = 0; i < rows * rows; i++) result[i] = hidden;
+    for (int row = 0; row < rows; row++) {
+        Keys keys = visible_keys(*block->attention, row, rows);
+        score_keys(*block->attention, block->qkv, head, row, keys, result + row * rows + keys.first);
+    }
+    top = mark;
+    return result;
 }
 
 EXPORT(rows) int rows() { return state.rows; }

@@ -70,9 +70,9 @@ def export_page(
         raise HeedfulError(f"{output} exists: give another name, or overwrite=True (on the command line --overwrite)")
     change = None
     if precision == "auto":
-        _check_size(bundle)
+        check_size(bundle)
         change = int8_change(bundle)
-        precision = "int8" if change <= Tolerance().scores else "float16"
+        precision = gated_precision(change)
     page = render_page(bundle, precision=precision, title=title).encode()
     try:
         make_folder(output.absolute().parent)
@@ -85,7 +85,7 @@ def export_page(
 
 def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "Heedful") -> str:
     """Return the HTML; see `export_page`."""
-    _check_size(bundle)
+    check_size(bundle)
     model = serialize_model(bundle, precision)
     about = json.dumps(page_facts(bundle, model), ensure_ascii=False, allow_nan=False).encode()
     script = bundle_modules((WEB / name).read_text(encoding="utf-8") for name in MODULES) + "\nstartPage();\n"
@@ -96,9 +96,9 @@ def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "H
         "title": html.escape(title),
         "facts": html.escape(facts),
         "style": style,
-        "about": _compressed(about),
-        "code": _compressed(CODE.read_bytes()),
-        "weights": _compressed(model.data),
+        "about": compressed(about),
+        "code": compressed(CODE.read_bytes()),
+        "weights": compressed(model.data),
         "script": script,
     }
     page = (WEB / "try.html").read_text(encoding="utf-8")
@@ -106,11 +106,17 @@ def render_page(bundle: ModelBundle, *, precision: str = "int8", title: str = "H
     return parts[0] + "".join(slots[slot] + rest for slot, rest in (part.split("}}", 1) for part in parts[1:]))
 
 
-def _check_size(bundle: ModelBundle) -> None:
+def check_size(bundle: ModelBundle) -> None:
+    """Raise a HeedfulError if the model has too many parameters for a page."""
     if (count := bundle.count()) > MOST_PARAMETERS:
         raise HeedfulError(
             f"{bundle.source} has {count:,} parameters; a page has at most {MOST_PARAMETERS:,}: distil a smaller model"
         )
+
+
+def gated_precision(change: float) -> str:
+    """Return "int8" if the change of the scores by it is small enough, else "float16"."""
+    return "int8" if change <= Tolerance().scores else "float16"
 
 
 def int8_change(bundle: ModelBundle) -> float:
@@ -129,13 +135,12 @@ def int8_change(bundle: ModelBundle) -> float:
 def page_facts(bundle: ModelBundle, model: SerializedModel) -> dict[str, object]:
     """Return what the scripts of the page need beside the weights."""
     head, tokenizer = bundle.config.head, require_tokenizer(bundle)
-    assert head is not None
     mask = tokenizer.special.mask
     if isinstance(head, c.MaskedTokens) and mask is None:
         raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
     labels = getattr(head, "labels", ())
     return {
-        "head": head.kind,
+        "head": None if head is None else head.kind,
         "labels": unique_label_names(labels) if isinstance(head, c.Classes) else list(labels),
         "problem_type": getattr(head, "problem_type", None),
         "score_activation": getattr(head, "score_activation", None),
@@ -154,6 +159,6 @@ def page_facts(bundle: ModelBundle, model: SerializedModel) -> dict[str, object]
     }
 
 
-def _compressed(data: bytes) -> str:
+def compressed(data: bytes) -> str:
     """Compress with zlib and encode as base64."""
     return base64.b64encode(zlib.compress(data, 9)).decode()

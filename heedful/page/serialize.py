@@ -47,6 +47,7 @@ class SerializedModel:
     data: bytes  # the tensors, then the ops
     ops_offset: int  # of the ops in `data`, in bytes
     num_ops: int  # without END
+    num_encoder_ops: int  # the first ones, without the head
     max_length: int  # tokens of a text
 
 
@@ -120,15 +121,15 @@ class _Writer:
         self.integers(self.tensor(norm.weight), self.tensor(getattr(norm, "bias", None)))
 
 
-def serialize_model(bundle: ModelBundle, precision: str = "int8") -> SerializedModel:
-    """Serialize a model with its head.
+def serialize_model(bundle: ModelBundle, precision: str = "int8", *, with_head: bool = True) -> SerializedModel:
+    """Serialize a model, with its head unless `with_head` is False.
 
     Raises:
         HeedfulError: If the precision is unknown, or forward.cpp does not compute this model; see `unsupported`.
     """
     if precision not in FORMATS:
         raise HeedfulError(f"precision is {precision!r}; a page has one of auto, {', '.join(FORMATS)}")
-    if problem := unsupported(bundle):
+    if problem := unsupported(bundle) if with_head else unsupported_encoder(bundle):
         raise refusal(bundle, problem)
     writer = _Writer(precision)
     max_length = bundle.max_length or UNLIMITED
@@ -138,10 +139,18 @@ def serialize_model(bundle: ModelBundle, precision: str = "int8") -> SerializedM
         _stack(writer, bundle.model.encoder)
     if isinstance(bundle.model, ClassicModel) and isinstance(bundle.model.over, BidirectionalRnn):
         _recurrent(writer, bundle.model.over)
-    _head(writer, bundle)
+    num_encoder_ops = writer.num_ops
+    if with_head:
+        _head(writer, bundle)
     writer.op(END)
     offset = writer.tensor(np.frombuffer(bytes(writer.words), np.uint8))
-    return SerializedModel(data=bytes(writer.data), ops_offset=offset, num_ops=writer.num_ops, max_length=max_length)
+    return SerializedModel(
+        data=bytes(writer.data),
+        ops_offset=offset,
+        num_ops=writer.num_ops,
+        num_encoder_ops=num_encoder_ops,
+        max_length=max_length,
+    )
 
 
 def refusal(bundle: ModelBundle, problem: str) -> HeedfulError:
@@ -155,7 +164,12 @@ def refusal(bundle: ModelBundle, problem: str) -> HeedfulError:
 
 def unsupported(bundle: ModelBundle) -> str:
     """Return why HTML export does not support a model, as "has ..."; "" if it does."""
-    model, head = bundle.config.model, bundle.config.head
+    return unsupported_encoder(bundle) or unsupported_head(bundle)
+
+
+def unsupported_encoder(bundle: ModelBundle) -> str:
+    """Return why HTML export does not support a model, whatever its head is, as "has ..."; "" if it does."""
+    model = bundle.config.model
     stack, positions = model.encoder, model.embedding.positions
     if type(bundle.model) not in (Transformer, ClassicModel) or model.decoder is not None or (stack and stack.causal):
         return "is not an encoder alone"
@@ -172,6 +186,12 @@ def unsupported(bundle: ModelBundle) -> str:
     scalings = (relation.scaling, relation.local_scaling) if isinstance(relation, c.Rotary) else ()
     if any(isinstance(scaling, c.DynamicNtk | c.LongRope) for scaling in scalings):
         return "has rotations that depend on the length of a text"
+    return ""
+
+
+def unsupported_head(bundle: ModelBundle) -> str:
+    """Return why HTML export does not support the head of a model, as "has ..."; "" if it does."""
+    head = bundle.config.head
     match head:
         case c.SentenceEmbedding(pools_prompt=False, prompts=prompts) if prompts:
             return "pools a text without its prompt"

@@ -45,7 +45,7 @@ TEXT = " ".join(WORDS[n] for n in (7, 3, 50, 3, 21, 90, 11, 64, 5, 33, 8, 2))
 def numbers(sent: dict[str, Any]) -> np.ndarray:
     """Return the numbers that a page reads."""
     raw = np.frombuffer(base64.b64decode(sent["data"]), dtype="<" + sent["kind"])
-    most = {"f4": 1, "u2": 65535, "u1": 255}[sent["kind"]]
+    most = {"f4": 1, "f2": 1, "u2": 65535, "u1": 255}[sent["kind"]]
     return raw.reshape(sent["shape"]).astype(np.float64) / most
 
 

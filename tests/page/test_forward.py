@@ -180,7 +180,10 @@ def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, preci
     start = native.reserve_input(len(words))
     ctypes.memmove(start, words.ctypes.data, words.nbytes)
     tokens, kinds, wanted = (ctypes.c_void_p(start + 4 * count * part) for part in range(3))
-    result = native.run(ctypes.c_void_p(place), model.ops_offset, tokens, kinds, count, wanted, count, model.num_ops)
+    untraced = (None, None, None)
+    result = native.run(
+        ctypes.c_void_p(place), model.ops_offset, tokens, kinds, count, wanted, count, model.num_ops, *untraced
+    )
     shape = native.rows() * native.columns()
     rows = np.ctypeslib.as_array(ctypes.cast(result, ctypes.POINTER(ctypes.c_float)), (shape,))
     with torch.inference_mode():

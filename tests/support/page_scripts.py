@@ -22,7 +22,9 @@ import { readFileSync } from "node:fs";
 const { about, calls } = JSON.parse(readFileSync("input.json"));
 const page = { about };
 if (about.tokenizer) page.tokenizer = makeTokenizer(about.tokenizer);
-if (about.num_ops) page.score = await openModel(readFileSync(process.argv[2]), readFileSync("model.bin"), about);
+if (about.num_ops) {
+  Object.assign(page, await openModel(readFileSync(process.argv[2]), readFileSync("model.bin"), about));
+}
 """
 WRITE = """
 console.log(JSON.stringify(results, (_, value) => (value instanceof Float32Array ? [...value] : value)));

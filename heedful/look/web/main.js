@@ -73,7 +73,7 @@ function begin() {
  * @param {Source} source
  * @param {{remember: boolean}} how whether the address remembers what is shown
  */
-async function open(root, source, { remember }) {
+export async function open(root, source, { remember }) {
   root.classList.add("heedful");
   root.replaceChildren(make("p", { class: "waiting" }, "…"));
   /** @type {any} */

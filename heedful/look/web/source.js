@@ -27,7 +27,7 @@ function question(name, params) {
  * @param {(name: string, params: Params) => Promise<any>} ask
  * @returns {Source}
  */
-function remembering(ask) {
+export function remembering(ask) {
   /** @type {Map<string, {answer: Promise<any>, bytes: number}>} */
   const known = new Map();
   let bytes = 0;

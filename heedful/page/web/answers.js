@@ -152,13 +152,13 @@ function choose({ about, tokenizer, score }, { prompt, choices }) {
   return { choice: choices[index], index, probability: probabilities[index], probabilities, windows: scores[0].length };
 }
 
-function vectorOf({ about, tokenizer, score }, text) {
+export function vectorOf({ about, tokenizer, score }, text) {
   const whole = tokenizer.encode(about.prompt + text);
   const room = about.max_length - whole.segments.filter((segment) => segment === null).length;
   return score(windowAt(whole, 0, 0, room))[0].slice(0, about.dimensions ?? undefined);
 }
 
-function cosine(a, b) {
+export function cosine(a, b) {
   const dot = (x, y) => x.reduce((total, number, i) => total + number * y[i], 0);
   return Math.min(1, Math.max(-1, dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b)))); // rounding may exceed 1
 }
@@ -168,16 +168,16 @@ function compare(page, { text, lines }) {
   return { similarities: others.map((other) => cosine(Array.from(first), Array.from(other))) };
 }
 
-const LISTED = 5; // candidates of a mask
+const LISTED = 5; // candidates of a mask, unless `about.top_k` is another number
 
 // The ids of the largest probabilities among those that pass; there may be more scores than tokens.
-function mostLikely(probabilities, passes) {
+function mostLikely(probabilities, listed, passes) {
   const best = [];
   probabilities.forEach((probability, id) => {
-    if ((best.length === LISTED && probability <= probabilities[best[LISTED - 1]]) || !passes(id)) return;
+    if ((best.length === listed && probability <= probabilities[best[listed - 1]]) || !passes(id)) return;
     const place = best.findIndex((other) => probabilities[other] < probability);
     best.splice(place < 0 ? best.length : place, 0, id);
-    best.length = Math.min(best.length, LISTED);
+    best.length = Math.min(best.length, listed);
   });
   return best;
 }
@@ -190,7 +190,7 @@ function fillMasks({ about, tokenizer, score }, { text }) {
     const rows = positions.length ? score(windows[number], positions) : [];
     return rows.map((row, i) => {
       const probabilities = softmax(row);
-      const best = mostLikely(probabilities, (id) => tokenizer.name(id) !== undefined);
+      const best = mostLikely(probabilities, about.top_k ?? LISTED, (id) => tokenizer.name(id) !== undefined);
       const [start, end] = windows[number].offsets[positions[i]];
       return { start, end, candidates: best.map((id) => (
         { token: tokenizer.name(id), text: tokenizer.text(id), probability: probabilities[id] }

@@ -410,7 +410,14 @@ export function makeTokenizer(state) {
     }
     return (state.decoder === "Metaspace" ? token.replaceAll("\u2581", " ") : token).trim();
   };
-  return { encode, name, text };
+  // A name with its bytes decoded, if they are whole characters, and "\u2581" for a space.
+  const readable = (id) => {
+    const token = names.get(id);
+    if (state.decoder !== "ByteLevel" || ![...token].every((char) => BYTE_OF.has(char))) return token;
+    const decoded = new TextDecoder().decode(new Uint8Array([...token].map((char) => BYTE_OF.get(char))));
+    return !decoded || decoded.includes("\ufffd") ? token : decoded.replaceAll(" ", "\u2581");
+  };
+  return { encode, name, readable, text };
 }
 
 // An encoding from its rows: columns of ids, types, segments, offsets and words; `start`: see windows.js.

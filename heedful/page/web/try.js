@@ -1,6 +1,6 @@
 // The page: a form for the model in it, and its answers as rows. Every text from outside becomes a text node.
 import { ANSWERS } from "./answers.js";
-import { openModel } from "./model.js";
+import { openModel, unpackElement } from "./model.js";
 import { element, rowOf } from "./rows.js";
 import { makeTokenizer } from "./tokenizer.js";
 
@@ -42,16 +42,6 @@ const GROUPS = {
     ({ candidates }) => candidates.map(({ text, token, probability }) => ({ name: text || token, probability })),
   ),
 };
-
-// The bytes of an element: base64 of what zlib compressed.
-async function unpack(id) {
-  const text = atob(at(id).textContent);
-  at(id).remove();
-  const packed = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
 
 function say(text, wrong = false) {
   at("status").textContent = text;
@@ -100,9 +90,10 @@ function show(head, answer, input) {
 
 export async function startPage() {
   try {
-    const [about, code, weights] = await Promise.all(["about", "code", "weights"].map(unpack));
+    const [about, code, weights] = await Promise.all(["about", "code", "weights"].map(unpackElement));
     const facts = JSON.parse(new TextDecoder().decode(about));
-    const page = { about: facts, tokenizer: makeTokenizer(facts.tokenizer), score: await openModel(code, weights, facts) };
+    const { score } = await openModel(code, weights, facts);
+    const page = { about: facts, tokenizer: makeTokenizer(facts.tokenizer), score };
     const ask = (event) => {
       event.preventDefault();
       try {
