@@ -38,6 +38,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
     "disentangled_attention": (None, [_I, _I, _I, _P, *[_P, _I] * 3, _F, _N, _P, _P, _I, _P, _I, _P, _I, _N]),
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
+    "scores8": (None, [_P, _P, _I, _I, _P, _P, _I, _P, _N]),
+    "matches": (None, [_P, _I, _I, _P, _I, _P, _N]),
     "block_space": (_I, [_P, _I]),
     "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
     "adamw": (None, [_I, _P, _P, _F, _D, _D, _D, _N]),
@@ -71,6 +73,8 @@ class Kernels:
     attention_gradient: Function
     disentangled_attention: Function
     cross_entropy: Function
+    scores8: Function
+    matches: Function
     block_space: Function
     block: Function
     adamw: Function

@@ -103,6 +103,16 @@ static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int6
     for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
 }
 
+// the panels from `first` to `last` of a product, as lines of floats that are `stride` apart; column 0 is panel `first`'s
+template <class E>
+__attribute__((noinline)) static void product_lines(Left a, int64_t rows, const uint32_t* b, int64_t depth,
+                                                    int64_t columns, int64_t first, int64_t last, float* to,
+                                                    int64_t stride) {
+    product<E>(a, rows, b, depth, columns, first, last, [&](int64_t row, int64_t column, V x) INLINE {
+        *(AnyV*)(to + row * stride + column - first * PANEL) = x;
+    });
+}
+
 typedef int32_t AnyVI __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 // LANES of the numbers at `from`, chosen by index; indexes often follow each other, up or down
@@ -130,10 +140,8 @@ struct ByDistance {
     ByDistance(float* at, int64_t low, int64_t high)
         : at(at), first(low / PANEL * PANEL), stride((high / PANEL + 1) * PANEL - first) {}
     template <class E> void fill(Left rows, int64_t many, const uint32_t* vectors, int64_t depth, int64_t count) {
-        float* to = at;
-        int64_t begin = first, step = stride;
-        product<E>(rows, many, vectors, depth, rounded_up(count, LANES), first / PANEL, (first + stride) / PANEL,
-                   [&](int64_t row, int64_t column, V x) INLINE { *(AnyV*)(to + row * step + column - begin) = x; });
+        int64_t columns = rounded_up(count, LANES), last = (first + stride) / PANEL;
+        product_lines<E>(rows, many, vectors, depth, columns, first / PANEL, last, at, stride);
     }
     V of(int64_t row, const int32_t* numbers) const { return chosen(at + row * stride, numbers, first); }
 };
@@ -213,10 +221,7 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                 int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
                 int64_t right = std::min(it.wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
-                auto keep = [&](int64_t row, int64_t column, V x) INLINE {
-                    *(AnyV*)(scores + row * it.wide + column) = x;
-                };
-                product<E>(a, many, turned, it.depth_d, it.wide, from, last, keep);
+                product_lines<E>(a, many, turned, it.depth_d, it.wide, from, last, scores + left, it.wide);
                 if (c.distances) {
                     const int32_t* rising = c.distances->rising + first;
                     ByDistance of_queries(of_block, rising[1 - right], rising[many - 1 - left]);
@@ -299,14 +304,8 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                 int64_t right = std::min(wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
                 Left b = {(const uint32_t*)(g + first * dout_stride), dout_stride / E::IN_WORD, 1};
-                auto keep = [&](int64_t row, int64_t column, V x) INLINE {
-                    *(AnyV*)(scores + row * wide + column) = x;
-                };
-                auto keep_slope = [&](int64_t row, int64_t column, V x) INLINE {
-                    *(AnyV*)(slopes + row * wide + column) = x;
-                };
-                product<E>(a, many, turned_k, it.depth_d, wide, from, last, keep);
-                product<E>(b, many, turned_v, it.depth_d, wide, from, last, keep_slope);
+                product_lines<E>(a, many, turned_k, it.depth_d, wide, from, last, scores + left, wide);
+                product_lines<E>(b, many, turned_v, it.depth_d, wide, from, last, slopes + left, wide);
                 for (int64_t row = 0; row < many; row++) {
                     float *s = scores + row * wide, *g_row = slopes + row * wide;
                     int64_t query = span[0] + first + row;

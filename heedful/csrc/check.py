@@ -44,6 +44,7 @@ def _cases(library: Kernels) -> Iterator[Case]:
                 yield f"{name} in {str(dtype).removeprefix('torch.')}", ours, expected, tolerance
     yield from _steps(library, _Sampler(torch.float32))
     yield from _int8(library, _Sampler(torch.float32))
+    yield from _search(library, _Sampler(torch.float32))
     if library.has_bfloat16:
         yield _block(library, _Sampler(torch.bfloat16))
 
@@ -141,6 +142,19 @@ def _int8(library: Kernels, sample: _Sampler) -> Iterator[Case]:
     library.linear8(whole.data_ptr(), scales.data_ptr(), ROWS, *right, False, 0, y.data_ptr(), 1)
     arguments = whole * scales[:, :1] + scales[:, 1:]
     yield "linear8", y, _affine(arguments, weight * of_weight[:, None], bias), SINGLE
+
+
+def _search(library: Kernels, sample: _Sampler) -> Iterator[Case]:
+    rows, queries = (40 * sample(ROWS, WIDTH + 5)).to(torch.int8), (4000 * sample(2, WIDTH + 5)).to(torch.int16)
+    of_rows, of_queries, scores = sample(ROWS), sample(2), _empty(2, ROWS)
+    sides = (rows.data_ptr(), of_rows.data_ptr(), *rows.shape, queries.data_ptr(), of_queries.data_ptr(), 2)
+    library.scores8(*sides, scores.data_ptr(), 1)
+    expected = _times(queries.double(), rows.double()) * of_rows * of_queries[:, None]
+    yield "scores8", scores, expected, SINGLE
+    bits, matches = sample(ROWS, 3).view(torch.int32).repeat(1, 2), _empty(2, ROWS)
+    library.matches(bits.data_ptr(), ROWS, 3, bits.data_ptr(), 2, matches.data_ptr(), 1)
+    different = (bits[:2, None] ^ bits)[..., None] >> torch.arange(32) & 1
+    yield "matches", matches, -different.sum((2, 3)).float(), SINGLE
 
 
 # -- row by row -------------------------------------------------------------------------------------------------

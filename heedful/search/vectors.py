@@ -1,8 +1,9 @@
 """Exact search for the vectors with the largest inner products, in float32, int8 or binary with rescoring.
 
-An int8 row has one scale, max |x| / 127. The query is not rounded to 8 bits but to 15, as 128 high + low, so that the
-error is that of the rows alone; both products are integer products of PyTorch. A binary row has the signs of its
-coordinates: a query is compared with all rows by the Hamming distance, and with the nearest ones by int8.
+An int8 row has one scale, max |x| / 127. The query is not rounded to 8 bits but to 15, so that the error is that of the
+rows alone. A binary row has the signs of its coordinates: a query is compared with all rows by the Hamming distance,
+and with the nearest ones by int8. Both are computed by the C++ kernels; without them, by PyTorch and NumPy, with the
+same results.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxtyping import Float32, Int8, Int64, UInt64
 from numpy.typing import NDArray
 
 from heedful.atomic_io import write_synced
+from heedful.csrc import kernels
 from heedful.errors import HeedfulError, did_you_mean
 
 VectorFormat = Literal["float32", "int8", "binary"]
@@ -26,6 +28,7 @@ BLOCK = 1 << 16  # rows that are compared with queries at once
 RESCORED = 10  # rows that are compared by int8 for each one that is asked for; see benchmarks/search.py
 GROUP = 64  # neighbouring rows; a group is passed over if its largest score is too low
 HIGH = 128  # units of the low digit of a query in one of the high digit
+MAX_WIDTH = 1024  # coordinates whose products the kernel sums in 32 bits
 FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
 
 
@@ -90,14 +93,18 @@ class VectorTable:
             exact: NDArray[np.float32] = products.numpy()
             return exact
         units = (np.abs(queries).max(axis=1, initial=0) / (127 * HIGH)).astype(np.float32)  # of each query
-        whole = np.rint(queries / np.where(units > 0, units, 1)[:, None])
-        high = np.rint(whole / HIGH)
+        whole = np.rint(queries / np.where(units > 0, units, 1)[:, None]).astype(np.int16)
+        rows, scales = self.rows[start:stop], self.scales[start:stop]
+        if queries.shape[1] <= MAX_WIDTH and (library := kernels()) is not None:
+            scores = np.empty((len(queries), len(rows)), np.float32)
+            sides = (rows.ctypes.data, scales.ctypes.data, *rows.shape, whole.ctypes.data, units.ctypes.data)
+            library.scores8(*sides, len(queries), scores.ctypes.data, torch.get_num_threads())
+            return scores
+        high = np.rint(whole / HIGH).astype(np.int16)
         digits = torch.from_numpy(np.concatenate([high, whole - HIGH * high]).astype(np.int8))
-        both = torch._int_mm(torch.from_numpy(self.rows[start:stop]), digits.T).numpy().T  # exact, [2 queries, rows]
-        sums: NDArray[np.float32] = both[: len(queries)].astype(np.float32, order="C")
-        sums *= HIGH
-        sums += both[len(queries) :]
-        sums *= self.scales[start:stop]
+        both = torch._int_mm(torch.from_numpy(rows), digits.T).numpy().T.astype(np.int64)  # [2 queries, rows]
+        sums = (HIGH * both[: len(queries)] + both[len(queries) :]).astype(np.float32, order="C")
+        sums *= scales
         sums *= units[:, None]
         return sums
 
@@ -129,18 +136,26 @@ class VectorTable:
         """Find rows by the signs of their coordinates, and rank them by int8."""
         assert self.bits is not None
         bits, query_bits = self.bits, sign_bits(queries)
-
-        def matches(start: int, stop: int) -> NDArray[np.float32]:
-            return -np.stack(
-                [np.bitwise_count(bits[start:stop] ^ row).sum(axis=1, dtype=np.float32) for row in query_bits]
-            )
-
-        by_bits, candidates = _blockwise(len(bits), len(queries), RESCORED * count, alive, matches)
+        by_bits, candidates = _blockwise(
+            len(bits), len(queries), RESCORED * count, alive, lambda a, b: bit_matches(bits[a:b], query_bits)
+        )
         best = TopRows(len(queries), count)
         for place, (query, numbers) in enumerate(zip(queries, candidates, strict=True)):
             scores = self.at(numbers).scores(query[None], 0, len(numbers))[0]
             best.add_row(place, np.where(np.isneginf(by_bits[place]), -np.inf, scores), numbers)
         return best.result()
+
+
+def bit_matches(
+    rows: UInt64[np.ndarray, "rows words"], queries: UInt64[np.ndarray, "queries words"]
+) -> Float32[np.ndarray, "queries rows"]:
+    """Return the negative number of bits in which each row differs from each query."""
+    if (library := kernels()) is None:
+        return -np.stack([np.bitwise_count(rows ^ query).sum(axis=1, dtype=np.float32) for query in queries])
+    matches = np.empty((len(queries), len(rows)), np.float32)
+    sides = (rows.ctypes.data, *rows.shape, queries.ctypes.data, len(queries))
+    library.matches(*sides, matches.ctypes.data, torch.get_num_threads())
+    return matches
 
 
 def sign_bits(vectors: Float32[np.ndarray, "rows width"]) -> UInt64[np.ndarray, "rows words"]:

@@ -6,11 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from heedful.csrc import Kernels
 from heedful.errors import HeedfulError
 from heedful.search import vectors as module
-from heedful.search.vectors import VectorTable, check_vector_format, nearest_in_tables, normalized_rows, write_tables
+from heedful.search.vectors import (
+    VectorTable,
+    bit_matches,
+    check_vector_format,
+    nearest_in_tables,
+    normalized_rows,
+    sign_bits,
+    write_tables,
+)
 
 
 def random_units(count: int, width: int = 40, seed: int = 0) -> NDArray[np.float32]:
@@ -39,6 +49,26 @@ def test_int8_rounds_the_rows_alone() -> None:
     scores = table.scores(queries, 0, 200)
     assert np.abs(scores - queries @ rounded.T).max() < 1e-4
     assert np.array_equal(table.scores(queries, 50, 60), scores[:, 50:60])
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (515, 37), (1030, 384), (3, 1024), (5, 1100)])
+def test_kernels_give_the_same_bits(native: Kernels, monkeypatch: pytest.MonkeyPatch, count: int, width: int) -> None:
+    """The kernels give the same scores as PyTorch and NumPy, with any number of threads."""
+    rows, queries = random_units(count, width), random_units(3, width, seed=1)
+    rows[0] = 0
+    int8, bits, query_bits = VectorTable.of(rows, "int8"), sign_bits(rows), sign_bits(queries)
+    threads, by_kernels = torch.get_num_threads(), []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            by_kernels.append((int8.scores(queries, 0, count), bit_matches(bits, query_bits)))
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr(module, "kernels", lambda: None)
+    for scores, matches in by_kernels:
+        assert np.array_equal(scores, int8.scores(queries, 0, count))
+        assert np.array_equal(matches, bit_matches(bits, query_bits))
+    assert matches.max() <= 0 and -matches.min() <= width
 
 
 @pytest.mark.parametrize("block", [1 << 16, 64])

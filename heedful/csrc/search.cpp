@@ -1,0 +1,69 @@
+// Exact search among vectors: inner products of int8 rows with queries of 16 bits, and Hamming distances of bits. Rows are
+// read from memory once for all queries.
+#include "vectors.h"
+
+static constexpr int64_t ROWS = 512;  // that stay in the cache while all queries are compared with them
+
+static constexpr int AT_ONCE = 4;     // rows whose sums are independent of each other
+static constexpr int64_t AHEAD = 16;  // rows that are fetched before they are needed
+
+// the exact sums of N rows, below 2^31 for up to 1024 coordinates of a query that are at most 2^14
+template <int N> static inline void dots(const int8_t* rows, const int16_t* query, int64_t width, int32_t* totals) {
+    int64_t i = 0;
+    for (int n = 0; n < N; n++) totals[n] = 0;
+#if defined(__AVX512BW__)
+    __m512i sums[N] = {};
+    for (; i + 32 <= width; i += 32) {
+        __m512i y = _mm512_loadu_si512(query + i);
+        for (int n = 0; n < N; n++) {
+            const int8_t* row = rows + n * width + i;
+            __builtin_prefetch(row + AHEAD * width);
+            __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)row));
+            sums[n] = _mm512_add_epi32(sums[n], _mm512_madd_epi16(x, y));
+        }
+    }
+    for (int n = 0; n < N; n++) totals[n] = _mm512_reduce_add_epi32(sums[n]);
+#endif
+    for (; i < width; i++)
+        for (int n = 0; n < N; n++) totals[n] += (int32_t)rows[n * width + i] * query[i];
+}
+
+extern "C" {
+
+// out [queries, count] = rows [count, width] times queries [queries, width], times the scales of both
+void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int64_t width, const int16_t* queries,
+                     const float* query_scales, int64_t many, float* out, int threads) {
+    const int64_t blocks = (count + ROWS - 1) / ROWS;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t first = block * ROWS, last = std::min(count, first + ROWS);
+        for (int64_t q = 0; q < many; q++) {
+            int32_t sums[ROWS];
+            const int16_t* query = queries + q * width;
+            int64_t row = first;
+            for (; row + AT_ONCE <= last; row += AT_ONCE)
+                dots<AT_ONCE>(rows + row * width, query, width, sums + row - first);
+            for (; row < last; row++) dots<1>(rows + row * width, query, width, sums + row - first);
+            for (row = first; row < last; row++)
+                out[q * count + row] = (float)sums[row - first] * scales[row] * query_scales[q];
+        }
+    }
+}
+
+// out [queries, count]: bits in which rows [count, words] differ from queries [queries, words], negative
+void heedful_matches(const uint64_t* rows, int64_t count, int64_t words, const uint64_t* queries, int64_t many,
+                     float* out, int threads) {
+    const int64_t blocks = (count + ROWS - 1) / ROWS;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t first = block * ROWS, last = std::min(count, first + ROWS);
+        for (int64_t q = 0; q < many; q++)
+            for (int64_t row = first; row < last; row++) {
+                int64_t different = 0;
+                for (int64_t i = 0; i < words; i++)
+                    different += __builtin_popcountll(rows[row * words + i] ^ queries[q * words + i]);
+                out[q * count + row] = -(float)different;
+            }
+    }
+}
+}
