@@ -1,4 +1,4 @@
-# A server of a model: make dist && docker build -t heedful .
+# A server of models and indexes: make dist && docker build -t heedful .
 # docker run -p 8080:8080 -v ./run:/model:ro -v ./keys:/keys:ro heedful
 FROM python:3.13-slim
 
@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
     && useradd --create-home --uid 10001 heedful
 RUN pip install --no-cache-dir "$TORCH"
 COPY dist/*.whl /tmp/dist/
-RUN for wheel in /tmp/dist/*.whl; do pip install --no-cache-dir "$wheel[serve]"; done && rm -r /tmp/dist
+RUN for wheel in /tmp/dist/*.whl; do pip install --no-cache-dir "$wheel[serve,search]"; done && rm -r /tmp/dist
 
 USER heedful
 WORKDIR /tmp

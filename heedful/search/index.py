@@ -213,10 +213,12 @@ class SearchIndex:
         hits = list(self.hits(query, ranking, vectors))
         if reranker is not None:
             model = reranker if isinstance(reranker, BundleEngine) else Engine(reranker, device=self._device)
-            scores = rerank_scores(model, query, [hit.passage for hit in hits])
-            rescored = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
-            hits = sorted(rescored, key=lambda hit: -hit.score)
+            hits = rescored(hits, rerank_scores(model, query, [hit.passage for hit in hits]))
         return hits[:top_k]
+
+    def matches(self, query: str, text: str) -> list[tuple[int, int]]:
+        """Return the words of a text that are words of a query too, by their stems: start and end of each."""
+        return self._words.matches(query, text)
 
     def rank(
         self, queries: Sequence[str], depth: int, *, method: SearchMethod = "hybrid"
@@ -448,6 +450,13 @@ class SearchIndex:
     def _locate(self, number: int) -> tuple[Segment, int]:
         place = int(np.searchsorted(self._bounds, number, side="right")) - 1
         return self._segments[place], number - int(self._bounds[place])
+
+
+def rescored(hits: Iterable[SearchHit], scores: Iterable[float]) -> list[SearchHit]:
+    """Return hits with new scores, the highest first."""
+    return sorted(
+        (replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)), key=lambda hit: -hit.score
+    )
 
 
 def _read_stable(

@@ -88,6 +88,19 @@ class WordIndex:
         ranked = [(number, float(score)) for number, (score, _) in zip(numbers, hits, strict=True)]
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
+    def matches(self, query: str, text: str) -> list[tuple[int, int]]:
+        """Return the words of a text whose stems are in a query: first character of each, and that after its last."""
+        wanted = set(self.terms(query))
+        words: list[str] = _words_as_written().analyze(text)
+        matching = {word for word in set(words) if not wanted.isdisjoint(self.terms(word))}
+        spans, end = [], 0
+        for word in words:
+            start = text.index(word, end)  # between two words there are no letters
+            end = start + len(word)
+            if word in matching:
+                spans.append((start, end))
+        return spans
+
     def best_passage(self, query: str, passages: Sequence[str]) -> int:
         """Return the index of the passage with the most different words of the query."""
         wanted = set(self.terms(query))
@@ -136,6 +149,12 @@ def _link(path: Path, target: Path) -> None:
         os.link(path, target)
     except OSError:
         shutil.copyfile(path, target)
+
+
+def _words_as_written() -> tantivy.TextAnalyzer:
+    import tantivy
+
+    return tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).build()
 
 
 def _analyzer(language: str) -> tantivy.TextAnalyzer:

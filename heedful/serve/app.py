@@ -24,6 +24,7 @@ from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.model.config import Classes
 from heedful.page.assets import WEB
+from heedful.search.store import is_index
 from heedful.serve import open_inference, openapi, requests
 from heedful.serve.body import check_body_headers, parse_body, read_body
 from heedful.serve.context import RequestContext
@@ -41,7 +42,12 @@ from heedful.serve.settings import LOOPBACK
 OWN = Path(__file__).parent / "web"
 FILES = {  # by path
     "/": (OWN / "index.html", "text/html"),
+    "/web/try.html": (OWN / "index.html", "text/html"),
+    "/web/search.html": (OWN / "search.html", "text/html"),
+    "/web/client.js": (OWN / "client.js", "text/javascript"),
     "/web/page.js": (OWN / "page.js", "text/javascript"),
+    "/web/search.js": (OWN / "search.js", "text/javascript"),
+    "/web/search.css": (OWN / "search.css", "text/css"),
     "/web/rows.js": (WEB / "rows.js", "text/javascript"),
     "/web/page.css": (WEB / "page.css", "text/css"),
 }
@@ -69,7 +75,7 @@ def create_app(
 
     guard = Middleware(AccessMiddleware, settings=service.settings, keys=keys, hosts=hosts, seen=service.metrics.saw)
     return Starlette(
-        routes=[*_questions(service), *_protocol(service), *_views(service, bool(keys)), *_pages()],
+        routes=[*_questions(service), *_protocol(service), *_views(service, bool(keys)), *_pages(service)],
         middleware=[guard],
         exception_handlers={HTTPException: _no_route},
         lifespan=lifespan,
@@ -250,6 +256,7 @@ def info(service: Service, name: str | None) -> View:
             if endpoint.kinds is None or set(head_kinds(model_queue)) & {*endpoint.kinds}
         ],
         "labels": labels,
+        "index": _index_facts(engine),
         "max_input_length": engine.limit,
         "max_batch_tokens": limits.max_batch_tokens,
         "max_concurrent_requests": limits.max_concurrent_requests,
@@ -262,6 +269,11 @@ def info(service: Service, name: str | None) -> View:
     }
 
 
+def _index_facts(engine: BundleEngine) -> View | None:
+    index: Any = engine.search_index
+    return None if index is None else {"documents": len(index), "passages": index.passages}
+
+
 def _labels(engine: BundleEngine | None) -> list[str] | None:
     from heedful.tasks.label_answers import unique_label_names
 
@@ -269,8 +281,11 @@ def _labels(engine: BundleEngine | None) -> list[str] | None:
     return None if labels is None else unique_label_names(labels)
 
 
-def _pages() -> list[Route]:
-    return [_fixed(path, file.read_bytes(), kind) for path, (file, kind) in FILES.items()]
+def _pages(service: Service) -> list[Route]:
+    """Return the routes of the pages' files; "/" is the search page if the first model is that of an index."""
+    first = next(iter(service.runs.values()), "")
+    files = FILES | ({"/": FILES["/web/search.html"]} if is_index(first) else {})
+    return [_fixed(path, file.read_bytes(), kind) for path, (file, kind) in files.items()]
 
 
 def _fixed(path: str, content: bytes, kind: str) -> Route:

@@ -85,6 +85,8 @@ class SearchBody(ModelBody, kw_only=True, frozen=True):
     query: str
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 10
     method: Literal["hybrid", "words", "vectors"] = "hybrid"
+    reranker: str | None = None  # name of a served model of /rerank, a cross-encoder
+    highlight: bool = False  # also say which words of a passage are words of the query
 
 
 class SentenceComparison(Struct, forbid_unknown_fields=True, frozen=True):

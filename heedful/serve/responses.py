@@ -26,7 +26,10 @@ class RankedText(Struct, kw_only=True):
 
 
 class FoundDocument(Struct, kw_only=True):
-    """A document of the index with its best passage, whose characters `start` to `end` of the document are."""
+    """A document of the index with its best passage: characters `start` to `end` of the document.
+
+    `highlights` are the words of the query in the passage: the first character of each, and the one after its last.
+    """
 
     id: str
     score: float
@@ -34,6 +37,7 @@ class FoundDocument(Struct, kw_only=True):
     passage: str
     start: int
     end: int
+    highlights: list[tuple[int, int]] | None = None
 
 
 class TokenInfo(Struct, kw_only=True):
@@ -197,6 +201,13 @@ class AttentionResponse(Struct, kw_only=True):
     layers: list[AttentionLayer]
 
 
+class IndexFacts(Struct, kw_only=True):
+    """The size of an index."""
+
+    documents: int
+    passages: int
+
+
 class Info(Struct, kw_only=True):
     """A model, and what it may be asked."""
 
@@ -207,6 +218,7 @@ class Info(Struct, kw_only=True):
     parameters: int
     routes: list[str]
     labels: list[str] | None
+    index: IndexFacts | None
     max_input_length: int | None
     max_batch_tokens: int
     max_concurrent_requests: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -172,20 +172,28 @@ async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[s
         scores = _cosines(await vectors(call, model_queue, [body.query, *body.texts], truncate=body.truncate))
     else:
         call.texts(*(body.query + text for text in body.texts))
-        answers = await call.ask(model_queue, [(body.query, text) for text in body.texts])
-        sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
-        if sigmoid and body.raw_scores:
-            raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
-        scores = [relevance(answer, raw=body.raw_scores or sigmoid) for answer in answers]
+        scores = await _pair_scores(call, model_queue, body.query, body.texts, raw=body.raw_scores)
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
     shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
     return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
 
 
+async def _pair_scores(
+    call: RequestContext, model_queue: ModelQueue[BundleEngine], query: str, texts: Sequence[str], *, raw: bool = False
+) -> list[float]:
+    """Return the relevance of each text to a query by a cross-encoder, between 0 and 1 unless raw."""
+    answers = await call.ask(model_queue, [(query, text) for text in texts])
+    sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
+    if sigmoid and raw:
+        raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
+    return [relevance(answer, raw=raw or sigmoid) for answer in answers]
+
+
 async def search_documents(call: RequestContext, body: requests.SearchBody) -> list[dict[str, object]]:
     """The documents of the index that fit a query best, each with its best passage."""
-    from heedful.search.index import SearchIndex
+    from heedful.search.index import RERANKED, SearchIndex, rescored
 
+    reranker = None if body.reranker is None else call.select_model(body.reranker, ("rank",))[1]
     _, model_queue = call.select_model(body.model, ("search",))
     engine = model_queue.engine
     assert engine is not None and isinstance(engine.search_index, SearchIndex)
@@ -194,8 +202,14 @@ async def search_documents(call: RequestContext, body: requests.SearchBody) -> l
         call.texts(body.query)
     elif body.query.strip():
         (vector,) = await vectors(call, model_queue, [body.query], prompt=engine.prompt("query"))
-    search = partial(index.search, body.query, body.top_k, method=body.method, vector=vector)
-    return [hit.to_dict() for hit in await asyncio.to_thread(search)]
+    depth = body.top_k if reranker is None else max(body.top_k, RERANKED)
+    hits = await asyncio.to_thread(partial(index.search, body.query, depth, method=body.method, vector=vector))
+    if reranker is not None and hits:
+        scores = await _pair_scores(call, reranker, body.query, [hit.passage for hit in hits])
+        hits = rescored(hits, scores)[: body.top_k]
+    if not body.highlight:
+        return [hit.to_dict() for hit in hits]
+    return [{**hit.to_dict(), "highlights": index.matches(body.query, hit.passage)} for hit in hits]
 
 
 # -- heads ------------------------------------------------------------------------------------------------------

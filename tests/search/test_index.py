@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from heedful.errors import DataError, HeedfulError
 from heedful.search import index as module
 from heedful.search.store import read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
+from heedful.search.words import WordIndex
 from tests.support.model_folders import make
 
 TEXTS = {
@@ -70,6 +72,21 @@ def test_words_are_stemmed_and_not_parsed_as_a_query(index: SearchIndex) -> None
     assert ids(index, "baking", method="words") == ["bread"]
     assert set(ids(index, 'boats: AND "(baked* -ship', method="words")) == {"boat", "bread", "ship"}
     assert ids(index, "the of and", method="words") == []  # stop words
+
+
+@pytest.mark.parametrize(
+    ("language", "query", "text", "words"),
+    [
+        ("english", "baking a boat", "Boats' bakers: BOAT-baking, sailboat", ["Boats", "BOAT", "baking"]),
+        ("english", "the of and", "the boat", []),  # stop words
+        ("none", "boat", "boats, boat_boat", ["boat", "boat"]),
+        ("tamil", "வீடு", "ஒரு 🚤 வீடு", ["வீடு"]),  # its vowel signs are no letters in Python
+    ],
+)
+def test_matches_are_words_with_a_stem_of_the_query(language: str, query: str, text: str, words: list[str]) -> None:
+    spans = WordIndex(None, language).matches(query, text)
+    assert [text[start:end] for start, end in spans] == words
+    assert spans == sorted(spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def test_hybrid_adds_reciprocal_ranks(index: SearchIndex) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from heedful import SearchIndex
@@ -10,6 +12,7 @@ from heedful.serve.run import background
 from heedful.serve.service import load_models
 from tests.search.test_index import DOCUMENTS
 from tests.support.http_client import ask
+from tests.support.model_folders import make
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,23 @@ def test_search(index: SearchIndex) -> None:
         ):
             reply = ask(server.port, "/search", wrong)
             assert reply.status == 422 and message in str(reply.json), wrong
+
+
+def test_a_reranker_and_highlights(index: SearchIndex, tmp_path: Path) -> None:
+    ranker = str(make(tmp_path / "ranker", "regression"))
+    with background({"docs": str(index.folder), "ranker": ranker}) as server:
+        body = {"query": "a boat at sea", "method": "vectors", "top_k": 3, "reranker": "ranker", "highlight": True}
+        found = ask(server.port, "/search", body).json
+        expected = index.search("a boat at sea", 3, method="vectors", reranker=ranker)
+        assert [hit["id"] for hit in found] == [hit.id for hit in expected]
+        assert [hit["score"] for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+        assert [hit["highlights"] for hit in found] == [
+            [list(span) for span in index.matches("a boat at sea", hit.passage)] for hit in expected
+        ]
+        for name, status in (("other", 404), ("docs", 422)):  # not served; the model of the index scores no pairs
+            assert ask(server.port, "/search", body | {"reranker": name}).status == status
+        assert ask(server.port, "/info?model=docs").json["index"] == {"documents": 6, "passages": 6}
+        assert ask(server.port, "/info?model=ranker").json["index"] is None
 
 
 def test_an_index_is_served_in_float32(index: SearchIndex) -> None:

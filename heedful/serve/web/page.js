@@ -1,4 +1,5 @@
 // The routes of the loaded models, a body to send, and the answer; every text from outside becomes a text node.
+import { getJson, keyHeader } from "./client.js";
 import { element, rowOf } from "./rows.js";
 
 const at = (id) => document.getElementById(id);
@@ -8,17 +9,8 @@ let paths = {};
 let info; // of the model that is shown
 let wish = 0; // how often a model was asked for; what comes for an earlier wish is passed over
 
-function headers() {
-  const key = at("key").value;
-  return key ? { authorization: `Bearer ${key}` } : {};
-}
-
-async function get(path) {
-  const answer = await fetch(path, { headers: headers() });
-  if (answer.ok) return answer.json();
-  const { error = path } = await answer.json().catch(() => ({}));
-  throw Object.assign(new Error(`${answer.status} · ${error}`), { status: answer.status });
-}
+const headers = () => keyHeader(at("key").value);
+const get = (path) => getJson(path, { headers: headers() });
 
 function options(select, values) {
   select.replaceChildren(...values.map((value) => new Option(value, value)));
@@ -52,6 +44,7 @@ function showInfo(found) {
   at("facts").textContent = [
     info.family, Object.keys(info.model_type)[0], `${info.parameters.toLocaleString("en")} parameters`, info.model_dtype,
   ].join(" · ");
+  at("search").hidden = !info.routes.includes("/search");
   options(at("route"), info.routes);
   showRoute();
 }
@@ -297,7 +290,7 @@ async function follow(event) {
 }
 
 at("form").addEventListener("submit", ask);
-for (const link of document.querySelectorAll("nav a")) link.addEventListener("click", follow);
+for (const link of document.querySelectorAll("nav a:not(#search)")) link.addEventListener("click", follow);
 at("body").addEventListener("keydown", askByKey);
 at("body").addEventListener("input", showRequest);
 at("model").addEventListener("change", () => showModel(at("model").value));
