@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.support.http_client import Started
@@ -18,6 +20,13 @@ def instructions() -> dict[str, str]:
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     pairs = [line.partition(" ") for line in lines]
     return {name: argument for name, _, argument in pairs}
+
+
+def test_the_image_has_what_an_index_needs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (names,) = re.findall(r"\$wheel\[(.*?)\]", instructions()["RUN"])
+    installed = {re.split(r"[^\w]", line)[0] for name in names.split(",") for line in extras[name]}
+    assert {"tantivy", "starlette", "uvicorn"} <= installed
 
 
 def test_the_server_of_the_image_has_no_privileges_and_becomes_healthy(tmp_path: Path) -> None:

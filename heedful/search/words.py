@@ -10,7 +10,9 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 from heedful.atomic_io import sync_folder
 from heedful.errors import HeedfulError, did_you_mean
@@ -33,6 +35,7 @@ NO_LANGUAGE = "none"
 LONGEST_WORD = 80  # bytes; longer ones are left out
 HEAP = 50_000_000  # bytes of documents that are held before they are written
 CHANGING = ("meta.json", ".managed.json")
+META_LOCK, WRITER_LOCK = ".tantivy-meta.lock", ".tantivy-writer.lock"
 
 
 def check_language(language: str) -> str:
@@ -64,6 +67,9 @@ class WordIndex:
         """
         require_tantivy()
         self._analyzer = _analyzer(language)
+        if folder is not None and not _may_lock(folder):
+            folder = _linked(folder)
+            finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._index = None if folder is None else _open(folder, language)
 
     def terms(self, text: str) -> list[str]:
@@ -140,7 +146,26 @@ def write_words(
         writer.add_document(tantivy.Document.from_dict({"number": number, "text": text}, index.schema))
     writer.commit()
     writer.wait_merging_threads()
+    for name in CHANGING:  # tantivy lets only the owner read them
+        shutil.copymode(folder / WRITER_LOCK, folder / name)
     sync_folder(folder)
+
+
+def _may_lock(folder: Path) -> bool:
+    """Return whether this process may write the lock file, without which tantivy opens no index."""
+    lock = folder / META_LOCK
+    return os.access(lock if lock.exists() else folder, os.W_OK)
+
+
+def _linked(folder: Path) -> Path:
+    """Return a temporary folder of symbolic links to the files of an index that is read-only, which can be locked."""
+    links = Path(mkdtemp(prefix="heedful-words-"))
+    for path in folder.iterdir():
+        if path.name in CHANGING:
+            shutil.copyfile(path, links / path.name)
+        elif not path.name.endswith(".lock"):
+            (links / path.name).symlink_to(path.absolute())
+    return links
 
 
 def _link(path: Path, target: Path) -> None:

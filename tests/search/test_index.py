@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from heedful.search.store import read_state
 from heedful.search.vectors import VECTOR_FORMATS, VectorFormat
 from heedful.search.words import WordIndex
 from tests.support.model_folders import make
+from tests.support.other_user import OTHER, as_root, as_user, shared_folder
 
 TEXTS = {
     "ship": "The ship left the harbour at dawn.",
@@ -87,6 +89,26 @@ def test_matches_are_words_with_a_stem_of_the_query(language: str, query: str, t
     spans = WordIndex(None, language).matches(query, text)
     assert [text[start:end] for start, end in spans] == words
     assert spans == sorted(spans) and all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@as_root
+def test_a_read_only_index_is_searched(made: Path) -> None:
+    """An index of another user, or on a file system that is mounted read-only."""
+    with shared_folder(OTHER) as shared:
+        folder = shared / "index"
+        shutil.copytree(made, folder)
+        expected = ids(SearchIndex(folder), "baking a boat", method="words")
+
+        def search() -> list[str]:
+            with pytest.raises(PermissionError):
+                (folder / "file").touch()
+            found = ids(SearchIndex(folder), "baking a boat", method="words")
+            return [*found, *map(str, Path(tempfile.gettempdir()).glob("heedful-words-*"))]
+
+        before = set(map(str, Path(tempfile.gettempdir()).glob("heedful-words-*")))
+        results = as_user(OTHER, search)
+        assert isinstance(results, list), results
+        assert [name for name in results if name not in before] == expected == ["bread", "boat"]
 
 
 def test_hybrid_adds_reciprocal_ranks(index: SearchIndex) -> None:
