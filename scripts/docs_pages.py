@@ -1,9 +1,9 @@
-"""Write the source of the site: the Markdown of docs/, and reference, gallery and notebooks made from the code.
+"""Write the source of the site: the Markdown of docs/, and pages, notebooks and live pages made from the code.
 
 usage: python scripts/docs_pages.py FOLDER
 
-`make docs` runs it, and Sphinx on the folder that it writes. Pages in docs/ are plain Markdown; links that leave docs/
-are rewritten to the pages that hold their targets.
+`make docs` runs it, and Sphinx on the folder that it writes. FOLDER-live keeps the live pages for the next time. Pages
+in docs/ are plain Markdown; links that leave docs/ are rewritten to the pages that hold their targets.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+import live_pages  # noqa: E402
+
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "heedful"
 RECORDS = ROOT / "benchmarks" / "results"
@@ -50,6 +53,8 @@ def write_pages(folder: Path) -> None:
     texts |= {f"notebooks/{name}": text for name, text in notebooks().items()}
     files = {name: text.encode() for name, text in texts.items()}
     files |= {f"pictures/{path.name}": path.read_bytes() for path in (DOCS / "pictures").iterdir()}
+    live = live_pages.live_pages(folder.with_name(f"{folder.name}-live"))
+    files |= {f"extra/live/{name}": page for name, page in live.items()}
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         if path.relative_to(folder).as_posix() not in files:
             path.unlink()
@@ -62,7 +67,13 @@ def write_pages(folder: Path) -> None:
 
 def generated_pages() -> dict[str, str]:
     """Every page that is made from the code, by its path in the site's source."""
-    return {"cli.md": cli_page(), **api_pages(), **gallery_pages(), **record_pages()}
+    return {
+        "cli.md": cli_page(),
+        "live.md": live_pages.index_page(),
+        **api_pages(),
+        **gallery_pages(),
+        **record_pages(),
+    }
 
 
 def _inner_links(text: str, up: str) -> str:
@@ -449,5 +460,4 @@ def llms(pages: dict[str, str]) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    sys.path.insert(0, str(ROOT))
     write_pages(Path(sys.argv[1]))

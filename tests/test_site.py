@@ -83,6 +83,24 @@ def test_notebooks_hold_the_whole_example(script: Any) -> None:
         assert shown == [ast.unparse(node) for node in body], path.name
 
 
+def test_live_pages_are_made_again_only_when_their_sources_change(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, written = script.live_pages, []
+
+    def write(folder: Path) -> None:
+        written.append(folder)
+        for name in live.PAGES:
+            (folder / name).write_text(name)
+
+    monkeypatch.setattr(live, "_write", write)
+    for digest, count in (("a", 1), ("a", 1), ("b", 2)):
+        monkeypatch.setattr(live, "_digest", lambda digest=digest: digest)
+        assert live.live_pages(tmp_path / "live") == {name: name.encode() for name in live.PAGES}
+        assert len(written) == count
+    assert re.findall(r'href="live/([\w.]+)"', live.index_page()) == list(live.PAGES)
+
+
 @needs_tools
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
@@ -107,6 +125,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     assert (site / "llms.txt").read_text(encoding="utf-8").startswith("# Heedful\n")
     assert (site / "searchindex.js").exists()
+    index = (site / "live.html").read_text(encoding="utf-8")
+    for name in ("sentiment", "tags", "explorer"):
+        assert f'<a href="live/{name}.html">' in index
+        assert "'wasm-unsafe-eval'" in (site / "live" / f"{name}.html").read_text(encoding="utf-8")
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
         assert not loaded, (page.name, loaded)
