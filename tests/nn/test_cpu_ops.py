@@ -291,17 +291,20 @@ def test_laid_out_layers_answer_as_the_layer_does(native: Kernels, rows: int, ac
         assert exact(x[:0]).shape == mine[:0].shape
 
 
-def test_whole_numbers_are_summed_exactly(native: Kernels) -> None:
+@pytest.mark.parametrize("rows", [1, 4, 5, 9, 16, 17, 31, 33, 65, 200])
+@pytest.mark.parametrize(("width", "out"), [(1536, 64), (64, 48), (128, 80), (192, 16), (80, 144)])
+def test_whole_numbers_are_summed_exactly(native: Kernels, rows: int, width: int, out: int) -> None:
+    """By vectors and, with AMX, by tiles, which take some numbers of rows and some widths alone."""
     if not native.has_int8:
         pytest.skip("this processor does not multiply bytes")
     generator = torch.Generator().manual_seed(1)
-    weight = torch.randint(-127, 128, (64, 1536), generator=generator, dtype=torch.int8)
-    x = torch.randint(-100, 156, (9, 1536), generator=generator).float()
+    weight = torch.randint(-127, 128, (out, width), generator=generator, dtype=torch.int8)
+    x = torch.randint(-100, 156, (rows, width), generator=generator).float()
     x[:, 0], x[:, 1] = -100.0, 155.0  # each row's step is 1
-    panels = of.Int8Weight.of(weight, torch.ones(64), None, gelu=False)
+    panels = of.Int8Weight.of(weight, torch.ones(out), None, gelu=False)
     assert panels is not None
     assert torch.equal(panels.linear(x), (x.double() @ weight.double().t()).float())
-    level = torch.full((2, 1536), 3.0)
+    level = torch.full((2, width), 3.0)
     assert torch.equal(panels.linear(level), (level.double() @ weight.double().t()).float())
 
 
