@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from heedful.data.bad_rows import OnBadRow
 from heedful.errors import HeedfulError, SettingError
-from heedful.infer.bundle_engine import check_min_confidence, check_prediction_set
 from heedful.infer.engine import Engine
+from heedful.infer.engine_options import check_min_confidence, check_prediction_set
 from heedful.infer.precision import PrecisionOrAuto
 from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
 from heedful.runs.distil import run as distil_run
@@ -161,6 +161,7 @@ def distil(
     student: str = "",
     loss: str = "",
     unlabelled: Sequence[str | Path] = (),
+    cascade: bool = False,
     epochs: float | None = None,
     max_steps: int | None = None,
     time_budget: float | str | None = None,
@@ -188,6 +189,8 @@ def distil(
         student: "layers=3", a size such as "tiny", a model folder, or "bag", "attention", "bilstm".
         loss: Name of a published combination of losses, such as "distilbert".
         unlabelled: Files and folders of texts without labels.
+        cascade: Also build a cascade, in output_dir/cascade: the student answers where it is confident, else the
+            teacher; `max_loss` is the loss of accuracy, in points, that is allowed.
 
     The other arguments are those of `finetune`.
     """
@@ -197,7 +200,7 @@ def distil(
         precision=precision, patience=patience,
     )  # fmt: skip
     return distil_run.distil(
-        teacher, data, output_dir, student=student, loss=loss, unlabelled=unlabelled,
+        teacher, data, output_dir, student=student, loss=loss, unlabelled=unlabelled, cascade=cascade,
         recipe=_recipe(recipe, settings), overrides=values, on_bad_row=on_bad_row, reporter=reporter,
     )  # fmt: skip
 

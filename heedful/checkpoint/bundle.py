@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from heedful.checkpoint.config import BundleConfig
+from heedful.errors import ModelError
 from heedful.model.build import make_model
-from heedful.model.config import NextToken, SentenceEmbedding
+from heedful.model.config import Classes, NextToken, SentenceEmbedding
 from heedful.model.heads import HeadOutputs, make_head, pooled_row
 from heedful.model.initialise import initialise
 from heedful.model.trace import Trace
@@ -35,6 +38,7 @@ class ModelBundle(nn.Module):
         self.calibration: tuple[float, ...] = ()  # the gold label's probabilities on dev, for prediction sets
         self.text_suffix = ""  # appended to a text that a decoder continues
         self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts; None: unknown
+        self.early_stages: tuple[EarlyStage, ...] = ()  # of a cascade, whose last stage is this model
         self.model = make_model(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
         self.flush: Callable[[], None] = _nothing
@@ -149,6 +153,51 @@ class ModelBundle(nn.Module):
 
 def _nothing() -> None:
     pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EarlyStage:
+    """A stage of a cascade before the last one: a cheaper classifier, which answers where it is confident enough.
+
+    Attributes:
+        bundle: The classifier.
+        threshold: Least probability of the most probable label with which this stage answers.
+    """
+
+    bundle: ModelBundle
+    threshold: float
+
+
+def cascade_refusal(source: str | Path, action: str) -> ModelError:
+    """Return the error about a cascade where a single model is needed."""
+    return ModelError(
+        f"{source} is a cascade of models, and cannot be {action}: give one of its stages instead, such as "
+        f"{Path(source) / 'stage-1'}, or the model that its last stage was made from"
+    )
+
+
+def check_stage(stage: ModelBundle, last: ModelBundle) -> None:
+    """Check that a model can be a stage of a cascade that ends with another one.
+
+    Raises:
+        ModelError: If one of them does not choose a single label of the same ones, or is a cascade.
+    """
+    for bundle in (last, stage):
+        head = bundle.config.head
+        if not isinstance(head, Classes) or head.problem_type != "single_label_classification":
+            what = head.problem_type if isinstance(head, Classes) else "no head" if head is None else head.kind
+            raise ModelError(
+                f"{bundle.source} cannot be a stage of a cascade ({what}): give models that choose one label, as "
+                "`heedful finetune classify` trains them on data with one label for each text"
+            )
+        if bundle.early_stages:
+            raise ModelError(f"{bundle.source} is a cascade itself: name its stages one by one instead")
+    own, labels = ({*bundle.config.head.labels} for bundle in (stage, last))  # type: ignore[union-attr]
+    if own != labels:
+        raise ModelError(
+            f"{stage.source} has the labels {', '.join(sorted(own))}, and {last.source} has "
+            f"{', '.join(sorted(labels))}: all stages of a cascade need the same labels; train them on the same data"
+        )
 
 
 def create(config: BundleConfig, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> ModelBundle:

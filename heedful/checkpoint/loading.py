@@ -14,12 +14,12 @@ from torch import Tensor
 
 from heedful.bundled import bundled_model
 from heedful.checkpoint import hub, sentence_transformers
-from heedful.checkpoint.bundle import ModelBundle, assign
+from heedful.checkpoint.bundle import EarlyStage, ModelBundle, assign, check_stage
 from heedful.checkpoint.config import GENERATION, BundleConfig, read_config
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.lora import CONFIG as ADAPTER_CONFIG
 from heedful.checkpoint.lora import Adapter, read_adapter
-from heedful.checkpoint.notes import NOTES, Notes, read_notes
+from heedful.checkpoint.notes import NOTES, Notes, read_notes, stage_folder
 from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
 from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
 from heedful.checkpoint.validate import (
@@ -34,7 +34,7 @@ from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
 from heedful.families.family import Family
 from heedful.families.names import NameTable, claims, modern_name, to_hf_names, to_our_names
-from heedful.model.config import ModelConfig, Pooled, SentenceEmbedding
+from heedful.model.config import Classes, ModelConfig, Pooled, SentenceEmbedding
 from heedful.model.initialise import skip_init
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.sentencepiece_model import NAMES as SENTENCEPIECE_FILES
@@ -54,7 +54,8 @@ def load(
 ) -> ModelBundle:
     """Load a model folder, a run's folder, one of its checkpoints, a bundled model, or NAME[@REVISION] on the hub.
 
-    The model is in eval mode. A LoRA adapter of peft is merged into the model that it is for.
+    The model is in eval mode. A LoRA adapter of peft is merged into the model that it is for. Of a cascade, the bundle
+    is the last stage, and has the others as `early_stages`.
 
     Args:
         base: The model that an adapter is for, if not the one that it names.
@@ -93,7 +94,27 @@ def load(
     _warn(bundle, model_folder, dtype, head_was_chosen=head is not None or adapter is not None)
     if is_training_checkpoint(Path(name)):
         bundle = with_checkpoint_weights(bundle, Path(name))
+    if isinstance(config.head, Classes):
+        bundle.early_stages = _load_early_stages(bundle, model_folder, notes, dtype, device)
     return bundle.eval()
+
+
+def _load_early_stages(
+    last: ModelBundle, folder: Path, notes: Notes, dtype: torch.dtype, device: torch.device
+) -> tuple[EarlyStage, ...]:
+    """Load the early stages of the cascade in a folder; () if it holds a single model."""
+    stages = []
+    for number, threshold in enumerate(notes.stage_thresholds, start=1):
+        place = folder / stage_folder(number)
+        if not (place / "config.json").is_file():
+            raise ModelError(
+                f"{folder} is a cascade whose {NOTES} names {len(notes.stage_thresholds)} early stages, but {place} is "
+                "no model folder: copy or build the whole cascade again"
+            )
+        stage = load(place, dtype=dtype, device=device)
+        check_stage(stage, last)
+        stages.append(EarlyStage(bundle=stage, threshold=threshold))
+    return tuple(stages)
 
 
 def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_chosen: bool) -> None:

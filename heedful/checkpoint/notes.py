@@ -22,10 +22,11 @@ class Notes:
     calibration: tuple[float, ...] = ()
     text_suffix: str = ""
     pairs: bool | None = None
+    stage_thresholds: tuple[float, ...] = ()  # of the early stages of a cascade, in the folders of `stage_folder`
 
     def to_dict(self) -> dict[str, object]:
         """Return the values that are not the defaults."""
-        names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix")
+        names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix", "stage_thresholds")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value} | (
             {} if self.pairs is None else {"pairs": self.pairs}
@@ -48,7 +49,13 @@ def read_notes(folder: Path) -> Notes:
         calibration=_probabilities(path, values, "calibration"),
         text_suffix=text_suffix,
         pairs=pairs,
+        stage_thresholds=_stage_thresholds(path, values),
     )
+
+
+def stage_folder(number: int) -> str:
+    """Return the name of the subfolder of an early stage, counted from 1."""
+    return f"stage-{number}"
 
 
 def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, float]:
@@ -63,6 +70,13 @@ def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple
     if not isinstance(listed, list) or not all(type(value) in (int, float) and 0 <= value <= 1 for value in listed):
         raise _wrong_type(path, name, listed, "a list of probabilities")
     return tuple(sorted(map(float, listed)))
+
+
+def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, ...]:
+    listed = values.get("stage_thresholds", [])
+    if not isinstance(listed, list) or not all(type(value) in (int, float) and value >= 0 for value in listed):
+        raise _wrong_type(path, "stage_thresholds", listed, "a list of probabilities")
+    return tuple(map(float, listed))
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:

@@ -13,7 +13,7 @@ from heedful.checkpoint import sentence_transformers
 from heedful.checkpoint.atomic_folder import atomic_folder
 from heedful.checkpoint.bundle import ModelBundle
 from heedful.checkpoint.config import GENERATION, write_config
-from heedful.checkpoint.notes import NOTES, Notes
+from heedful.checkpoint.notes import NOTES, Notes, stage_folder
 from heedful.checkpoint.safetensors_files import WEIGHTS
 from heedful.errors import ModelError
 from heedful.families import FAMILIES
@@ -25,7 +25,8 @@ from heedful.nn.inference_linear import Int8Linear
 def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, pooling: Pooling | None = None) -> None:
     """Write a model folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
 
-    It appears complete or not at all. A model_type of "heedful" is read only by Heedful.
+    It appears complete or not at all. A model_type of "heedful" is read only by Heedful. The early stages of a cascade
+    are folders in it, which other libraries ignore.
 
     Args:
         pooling: Write the files of sentence-transformers with this pooling beside a head of another kind: the folder is
@@ -69,7 +70,10 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             calibration=bundle.calibration,
             text_suffix=bundle.text_suffix,
             pairs=bundle.pairs,
+            stage_thresholds=tuple(stage.threshold for stage in bundle.early_stages),
         )
+        for number, stage in enumerate(bundle.early_stages, start=1):
+            save(stage.bundle, temporary / stage_folder(number))
         _write_json(temporary / NOTES, notes.to_dict())
 
 

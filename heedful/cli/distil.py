@@ -55,6 +55,17 @@ def distil(
     min_quality: Annotated[
         str, typer.Option(help="Search for the fastest student with this share of the teacher's quality, such as 97%.")
     ] = "",
+    cascade: Annotated[
+        bool,
+        typer.Option("--cascade", help="Also build a cascade: the student answers where it is sure, else the teacher."),
+    ] = False,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS",
+            help="With --cascade: points of accuracy that it may lose to the teacher on held-out rows (0.5).",
+        ),
+    ] = None,
     out: OutputDir = None,
     recipe: Recipe = None,
     on_bad_row: OnBadRow = "raise",
@@ -77,11 +88,18 @@ def distil(
         raise HeedfulError(
             "--student names a student, and --min-quality and --max-latency search for one: leave one of them out"
         )
+    if (min_quality or max_latency) and (cascade or max_loss is not None):
+        raise HeedfulError(
+            "--cascade and --max-loss are for one student, and --min-quality and --max-latency search for one: search "
+            "first, then give --cascade with the student that was chosen"
+        )
     overrides = distil_overrides(
         teacher,
         student=student,
         loss=loss,
         unlabelled=unlabelled or (),
+        cascade=cascade,
+        max_loss=max_loss,
         recipe=recipe,
         assignments=context_assignments(context),
     )
@@ -134,6 +152,8 @@ def distil(
         return print_json({"folder": str(result.output_dir)} | result.results)
     show_verdict(result.results)
     print_text(f"\nThe run is in {result.output_dir}: model, verdict, plots, report.html, model card.\nNext:")
+    if "cascade" in result.results:
+        print(f"  heedful predict {quote(str(result.output_dir / 'cascade'))} TEXT")
     print(f"  heedful bench {quote(str(result.output_dir))}")
 
 
@@ -167,3 +187,11 @@ def show_verdict(results: JsonObject) -> None:
     models = list(zip(head, *lines, strict=True))  # a column for each model, which is narrower than a row
     print_table([list(map(escape, row)) for row in models[1:]], head=models[0])
     print_text(f"\n{escape(results['verdict']['sentence'])}")
+    if report := results.get("cascade"):
+        from heedful.runs.card.cascade import cascade_table
+
+        head, lines = cascade_table(report)
+        print_text(f"\nThe cascade, on {escape(report['reported_on'])} ({report['reported_rows']:,} rows)")
+        stages = list(zip(head, *lines, strict=True))
+        print_table([list(map(escape, row)) for row in stages[1:]], head=[escape(name) for name in stages[0]])
+        print_text(f"\n{escape(report['sentence'])}")

@@ -239,6 +239,8 @@ def _texts_api(
         return text if pair is None else (text, pair)
 
     loaded = load(folder, head=head_kind)
+    if loaded.early_stages:
+        note(f"{folder} is a cascade: what is shown is its last stage")
     first, *others = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
     inspections = [first]
     if against is not None:

@@ -46,6 +46,8 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
         print_table(rows, indent=2)
     if answer.get("label") == "":
         print("  (no label: the most probable one is below --min-confidence)")
+    if stage := answer.get("stage"):
+        print(f"  (answered by stage {stage} of the cascade)")
     if remark := answer.get("note"):
         print(f"  ({remark})")
     if answer.get("windows", 1) > 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,16 +16,17 @@ from torch import Tensor, nn
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, InputError
 from heedful.families import FAMILIES
+from heedful.infer.attention_report import attention_report
+from heedful.infer.cascade import answer_in_stages
 from heedful.infer.cuda_graphs import CudaGraphs
+from heedful.infer.engine_options import check_min_confidence, check_prediction_set, check_token_budget
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
-from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan, example_bias
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.model.config import Classes, Head, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import ClassesHead, PretrainingHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer, select_rows
-from heedful.nn.attend import explain
-from heedful.nn.layout import AttentionArgs, Layout
 from heedful.packed import Packed
 from heedful.tasks.answer_heads import answer_heads_of, answer_heads_of_head
 from heedful.tasks.answering import (
@@ -43,7 +45,7 @@ from heedful.tasks.generation import (
     folder_generation,
     with_languages,
 )
-from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES, least_probability
+from heedful.tasks.metrics.conformal import least_probability
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
@@ -51,7 +53,6 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
 TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
 MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
-EXPLAIN_TOKENS = 64  # tokens of a text, for explain()
 
 
 class Chunk(NamedTuple):
@@ -91,45 +92,16 @@ def with_prompt(prompt: str, texts: Iterable[str]) -> list[object]:
     return [PromptedText(prompt, text) for text in texts]
 
 
-def check_token_budget(token_budget: int) -> None:
-    """Raise a HeedfulError for a budget without a token."""
-    if token_budget < 1:
-        raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
-
-
-def check_min_confidence(min_confidence: float, head: Head | None) -> None:
-    """Raise a HeedfulError for a share outside 0 to 1, and where the head does not choose one label."""
-    if not 0 <= min_confidence <= 1:
-        raise HeedfulError(f"min_confidence is {min_confidence}; expected a probability from 0 to 1")
-    if min_confidence and not (isinstance(head, Classes) and head.problem_type == "single_label_classification"):
-        kind = head.problem_type if isinstance(head, Classes) else head and head.kind
-        raise HeedfulError(
-            f"min_confidence is for models that choose one label, and this one has a head for {kind}: leave it out"
-        )
-
-
-def check_prediction_set(coverage: float | None, loaded: ModelBundle) -> None:
-    """Raise a HeedfulError for a probability that is not between 0 and 1, and for a model without calibration."""
-    if coverage is None:
-        return
-    if not 0 < coverage < 1:
-        raise HeedfulError(f"prediction_set is {coverage}; expected a probability between 0 and 1")
-    if not loaded.calibration:
-        raise HeedfulError(
-            f"{loaded.source} has no calibration for prediction sets: `heedful finetune classify` makes one if the "
-            f"data has one label for each text and a dev split of {MIN_SET_EXAMPLES} examples or more"
-        )
-
-
 class BundleEngine:
     """A loaded model that answers by a plan; an answer is the same whatever else is in its batch.
 
-    `Engine` opens one by the name of a run or of a model, in the plan that is fastest on this machine.
+    `Engine` opens one by the name of a run or of a model, in the plan that is fastest on this machine. A cascade
+    answers in stages by a call, `answers` and `predict`; the other methods are those of its last stage.
 
     Attributes:
-        loaded: The model, its head and its tokenizer.
+        loaded: The model, its head and its tokenizer; of a cascade, the last stage.
         plan: How the model is computed; None: as it was loaded.
-        parameters: Number of parameters, before layers were replaced by the plan.
+        parameters: Number of parameters, before layers were replaced by the plan; of a cascade, of all stages.
         precision_log: The measurements that the precision was chosen by, a line each.
         kind: Kind of the head.
     """
@@ -173,6 +145,24 @@ class BundleEngine:
         self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
         self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+        self._last: BundleEngine | None = None  # of an early stage of a cascade, the last one, whose options hold
+        self._early: list[tuple[BundleEngine, float]] = []  # early stages of a cascade, and their thresholds
+        for stage in bundle.early_stages:
+            engine = BundleEngine(stage.bundle, token_budget=token_budget)
+            engine._last = self
+            self._early.append((engine, stage.threshold))
+            self.parameters += engine.parameters
+
+    @property
+    def stages(self) -> list[tuple[BundleEngine, float]]:
+        """The stages of a cascade, each with the least probability with which it answers; else the engine alone."""
+        return [*self._early, (self, 0.0)]
+
+    def without_early_stages(self) -> Self:
+        """Return an engine of the last stage of a cascade alone."""
+        changed = copy(self)
+        changed._early = []
+        return changed
 
     def set_languages(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Translate from and into other languages, as `heedful.tasks.generation.with_languages` says."""
@@ -205,8 +195,14 @@ class BundleEngine:
         listed = self._listed(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
+        if self._early:
+            return answer_in_stages(self.stages, listed, lambda engine, some: engine._answer_listed(some, top_k))
+        return self._answer_listed(listed, top_k)
+
+    def _answer_listed(self, listed: list[object], top_k: int) -> list[Answer]:
+        """Return the answers of this stage alone."""
         if len(listed) <= TOKENIZE_CHUNK:
-            return self.answers(self.tokenize(listed), top_k=top_k)
+            return self._own_answers(self.tokenize(listed), top_k=top_k)
         parts = [(first, listed[first : first + TOKENIZE_CHUNK]) for first in range(0, len(listed), TOKENIZE_CHUNK)]
         answers: list[Answer] = []
         with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
@@ -215,7 +211,7 @@ class BundleEngine:
                 asked = coming.result()
                 if number + 1 < len(parts):
                     coming = beside.submit(self.tokenize, parts[number + 1][1], first=parts[number + 1][0])
-                answers += self.answers(asked, top_k=top_k, first=parts[number][0])
+                answers += self._own_answers(asked, top_k=top_k, first=parts[number][0])
         return answers
 
     def predict(
@@ -297,11 +293,28 @@ class BundleEngine:
         """Return the first prompt of the model with one of these names; else its default prompt, or ""."""
         return self._head.prompt(*names) if isinstance(self._head, SentenceEmbedding) else ""
 
-    def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5, first: int = 0) -> list[Answer]:
+    def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer]:
         """Score encoded inputs and make their answers: the second and third step of a call.
 
-        Raises InputError, which counts inputs from `first`, where the numbers of an input are not finite.
+        Args:
+            asked: Inputs that the first of `stages` has tokenized.
+            top_k: Number of candidates that are listed for each mask.
+
+        Raises:
+            InputError: If the numbers of an input are not finite.
         """
+        if not self._early:
+            return self._own_answers(asked, top_k=top_k)
+        first_engine = self._early[0][0]
+
+        def ask(engine: BundleEngine, some: list[EncodedInput]) -> list[Answer]:
+            own = some if engine is first_engine else engine.tokenize([encoded.engine_input for encoded in some])
+            return engine._own_answers(own, top_k=top_k)
+
+        return answer_in_stages(self.stages, asked, ask)
+
+    def _own_answers(self, asked: Sequence[EncodedInput], *, top_k: int, first: int = 0) -> list[Answer]:
+        """Answer encoded inputs by this stage; raises InputError, which counts them from `first`."""
         pieces = [piece for encoded in asked for piece in encoded.pieces]
         scores: dict[int, object] = {}
         for numbers in self._batches(pieces):
@@ -314,9 +327,8 @@ class BundleEngine:
             if not (answer_is_finite(answer) and all(map(scores_are_finite, windows))):
                 if len(asked) == 1:
                     raise InputError(NOT_FINITE, number) from FloatingPointError()
-                (answer,) = self.answers(
-                    [encoded], top_k=top_k, first=number
-                )  # another input may have spoilt its batch
+                # another input may have spoilt its batch
+                (answer,) = self._own_answers([encoded], top_k=top_k, first=number)
             answers.append(answer)
         return answers
 
@@ -393,7 +405,12 @@ class BundleEngine:
             for piece, piece_scores in zip(asked.pieces, scores, strict=True)
         ]
         answer = asked.answerer.answer(asked.engine_input, windows, self._setting(top_k, asked.seen))
-        return answer if self.max_length is None else answer | {"truncated_tokens": asked.dropped}
+        return answer if self._options.max_length is None else answer | {"truncated_tokens": asked.dropped}
+
+    @property
+    def _options(self) -> BundleEngine:
+        """The engine whose options hold: of a stage of a cascade, that of the last stage."""
+        return self._last or self
 
     def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
         thresholds = self.loaded.thresholds
@@ -402,8 +419,8 @@ class BundleEngine:
             head=self._head,
             top_k=top_k,
             thresholds=thresholds,
-            min_confidence=self.min_confidence,
-            least_probability=self._least_probability(),
+            min_confidence=self._options.min_confidence,
+            least_probability=self._options._least_probability(),
             windows=seen,
         )
 
@@ -415,31 +432,9 @@ class BundleEngine:
     def explain(self) -> str:
         """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
         plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
-        return "\n".join([*plan, *self.precision_log, *self._attention()])
-
-    def _attention(self) -> Iterator[str]:
-        stack = self.loaded.config.model.encoder or self.loaded.config.model.decoder
-        if stack is None:
-            return
-        length = min(EXPLAIN_TOKENS, self.limit or EXPLAIN_TOKENS, self.token_budget)
-        count = self.token_budget // length
-        parameter = next(self.loaded.parameters())
-        q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
-        layout = Layout.of(range(0, count * length + 1, length))
-        first = self.plan.attention if self.plan else ""
-        bias = example_bias(stack, len(q), length, q.dtype, q.device)
-        call = AttentionArgs(
-            layout=layout,
-            scale=stack.head_width**-0.5,
-            preferred=first,
-            causal=stack.causal,
-            window=stack.window,
-            bias=bias,
+        return "\n".join(
+            [*plan, *self.precision_log, *attention_report(self.loaded, self.plan, self.limit, self.token_budget)]
         )
-        where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
-        with torch.inference_mode():
-            k = q[:, : stack.kv_heads]
-            yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, k, k, call)}"
 
     def _listed(self, inputs: Iterable[object]) -> list[object]:
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
@@ -452,6 +447,8 @@ class BundleEngine:
         for answerer in self._answerers:
             if answerer.pairs in (None, pairs):
                 columns |= answerer.columns(self.loaded, self.writing)
+        if self._early:
+            columns["stage"] = int
         return columns if self.prediction_set is None else columns | {"prediction_set": [str]}
 
     def _read(self, number: int, engine_input: object) -> _ReadInput:
@@ -493,7 +490,7 @@ class BundleEngine:
         return [Chunk(answerer, window, taken) for window, taken in zip(several, places, strict=True) if taken]
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
-        max_length = self.max_length
+        max_length = self._options.max_length
         if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
             max_length = self.limit if max_length is None else min(self.limit, max_length)
         if max_length is None:

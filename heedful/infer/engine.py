@@ -9,11 +9,11 @@ import torch
 from heedful.checkpoint import ModelBundle, load
 from heedful.device import resolve_device
 from heedful.errors import HeedfulError
-from heedful.infer.bundle_engine import TOKEN_BUDGET, BundleEngine, check_token_budget
+from heedful.infer.bundle_engine import TOKEN_BUDGET, BundleEngine
+from heedful.infer.engine_options import check_token_budget
 from heedful.infer.precision import PrecisionOrAuto, check_precision
-from heedful.infer.tuning.autotune import tuned_plan
-from heedful.infer.tuning.execution_plan import ExecutionPlan, activation_dtype
-from heedful.infer.tuning.precision_gate import choose_precision
+from heedful.infer.tuning.execution_plan import ExecutionPlan
+from heedful.infer.tuning.precision_gate import choose_precision, load_with_plan
 from heedful.tasks.generation import GenerationConfig
 
 
@@ -102,5 +102,5 @@ def open_model(
     wanted = precision or "float32"
     check_precision(wanted)
     chosen, measurements = choose_precision(name, wanted, revision=revision, head=head, device=place)
-    bundle = load(name, revision=revision, head=head, dtype=activation_dtype(chosen), device=place)
-    return bundle, tuned_plan(bundle, chosen), tuple(measurement.line() for measurement in measurements)
+    bundle, plan = load_with_plan(name, chosen, revision=revision, head=head, device=place)
+    return bundle, plan, tuple(measurement.line() for measurement in measurements)

@@ -76,6 +76,8 @@ class StaticClassifier:
             return None
         head, notes = config["head"], _json(folder, NOTES)
         labels, thresholds = head.get("labels"), notes.get("thresholds", {})
+        if "stage_thresholds" in notes:  # of a cascade, whose last stage this is
+            return None
         if not _are_texts(labels) or not _are_numbers(thresholds) or (tensors := _read_weights(folder)) is None:
             return None
         tokenizer = Tokenizer.load(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -97,7 +96,7 @@ def can_classify_zero_shot(head: Head | None) -> bool:
 
 
 def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:
-    changed = copy(engine)
+    changed = engine.without_early_stages()
     changed._answerers, changed.candidates = (head,), candidates
     return changed
 

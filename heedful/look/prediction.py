@@ -121,7 +121,7 @@ def engine_answer(
         engine_input = {"prompt": item[0], "choices": list(inspection.choices)}
     elif head.kind == "next_sentence" and isinstance(item, str):
         return None
-    engine = Engine(inspection.loaded)
+    engine = Engine(inspection.loaded).without_early_stages()
     with nullcontext() if gates is None else gated_heads(inspection.loaded.model, gates):
         answer = engine([engine_input], top_k=8)[0]
     if head.kind == "multiple_choice":

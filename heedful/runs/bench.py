@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from heedful.atomic_io import check_writable
+from heedful.checkpoint import folder_of
+from heedful.checkpoint.bundle import cascade_refusal
+from heedful.checkpoint.notes import read_notes
 from heedful.csrc import unused_note
 from heedful.device import resolve_device
 from heedful.errors import HeedfulError
@@ -83,6 +86,8 @@ def bench(
         device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
         log: Receives progress.
     """
+    if read_notes(folder_of(run, revision)).stage_thresholds:
+        raise cascade_refusal(run, "measured in each precision")
     evaluated: dict[str, str] = {}  # names of metric and split
     data_settings, long_inputs = data_settings_for(run, data)
     generation = run_generation(run)

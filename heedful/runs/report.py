@@ -13,6 +13,7 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.command_line import command_line
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
+from heedful.runs.card.cascade import CASCADE, cascade_table
 from heedful.runs.card.methods import HEADING, method_table
 from heedful.runs.card.verdict import VERDICT, verdict_table
 from heedful.runs.results import JsonObject, as_float, headline_split, read_predictions, read_results
@@ -91,6 +92,7 @@ def _body(folder: Path, results: JsonObject) -> Iterator[str]:
     yield from _baseline(results)
     yield from _methods(results)
     yield from _verdict(folder)
+    yield from _cascade(folder)
     yield from _plots(folder)
     yield from _mistakes(folder, results)
     yield from _data(results)
@@ -161,6 +163,15 @@ def _verdict(folder: Path) -> Iterator[str]:
         yield "<h2>Comparison with the teacher</h2>"
         yield _table(head, [(row, row[0] == "student") for row in rows])
         yield f"<p>{_text(verdict['sentence'])}</p>"
+
+
+def _cascade(folder: Path) -> Iterator[str]:
+    if (folder / CASCADE).is_file():
+        report = read_run_json(folder / CASCADE)
+        head, rows = cascade_table(report)
+        yield "<h2>The cascade</h2>"
+        yield _table(head, [(row, row[0] == "cascade") for row in rows])
+        yield f"<p>{_text(report['sentence'])}</p>"
 
 
 def _plots(folder: Path) -> Iterator[str]:

@@ -89,6 +89,7 @@ class RequestContext:
             top_k=top_k,
             writing=writing,
             sizes=characters,
+            in_stages=encode is None,
         )
         self.record.tokens += tokens
         return answers

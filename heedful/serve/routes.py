@@ -13,7 +13,8 @@ import torch
 from msgspec import Struct
 
 from heedful.errors import HeedfulError, quoted
-from heedful.infer.bundle_engine import BundleEngine, check_min_confidence, check_prediction_set
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.engine_options import check_min_confidence, check_prediction_set
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.infer.zero_shot import ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE, CandidateLabels, zero_shot_engine

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice
+from itertools import chain, count, islice, zip_longest
 from math import log
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self
 
@@ -109,6 +109,28 @@ class TruncationStats:
         return [f"examples longer than the model reads, which were cut: {self.examples:,} ({self.tokens:,} tokens)"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageCounts:
+    """Counts of the examples that each stage of a cascade has answered; () for a single model."""
+
+    counts: tuple[int, ...] = ()
+
+    def update(self, stages: Sequence[int]) -> StageCounts:
+        """Add examples: the stage of each answer, counted from 1."""
+        return self.merge_state(StageCounts(counts=tuple(np.bincount(stages)[1:].tolist()) if stages else ()))
+
+    def merge_state(self, incoming: StageCounts) -> StageCounts:
+        """Return the counts over the examples of both."""
+        pairs = zip_longest(self.counts, incoming.counts, fillvalue=0)
+        return StageCounts(counts=tuple(map(sum, pairs)))
+
+    def notes(self) -> list[str]:
+        """Return a sentence for the report; empty for a single model."""
+        total = sum(self.counts)
+        shares = [f"{100 * count / total:.1f} % by stage {stage}" for stage, count in enumerate(self.counts, start=1)]
+        return [f"examples that the stages of the cascade answered: {', '.join(shares)}"] if total else []
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvalMetrics:
     """Metrics by name and bootstraps of some of their numbers; merging is exact, in any order."""
@@ -116,6 +138,7 @@ class EvalMetrics:
     metrics: Mapping[str, Any]
     bootstraps: Mapping[str, Any] = field(default_factory=dict)
     truncation: TruncationStats = TruncationStats()  # updated by `evaluate_task`
+    stages: StageCounts = StageCounts()  # updated by `evaluate_task`
 
     def merge_state(self, incoming: EvalMetrics) -> EvalMetrics:
         """Return the metric over the examples of both."""
@@ -125,6 +148,7 @@ class EvalMetrics:
                 name: bootstrap.merge_state(incoming.bootstraps[name]) for name, bootstrap in self.bootstraps.items()
             },
             truncation=self.truncation.merge_state(incoming.truncation),
+            stages=self.stages.merge_state(incoming.stages),
         )
 
     def intervals(self) -> dict[str, Result]:
@@ -346,9 +370,9 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Return the results, the number `metric` among them; other values are details."""
 
     def report(self, metrics: EvalMetrics) -> Result:
-        """Return the results, with truncated examples in their notes."""
+        """Return the results, with truncated examples and the stages of a cascade in their notes."""
         results = self.compute_metrics(metrics)
-        return results | {"notes": [*results.get("notes", []), *metrics.truncation.notes()]}
+        return results | {"notes": [*results.get("notes", []), *metrics.truncation.notes(), *metrics.stages.notes()]}
 
     @abstractmethod
     def score_answer(self, example: AnyExample, answer: Answer) -> ScoredAnswer:
@@ -460,7 +484,8 @@ def evaluate_task(
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None
         truncation = metrics.truncation.update([answer.get("truncated_tokens", 0) for answer in answers])
-        metrics = replace(task.update_metrics(metrics, batch, answers, ids), truncation=truncation)
+        stages = metrics.stages.update([answer["stage"] for answer in answers if "stage" in answer])
+        metrics = replace(task.update_metrics(metrics, batch, answers, ids), truncation=truncation, stages=stages)
         if on_answer is not None:
             for number, example, answer in zip(ids, batch, answers, strict=True):
                 on_answer(number, example, answer, task.score_answer(example, answer))

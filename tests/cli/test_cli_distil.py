@@ -34,11 +34,25 @@ def test_the_verdict_is_printed(
     assert "teacher" in out and "The student " in out and "ms, p50 / p99" in out
     assert run(*command, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["models"]["student"]["precision"] == "float32"
+    assert run(*command, "--cascade", "--max-loss", "5") == 0
+    out = capsys.readouterr().out
+    assert "The cascade, on test (8 rows)" in out and "In the cascade the student answers" in out
+    assert f"heedful predict {tmp_path / 'run' / 'cascade'} TEXT" in out
+    assert run("predict", tmp_path / "run" / "cascade", "the cat sat") == 0
+    assert re.search(r"answered by stage [12] of the cascade", capsys.readouterr().out)
+    assert run("bench", tmp_path / "run" / "cascade") == 2
+    assert "is a cascade of models, and cannot be measured in each precision" in capsys.readouterr().err
+    assert run("export", tmp_path / "run" / "cascade", "--html", tmp_path / "page.html") == 2
+    assert "is a cascade of models, and cannot be exported" in capsys.readouterr().err
+    assert run("look", tmp_path / "run" / "cascade", "the cat sat", "--html", tmp_path / "look.html") == 0
+    assert "is a cascade: what is shown is its last stage" in capsys.readouterr().err
     for wrong, message in (
         (["--student", "bag", "--min-quality", "90%"], "--student names a student"),
         (["--min-quality", "130%"], '"130%"'),
         (["--max-latency", "soon"], '"soon"'),
         (["--loss", "hard"], '"hard"'),
+        (["--min-quality", "90%", "--cascade"], "search first, then give --cascade"),
+        (["--cascade", "--max-loss", "100"], "max_loss is 100.0; expected percentage points from 0 to below 100"),
         (["--lost.soft=1"], "lost.soft is neither a flag nor a setting"),
     ):
         assert run("distil", teacher, folder, *wrong) == 2

@@ -193,9 +193,11 @@ def _precision(engine: BundleEngine) -> str:
 
 
 def fingerprint(engine: BundleEngine) -> str:
-    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, generation."""
+    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, stages."""
     loaded = engine.loaded
     digest = hashlib.sha256()
+    for stage, threshold in engine.stages[:-1]:
+        digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
     usual = None if engine.plan is None else activation_dtype(engine.plan.precision)  # some ways hold norms in float32
     for name, held in sorted(loaded.named_tensors().items()):
         tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)

@@ -17,7 +17,8 @@ def tokenize_each(
     engine: BundleEngine, inputs: Sequence[tuple[object, str | None]]
 ) -> tuple[list[EncodedInput], list[str | None]]:
     """The tokens of inputs, and for every one why it has none; some have an error already."""
-    read = iter(_apart([engine_input for engine_input, error in inputs if error is None], engine.tokenize))
+    first, _ = engine.stages[0]
+    read = iter(_apart([engine_input for engine_input, error in inputs if error is None], first.tokenize))
     asked: list[EncodedInput] = []
     errors: list[str | None] = []
     for _, error in inputs:

@@ -43,6 +43,10 @@ class ScheduledEngine(Protocol):
 
     writing: GenerationConfig  # how texts are written where a request does not say
 
+    @property
+    def stages(self) -> Sequence[tuple[ScheduledEngine, float]]:
+        """The stages of a cascade, each with the least probability with which it answers; else the engine alone."""
+
     def tokenize(self, inputs: Sequence[object]) -> list[EncodedInput]:
         """Inputs become windows."""
 

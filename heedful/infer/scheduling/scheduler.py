@@ -10,9 +10,12 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+from heedful.errors import InputError
 from heedful.infer.bundle_engine import Chunk, EncodedInput
+from heedful.infer.cascade import StagedAnswers
 from heedful.infer.scheduling.batch_run import BatchRun, PendingRequest, QueuedChunk, ScoreBatch, deliver
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
@@ -47,6 +50,18 @@ T = TypeVar("T")
 _Part = tuple[int, object, object, ScoreBatch, bool]
 _Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in turns
 EngineType = TypeVar("EngineType", bound=ScheduledEngine, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Request:
+    """The arguments of `ModelQueue.ask`, and the jobs that were begun for it."""
+
+    jobs: list[PendingRequest]
+    deadline: float
+    left: Callable[[], bool]
+    encode: Callable[[Any, Sequence[object]], _Encoded] | None
+    top_k: int
+    writing: GenerationConfig | None
 
 
 class ModelQueue(Generic[EngineType]):
@@ -91,52 +106,75 @@ class ModelQueue(Generic[EngineType]):
         top_k: int = 5,
         writing: GenerationConfig | None = None,
         sizes: Sequence[int] = (),
+        in_stages: bool = True,
     ) -> tuple[list[Answer], int]:
         """The answers, as the engine alone would give them, and how many tokens were read for them.
 
         `left` tells, to any thread and at once, whether whoever asked has gone: then no batch takes it, and this is
         cancelled. `encode` makes windows of the inputs, and may refuse them. `sizes` are the characters of each text
-        that are to be tokenised: by them a request that does not fit is refused before it is tokenised.
+        that are to be tokenised: by them a request that does not fit is refused before it is tokenised. Of a cascade,
+        the stages answer in turn, or with `in_stages` false the last one alone; `sizes` are then those of each input.
         """
         async with self._entered(deadline) as (engine, jobs):
+            request = _Request(jobs=jobs, deadline=deadline, left=left, encode=encode, top_k=top_k, writing=writing)
+            stages = engine.stages
+            if len(stages) == 1 or not in_stages:
+                return await self._ask_engine(engine, request, inputs, sizes)
+            staged, tokens = StagedAnswers(len(inputs)), 0
+            for stage, threshold in stages:
+                some = [inputs[number] for number in staged.pending]
+                own_sizes = [sizes[number] for number in staged.pending] if sizes else ()
+                try:
+                    answers, count = await self._ask_engine(stage, request, some, own_sizes)
+                except InputError as error:
+                    raise staged.renumbered(error) from error.__cause__
+                staged.add(answers, threshold)
+                tokens += count
+                if not staged.pending:
+                    break
+            return staged.answers, tokens
 
-            def read() -> _Encoded:
-                return engine.tokenize(inputs) if encode is None else encode(engine, inputs)
+    async def _ask_engine(
+        self, engine: ScheduledEngine, request: _Request, inputs: Sequence[object], sizes: Sequence[int]
+    ) -> tuple[list[Answer], int]:
+        """The answers of one engine, and how many tokens were read for them."""
+        encode, top_k, writing = request.encode, request.top_k, request.writing
 
-            job = self._job(engine, deadline, left)
-            jobs.append(job)
-            short = sum(sizes) <= TURN_CHARACTERS
-            self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
-            asked = await self._in_reader(read, deadline, left, sizes)
-            pieces = [piece for encoded in asked for piece in encoded.pieces]
-            if sizes and short:
-                self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
+        def read() -> _Encoded:
+            return engine.tokenize(inputs) if encode is None else encode(engine, inputs)
 
-            def finish(scores: list[object]) -> list[Answer]:
-                in_order = iter(scores)
-                return [
-                    engine.answer(encoded, [next(in_order) for _ in encoded.pieces], top_k=top_k) for encoded in asked
-                ]
+        job = self._job(engine, request.deadline, request.left)
+        request.jobs.append(job)
+        short = sum(sizes) <= TURN_CHARACTERS
+        self.queue._reserve(job, self._estimate(sizes, writing) if short else 0)
+        asked = await self._in_reader(read, request.deadline, request.left, sizes)
+        pieces = [piece for encoded in asked for piece in encoded.pieces]
+        if sizes and short:
+            self._learn(sizes, sum(len(piece.encoded) for piece in pieces))
 
-            if not pieces:
-                answers: list[Answer] = _careful(lambda: finish([]))
-                return answers, 0
-            job.finish = finish
+        def finish(scores: list[object]) -> list[Answer]:
+            in_order = iter(scores)
+            return [engine.answer(encoded, [next(in_order) for _ in encoded.pieces], top_k=top_k) for encoded in asked]
 
-            def part(piece: Chunk) -> _Part:
-                writes = piece.answerer.generate is not None
-                how = (writing or engine.writing) if writes else writing
-                key = id(engine), top_k, how, id(piece.answerer)
+        if not pieces:
+            answers: list[Answer] = _careful(lambda: finish([]))
+            return answers, 0
+        job.finish = finish
 
-                def run(batch: list[Chunk]) -> Sequence[object] | Decoding:
-                    return engine.decode(batch, how) if writes else engine.score(batch, how, top_k=top_k)
+        def part(piece: Chunk) -> _Part:
+            writes = piece.answerer.generate is not None
+            how = (writing or engine.writing) if writes else writing
+            key = id(engine), top_k, how, id(piece.answerer)
 
-                return token_cost(len(piece.encoded), how), piece, key, run, writes
+            def run(batch: list[Chunk]) -> Sequence[object] | Decoding:
+                return engine.decode(batch, how) if writes else engine.score(batch, how, top_k=top_k)
 
-            parts = [part(piece) for piece in pieces]
-            more = ", with all that may be written after them" if parts[0][4] else ""
-            self.queue._add(job, parts, more)
-            return await job.future, sum(len(piece.encoded) for piece in pieces)
+            return token_cost(len(piece.encoded), how), piece, key, run, writes
+
+        parts = [part(piece) for piece in pieces]
+        more = ", with all that may be written after them" if parts[0][4] else ""
+        self.queue._add(job, parts, more)
+        return await job.future, sum(len(piece.encoded) for piece in pieces)
 
     def _estimate(self, sizes: Sequence[int], writing: GenerationConfig | None) -> int:
         """Estimate the tokens of texts from their characters, with those that may be generated."""

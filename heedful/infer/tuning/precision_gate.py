@@ -22,14 +22,15 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import RUN_MODEL, load, weight_files
+from heedful.checkpoint import RUN_MODEL, ModelBundle, load, weight_files
+from heedful.checkpoint.bundle import EarlyStage
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine, Chunk
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import autotune_enabled, median_times, tuned_plan
-from heedful.infer.tuning.execution_plan import activation_dtype, unsupported_reason
+from heedful.infer.tuning.execution_plan import ExecutionPlan, activation_dtype, apply_plan, unsupported_reason
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.generation import GenerationConfig
@@ -190,8 +191,39 @@ def open_in_precision(
     device: torch.device = CPU,
 ) -> BundleEngine:
     """Return an engine in a precision that is not checked against float32."""
+    bundle, plan = load_with_plan(name, precision, revision=revision, head=head, device=device)
+    return BundleEngine(bundle, plan=plan)
+
+
+def load_with_plan(
+    name: str | Path,
+    precision: Precision,
+    *,
+    revision: str | None = None,
+    head: str | None = None,
+    device: torch.device = CPU,
+) -> tuple[ModelBundle, ExecutionPlan]:
+    """Load a model for a precision, and return it with its fastest plan, which is yet to be applied.
+
+    The early stages of a cascade answer in the same precision, or in float32 where it is refused for them.
+    """
     bundle = load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device)
-    return BundleEngine(bundle, plan=tuned_plan(bundle, precision))
+    stages = []
+    for stage in bundle.early_stages:
+        accepted = early_stage_precision(stage.bundle.source, precision, device)
+        own, plan = load_with_plan(stage.bundle.source, accepted, device=device)
+        apply_plan(own, plan)
+        stages.append(EarlyStage(bundle=own, threshold=stage.threshold))
+    bundle.early_stages = tuple(stages)
+    return bundle, tuned_plan(bundle, precision)
+
+
+def early_stage_precision(name: str | Path, precision: Precision, device: torch.device = CPU) -> Precision:
+    """Return the faster of float32 and a precision that is not refused for a model on this machine."""
+    if precision == "float32":
+        return precision
+    trials = measure_precisions(name, device=device)
+    return fastest_accepted([trial for trial in trials if trial.precision in ("float32", precision)])
 
 
 def _stamps(files: Iterable[Path]) -> list[list[str | int]]:

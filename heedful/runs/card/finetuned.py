@@ -14,6 +14,7 @@ from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.checkpoint.folder_json import read_folder_json
 from heedful.errors import RunError
 from heedful.runs.card.baseline import baseline_lines, baseline_warning
+from heedful.runs.card.cascade import cascade_section
 from heedful.runs.card.markdown import (
     details,
     escape_markdown,
@@ -81,6 +82,7 @@ def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     yield from _methods(results)
     yield from _seeds(results)
     yield from verdict_section(folder)
+    yield from cascade_section(folder)
     yield from _picture(folder, "confusion", "Confusion matrix")
     yield from _classes(results)
     yield from _mistakes(folder, results)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.checkpoint import ModelBundle
+from heedful.checkpoint.bundle import cascade_refusal
 from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, TaggedExample, read
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
 from heedful.data.examples import Example
@@ -22,9 +23,11 @@ from heedful.data.labelled.statistics import (
 from heedful.data.tag_schemes import unknown_labels
 from heedful.errors import DataError, HeedfulError, RunError, SettingError
 from heedful.objectives.distillation.teacher import ScoreKind
+from heedful.runs.card.cascade import CASCADE
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation
+from heedful.runs.distil.cascade import check_cascade
 from heedful.runs.distil.settings import (
     BAG,
     ClassicStudent,
@@ -116,7 +119,11 @@ def plan_distil(
     """
     task = teacher_task(teacher)
     require_tokenizer(teacher)
+    if teacher.early_stages:
+        raise cascade_refusal(teacher.source, "a teacher")
     preview = preview_distil_settings(overrides, task)
+    if preview.cascade is not None:
+        check_cascade(preview.cascade, teacher)
     inherited = data_settings_for(preview.teacher, data, preview.data)[0]
     inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
     preview = preview_distil_settings(overrides, task, inherited)
@@ -295,20 +302,24 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
 
 
 def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
-    """Replace the settings of the verdict of a run, which change no training, and remove it, to be made again."""
+    """Replace the settings of verdict and cascade of a run, which change no training, and remove what they change."""
     path = folder / name
     if not path.exists():
         return
     before = read_settings(folder, type(settings), name)
     updated = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
+    if isinstance(updated, DistilSettings) and isinstance(settings, DistilSettings):
+        updated = replace(updated, cascade=settings.cascade)
     if before != settings and updated == settings:
-        (folder / VERDICT).unlink(missing_ok=True)
+        if before.verdict != settings.verdict:
+            (folder / VERDICT).unlink(missing_ok=True)
+        (folder / CASCADE).unlink(missing_ok=True)
         write_file(path, to_toml(settings))
 
 
 def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> JsonObject:
-    """Settings of a run for results.json, without those of the verdict, which may change later."""
-    return {name: value for name, value in to_mapping(settings).items() if name != "verdict"}
+    """Settings of a run for results.json, without those of verdict and cascade, which may change later."""
+    return {name: value for name, value in to_mapping(settings).items() if name not in ("verdict", "cascade")}
 
 
 def student_origin(settings: DistilSettings | MaskedDistilSettings) -> str:

@@ -1,7 +1,8 @@
 """Knowledge distillation: a small student learns what a large teacher predicts, and a verdict compares the two.
 
 The student is fine-tuned in the same loop and the same folder as any run. The folder also holds `start` (the untrained
-student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher) and `verdict.json`.
+student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher), `verdict.json`, and
+with the settings of a cascade `cascade` (its model) and `cascade.json`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from heedful.objectives import Sample
 from heedful.objectives.distillation.objective import GROUP, AskTeacher, Distillation, state_projections
 from heedful.objectives.distillation.teacher import OwnedSamples, SampleAlignment, Teacher, align_samples
 from heedful.random_streams import Stream
+from heedful.runs.card.cascade import CASCADE
 from heedful.runs.card.finetuned import write_finetuned_card
 from heedful.runs.card.verdict import VERDICT
 from heedful.runs.distil.augment import augmented_examples
+from heedful.runs.distil.cascade import build_cascade
 from heedful.runs.distil.mlm import distil_masked
 from heedful.runs.distil.plan import (
     STUDENT_BEFORE,
@@ -77,6 +80,7 @@ def distil(
     student: str = "",
     loss: str = "",
     unlabelled: Sequence[str | Path] = (),
+    cascade: bool = False,
     recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
@@ -94,6 +98,7 @@ def distil(
         student: "layers=3", a size ("tiny", "mini"), a folder, "static", or "bag", "attention", "bilstm".
         loss: A published combination of losses ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
         unlabelled: Files and folders of texts without labels.
+        cascade: Also build a cascade of student and teacher, in output_dir/cascade; cascade.max_loss is its setting.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
         overrides: Settings by path or short name, or overrides that were collected before.
@@ -109,12 +114,20 @@ def distil(
         student=student,
         loss=loss,
         unlabelled=unlabelled,
+        cascade=cascade,
         recipe=recipe,
         assignments=assignments,
         overrides=overrides,
     )
     model = load(teacher)
-    distil_it = distil_masked if teacher_task(model) == "masked" else distil_task
+    masked = teacher_task(model) == "masked"
+    if masked and overrides.mentions("cascade"):
+        raise SettingError(
+            f"a cascade is for classifiers, and {model.source} is a masked language model: leave --cascade and "
+            "--max-loss out, or fine-tune it with `heedful finetune classify` first",
+            path="cascade",
+        )
+    distil_it = distil_masked if masked else distil_task
     return distil_it(model, overrides, data, Path(output_dir), on_bad_row, reporter=reporter, ranks=ranks)
 
 
@@ -153,10 +166,15 @@ def distil_task(
                 without_teacher = None if baseline is None else baseline.output_dir
                 plan.teacher.to(CPU)
                 judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
-            write_report(folder)  # again, with the verdict
+            if plan.settings.cascade is not None and not (folder / CASCADE).exists():
+                served = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
+                build_cascade(folder, plan.source, plan.survey.splits, plan.settings, served, run.reporter)
+            write_report(folder)  # again, with the verdict and the cascade
             write_finetuned_card(folder)
         ranks.barrier()
-        return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
+        names = {"verdict": VERDICT} | ({} if plan.settings.cascade is None else {"cascade": CASCADE})
+        reports = {name: read_run_json(folder / file) for name, file in names.items()} if ranks.is_main else {}
+        return run.result(**reports)
 
 
 def _begin(plan: DistilPlan, data: object, folder: Path) -> None:

@@ -269,6 +269,18 @@ class VerdictSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CascadeSettings:
+    """A cascade in which the student answers where it is confident enough, and the teacher elsewhere."""
+
+    max_loss: float = 0.5  # percentage points of accuracy, on held-out rows, that the cascade may lose to the teacher
+    stages: tuple[str, ...] = ()  # models between student and teacher, the fastest first: folders, or NAME[@REVISION]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_loss < 100:
+            raise HeedfulError(f"max_loss is {self.max_loss}; expected percentage points from 0 to below 100")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DistilSettings:
     """Everything that decides what a run does."""
 
@@ -280,6 +292,7 @@ class DistilSettings:
     loss: LossSettings = LossSettings()
     teacher_cache: TeacherCacheSettings = TeacherCacheSettings()
     verdict: VerdictSettings = VerdictSettings()
+    cascade: CascadeSettings | None = None  # a cascade of student and teacher; None: off
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
@@ -326,6 +339,8 @@ def distil_overrides(
     student: str = "",
     loss: str = "",
     unlabelled: Sequence[str | Path] = (),
+    cascade: bool = False,
+    max_loss: float | None = None,
     recipe: str | Path | Mapping[str, object] | None = None,
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
@@ -349,6 +364,10 @@ def distil_overrides(
     if unlabelled:
         places = [str(file) for file in unlabelled]
         flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}
+    if cascade:
+        presets["--cascade"] = {"cascade": to_mapping(CascadeSettings())}
+    if max_loss is not None:
+        flags[f"--max-loss {max_loss:g}"] = {"cascade.max_loss": max_loss}
     return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
 
 

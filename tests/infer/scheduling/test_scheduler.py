@@ -46,6 +46,10 @@ class Fake:
         self.go = threading.Event()
         self.go.set()
 
+    @property
+    def stages(self) -> list[tuple[Any, float]]:
+        return [(self, 0.0)]
+
     def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
         if "panic" in inputs:
             raise BaseException("the tokenizer panicked")

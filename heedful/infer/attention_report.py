@@ -1,0 +1,46 @@
+"""The attention kernel of a typical batch, and why it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from heedful.checkpoint import ModelBundle
+from heedful.infer.tuning.execution_plan import ExecutionPlan, example_bias
+from heedful.nn.attend import explain
+from heedful.nn.layout import AttentionArgs, Layout
+
+TEXT_TOKENS = 64  # of each text of the batch
+
+
+def attention_report(
+    loaded: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
+) -> Iterator[str]:
+    """Explain the attention of a batch of short texts; nothing of a model without self-attention.
+
+    Args:
+        loaded: The model.
+        plan: How it is computed; None: as it was loaded.
+        limit: Most tokens of a text; None: any number.
+        token_budget: Most tokens of a batch.
+    """
+    stack = loaded.config.model.encoder or loaded.config.model.decoder
+    if stack is None:
+        return
+    length = min(TEXT_TOKENS, limit or TEXT_TOKENS, token_budget)
+    count = token_budget // length
+    parameter = next(loaded.parameters())
+    q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
+    call = AttentionArgs(
+        layout=Layout.of(range(0, count * length + 1, length)),
+        scale=stack.head_width**-0.5,
+        preferred=plan.attention if plan else "",
+        causal=stack.causal,
+        window=stack.window,
+        bias=example_bias(stack, len(q), length, q.dtype, q.device),
+    )
+    where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
+    with torch.inference_mode():
+        k = q[:, : stack.kv_heads]
+        yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, k, k, call)}"

@@ -1,0 +1,72 @@
+"""A cascade of classifiers: each input is answered by the first stage whose confidence reaches its threshold.
+
+The confidence is the probability of the most probable label. Only the inputs for which it is lower reach the next
+stage, where they are packed into batches of their own (as the stages of Viola and Jones 2001 see fewer and fewer
+windows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from heedful.errors import InputError
+from heedful.tasks.label_answers import Answer
+
+Input = TypeVar("Input")
+Stage = TypeVar("Stage")
+
+
+class StagedAnswers:
+    """The answers of a cascade to some inputs, as far as its stages have given them.
+
+    Attributes:
+        pending: Numbers of the inputs that the next stage has to answer.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.pending = list(range(count))
+        self._answers: dict[int, Answer] = {}
+        self._stage = 0
+
+    def add(self, answers: Sequence[Answer], threshold: float) -> None:
+        """Take the next stage's answers to the pending inputs; those less probable than its threshold stay pending."""
+        self._stage += 1
+        for number, answer in zip(self.pending, answers, strict=True):
+            self._answers[number] = answer | {"stage": self._stage}
+        self.pending = [number for number in self.pending if self._answers[number]["probability"] < threshold]
+
+    def renumbered(self, error: InputError) -> InputError:
+        """Return an error about a pending input with its number among all inputs."""
+        return InputError(error.reason, self.pending[error.number])
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers in the order of the inputs, each with the number of its "stage", counted from 1."""
+        return [answer for _, answer in sorted(self._answers.items())]
+
+
+def answer_in_stages(
+    stages: Sequence[tuple[Stage, float]],
+    inputs: Sequence[Input],
+    ask: Callable[[Stage, list[Input]], Sequence[Answer]],
+) -> list[Answer]:
+    """Return the answer to each input by the first stage that is confident.
+
+    Args:
+        stages: Each with its threshold; that of the last stage is 0.
+        inputs: The inputs.
+        ask: Returns the answers of a stage.
+
+    Raises:
+        InputError: Of `ask`, with the number of the input among all inputs.
+    """
+    staged = StagedAnswers(len(inputs))
+    for stage, threshold in stages:
+        if not staged.pending:
+            break
+        try:
+            staged.add(ask(stage, [inputs[number] for number in staged.pending]), threshold)
+        except InputError as error:
+            raise staged.renumbered(error) from error.__cause__
+    return staged.answers

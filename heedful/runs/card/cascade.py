@@ -1,0 +1,62 @@
+"""A cascade of student and teacher as a table, as a sentence, and as a section of the model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from heedful.runs.card.markdown import escape_markdown, markdown_table
+from heedful.runs.results import JsonObject
+from heedful.runs.run_folder import read_run_json
+from heedful.tasks.metrics import format_difference, format_metric
+
+CASCADE = "cascade.json"
+
+
+def cascade_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
+    """The head of a table, and a row for each stage and for the cascade."""
+    metric = report["metric"]
+    head = ["", "answers", "from probability", f"{metric} alone", "95 % interval", "served in", "texts/s"]
+    rows = []
+    for model in (*report["stages"], report["cascade"] | {"name": "cascade", "precision": ""}):
+        share, threshold = model.get("share"), model.get("threshold")
+        interval = model["interval"]
+        rows.append(
+            [
+                model["name"],
+                "" if share is None else f"{100 * share:.1f} %",
+                "" if threshold is None or threshold == 0 else "never" if threshold > 1 else f"{threshold:.4f}",
+                format_metric(metric, model["accuracy"]),
+                " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")),
+                model["precision"],
+                f"{model['texts_per_second']:,.0f}",
+            ]
+        )
+    return head, rows
+
+
+def cascade_sentence(report: JsonObject) -> str:
+    """Summarise a cascade in a sentence."""
+    metric, delta, stages = report["metric"], report["delta_vs_teacher"], report["stages"]
+    shares = [f"the {stage['name']} answers {100 * stage['share']:.1f} %" for stage in stages]
+    ratio = report["cascade"]["texts_per_second"] / stages[-1]["texts_per_second"]
+    accuracies = [format_metric(metric, model["accuracy"]) for model in (report["cascade"], stages[-1])]
+    return (
+        f"In the cascade {', '.join(shares)} of the texts: {accuracies[0]} {metric} on {report['reported_on']} beside "
+        f"the teacher's {accuracies[1]} ({format_difference(metric, delta['difference'])}, 95 % interval "
+        f"{format_difference(metric, delta['low'], delta['high'])}), with {ratio:.1f} times as many texts a second. "
+        f"Thresholds were fitted on {report['fitted_on']} ({report['fitted_rows']:,} rows) for a loss of at most "
+        f"{report['max_loss']:g} percentage points."
+    )
+
+
+def cascade_section(folder: Path) -> list[list[str]]:
+    """The section of the model card on the cascade; [] if the run has none."""
+    if not (folder / CASCADE).is_file():
+        return []
+    report = read_run_json(folder / CASCADE)
+    head, rows = cascade_table(report)
+    return [
+        ["## The cascade"],
+        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, row)) for row in rows]),
+        [escape_markdown(report["sentence"], 1000)],
+    ]
