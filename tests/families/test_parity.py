@@ -16,6 +16,7 @@ from heedful.nn.dropout import STEPS
 from heedful.packed import Packed
 from tests.support.tiny_models import (
     MODELS,
+    MODELS_WITH_OWN_HEADS,
     our_outputs,
     our_rows,
     packed,
@@ -28,6 +29,7 @@ from tests.support.tiny_models import (
 )
 
 each_model = pytest.mark.parametrize(("family", "architecture"), MODELS)
+each_own_head = pytest.mark.parametrize(("family", "architecture"), MODELS_WITH_OWN_HEADS)
 
 
 Both = Callable[[str, str, torch.dtype], tuple[Any, heedful.ModelBundle]]
@@ -72,7 +74,7 @@ def test_hidden_states_and_head(
             assert (out - expected).abs().max() <= tolerance * _scale(expected)
 
 
-@each_model
+@each_own_head
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     from heedful.families import FAMILIES
@@ -100,7 +102,7 @@ def test_gradients(both: Both, family: str, architecture: str, dtype: torch.dtyp
         assert (found - gradients[name]).abs().max() <= tolerance * _scale(gradients[name]), name
 
 
-@each_model
+@each_own_head
 def test_dropout_is_applied_at_the_same_sites(
     both: Both, monkeypatch: pytest.MonkeyPatch, family: str, architecture: str
 ) -> None:
@@ -123,7 +125,7 @@ def test_dropout_is_applied_at_the_same_sites(
             assert (out - before).abs().max() > 1e-3  # it was on
 
 
-@each_model
+@each_own_head
 def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture: str) -> None:
     """Forward and gradient of a sequence do not depend on its neighbours, nor on their order."""
     _, ours = both(family, architecture, torch.float64)
@@ -150,7 +152,7 @@ def test_packed_is_alone_is_in_any_company(both: Both, family: str, architecture
         assert (summed[name] - gradient).abs().max() <= 1e-10 * _scale(gradient), name
 
 
-@each_model
+@each_own_head
 def test_a_changed_token_changes_nothing_in_its_neighbour(both: Both, family: str, architecture: str) -> None:
     """Packed by restarted positions alone, transformers fails this by 1.25."""
     _, ours = both(family, architecture, torch.float32)

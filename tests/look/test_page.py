@@ -144,6 +144,7 @@ arguments[0].click();
 """
 
 
+@pytest.mark.slow
 def test_every_figure_is_saved_as_svg_and_png(chrome: Browser, local: LocalServer) -> None:
     """Files are whole, have a caption, and the SVG shows every label of the picture; the focus stays on the button."""
     chrome.open(f"{local.url}#view=head&layer=1&head=2")
@@ -725,6 +726,7 @@ def test_lecture_mode(chrome: Browser, local: LocalServer) -> None:
     assert chrome.js(size) == small
 
 
+@pytest.mark.slow
 def test_a_sentence_takes_less_than_two_megabytes(tmp_path: Path) -> None:
     """In the shape of all-MiniLM-L6-v2: six layers of twelve heads, 384 numbers for a token, 30,522 tokens."""
     stack = StackConfig(width=384, layers=6, heads=12, head_width=32, inner_width=1536)

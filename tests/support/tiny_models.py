@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch.overrides import TorchFunctionMode
@@ -186,6 +187,15 @@ TINY["mbart"] = (transformers.MBartConfig, _BART | {"decoder_start_token_id": 7}
 ENCODER_DECODER = {"t5": 1, "bart": 2, "mbart": 2, "marian": 0}  # and the token that ends their texts
 WITHOUT_TYPES = {"distilbert", "gpt2", "modernbert", "mpnet", "eurobert", "llama", "qwen3", *ENCODER_DECODER}
 MODELS = [(family, architecture) for family in TINY for architecture in FAMILIES[family].heads]
+_COMMON_HEADS = ("SequenceClassification", "TokenClassification", "MultipleChoice", "QuestionAnswering")
+MODELS_WITH_OWN_HEADS = [  # the others are slow: families share these heads, and BERT's are tested each time
+    pytest.param(
+        family,
+        architecture,
+        marks=pytest.mark.slow if family != "bert" and architecture.endswith(_COMMON_HEADS) else (),
+    )
+    for family, architecture in MODELS
+]
 LABELS = {0: "ache", 1: "bliss", 2: "calm"}
 
 
