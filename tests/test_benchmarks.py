@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -446,6 +448,20 @@ def test_a_claim_about_their_trainer_needs_accelerate() -> None:
     assert done.returncode == 2
     assert "needs accelerate: pip install accelerate" in done.stderr
     assert not done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromedriver") is None, reason="needs Chromium: apt-get install chromium-driver")
+def test_pages_are_measured_in_a_browser(tmp_path: Path) -> None:
+    command = [sys.executable, BENCHMARKS / "page.py", "--quick", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for kind in ("form", "explorer"):
+        ratio = re.search(
+            rf"^\| {kind} \| [\d.]+ \| ([\d.]+) \| \d+ \(.*\) \| [\d.]+ \(.*\) \|$", done.stdout, re.MULTILINE
+        )
+        assert ratio and 1 < float(ratio[1]) < 1.4
+    assert not list(tmp_path.iterdir()), "a rehearsal is no record"
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ def look(
             "word": word,
         }
         others = {"target": target, "against": against, "layer": layer, "head": head, "port": port}
+        others |= {"with_model": with_model, "precision": precision}
         _refuse(
             "--analogy and --positions take a RUN and --json alone, one of them at a time",
             **options,

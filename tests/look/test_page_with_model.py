@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,9 +29,11 @@ from heedful.look.inspection import Inspection, View, inspect_choices
 from heedful.look.page import read_asset
 from heedful.look.page_api import PageAPI
 from heedful.look.page_with_model import PYTHON_QUESTIONS, live_script, render_html_with_model
+from heedful.model.config import SentenceEmbedding
 from heedful.page.assets import bundle_modules
 from heedful.tokenizer.words import word_tokenizer
 from tests.look.test_inspection import WORDS, numbers
+from tests.page.test_forward import MIXTURES, mixture
 from tests.support.browser import Browser, browser
 from tests.support.classic_models import classic
 from tests.support.model_folders import make
@@ -150,6 +153,16 @@ def test_other_kinds_of_blocks(tmp_path: Path, family: str) -> None:
     check(tmp_path, bundle, " ".join(WORDS[:5]), " ".join([*WORDS[3:20], *WORDS[3:8]]))
 
 
+@pytest.mark.parametrize("name", MIXTURES)
+def test_configurations_that_no_family_has(tmp_path: Path, name: str) -> None:
+    """Keys that heads share, gated and shared blocks, windows with two rotations, sinusoids."""
+    bundle = mixture(name)
+    words = WORDS[:40]
+    bundle.tokenizer = word_tokenizer(words)
+    longer = 13 if bundle.max_length else 60  # thumbnails of more than 48 tokens show tiles
+    check(tmp_path, bundle, " ".join(words[:5]), " ".join((words[7:] * 2)[:longer]))
+
+
 def test_heads_that_follow_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that were made for the patterns, in a layer where all keys are visible and in one with a window."""
     texts = ("The cats sat. Attention attended to (the) CAT", "Attention, the cat, the cats!")
@@ -263,6 +276,16 @@ def test_embeddings(tmp_path: Path) -> None:
         elif name == "changed":
             expected |= {key: similarity_alone(expected[key]) for key in ("before", "after")}
         assert_same(answer, expected, name)
+
+
+def test_a_prompt_before_each_text(tmp_path: Path) -> None:
+    bundle = with_head(heedful.load(make(tmp_path / "model", "bare")), "embedding")
+    head = bundle.config.head
+    assert isinstance(head, SentenceEmbedding)
+    prompted = replace(head, prompts=(("query", "who ran: "),), default_prompt="query")
+    bundle.config = replace(bundle.config, head=prompted)
+    assert bundle.default_prompt == "who ran: "
+    check(tmp_path, bundle, FIRST, "a dog")
 
 
 def test_two_texts_are_compared(tmp_path: Path) -> None:
@@ -487,6 +510,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (["--with-model"], "--with-model was given: it is for the file of --html"),
+        (
+            ["--positions", "--with-model"],
+            "--with-model was given: --analogy and --positions take a RUN and --json alone",
+        ),
         (["--html", "x.html", "--precision", "int8"], "--precision was given: it is for --with-model"),
         (["--html", "x", "--with-model", "--layer", "0", "--against", "m"], "--layer and --against were given: a file"),
     ],
