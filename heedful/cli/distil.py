@@ -88,11 +88,6 @@ def distil(
         raise HeedfulError(
             "--student names a student, and --min-quality and --max-latency search for one: leave one of them out"
         )
-    if (min_quality or max_latency) and (cascade or max_loss is not None):
-        raise HeedfulError(
-            "--cascade and --max-loss are for one student, and --min-quality and --max-latency search for one: search "
-            "first, then give --cascade with the student that was chosen"
-        )
     overrides = distil_overrides(
         teacher,
         student=student,

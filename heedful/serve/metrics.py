@@ -41,6 +41,12 @@ class Metrics:
         self.unknown_tokens = Counter(
             "heedful_unknown_tokens", "Tokens that the vocabulary lacks, by model", ["model"], registry=here
         )
+        self.stages = Counter(
+            "heedful_cascade_answers",
+            "Texts by the stage of a cascade that classified them",
+            ["model", "stage"],
+            registry=here,
+        )
         self.labels = Counter(
             "heedful_predicted_labels",
             "Texts for which a classifier predicted a label",
@@ -81,6 +87,8 @@ class Metrics:
         for answer in answers:
             for label in answer["labels"] if "labels" in answer else [answer["label"]] if "label" in answer else []:
                 self.labels.labels(model, label).inc()
+            if "stage" in answer:
+                self.stages.labels(model, str(answer["stage"])).inc()
             if "probability" in answer:
                 self.confidences.labels(model).observe(answer["probability"])
 

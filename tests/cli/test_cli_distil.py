@@ -51,7 +51,7 @@ def test_the_verdict_is_printed(
         (["--min-quality", "130%"], '"130%"'),
         (["--max-latency", "soon"], '"soon"'),
         (["--loss", "hard"], '"hard"'),
-        (["--min-quality", "90%", "--cascade"], "search first, then give --cascade"),
+        (["--min-quality", "90%", "--cascade"], "search first, then give --cascade with"),
         (["--cascade", "--max-loss", "100"], "max_loss is 100.0; expected percentage points from 0 to below 100"),
         (["--lost.soft=1"], "lost.soft is neither a flag nor a setting"),
     ):

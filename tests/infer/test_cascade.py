@@ -16,6 +16,7 @@ import transformers
 
 from heedful.checkpoint import load, save
 from heedful.checkpoint.bundle import EarlyStage, check_stage
+from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError, InputError, ModelError
 from heedful.infer.batch.file_prediction import BatchSettings, fingerprint, predict_files
 from heedful.infer.bundle_engine import BundleEngine, Chunk
@@ -125,6 +126,13 @@ def test_a_cascade_is_saved_and_loaded_whole(folder: Path, tmp_path: Path) -> No
     assert {answer["stage"] for answer in Engine(again)(TEXTS)} == {1}
     alone = Engine(folder / "cascade").without_early_stages()(TEXTS)
     assert alone == Engine(folder / "alone-2")(TEXTS)
+
+
+def test_a_new_head_leaves_the_stages_behind(folder: Path) -> None:
+    bundle = load(folder / "cascade")
+    assert len(bundle.early_stages) == 1
+    assert with_head(bundle, "sequence_classification", labels=("bad", "fair", "good")).early_stages == ()
+    assert load(folder / "cascade", head="token_classification").early_stages == ()
 
 
 def test_transformers_loads_the_last_stage(folder: Path) -> None:

@@ -153,10 +153,11 @@ def split_rows(
 def fit_thresholds(
     confidences: Float64[np.ndarray, "early rows"], correct: Bool[np.ndarray, "stages rows"], max_loss: float
 ) -> tuple[float, ...]:
-    """Return a threshold for each early stage, the lowest with which no more accuracy is lost than allowed.
+    """Return a threshold for each early stage, with which no more accuracy is lost than allowed.
 
     Stages are added in front of the last one, from the back. A stage takes rows by falling confidence, as long as the
     accuracy of the whole stays within its share of the loss: k / n of it for the k-th of n stages that are added.
+    Thresholds that are lower still, with which the loss is by chance within it again, are not considered.
 
     Args:
         confidences: Probabilities of the most probable labels, of all stages but the last one.

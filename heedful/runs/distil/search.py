@@ -38,6 +38,10 @@ MAX_SHAPES = 6
 MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))
 SEARCH_FILE, BEST_FOLDER = "search.json", "best"
 OWN_STUDENTS = "a setting of the student was given, but a search makes its own students: leave it out"
+NO_CASCADE = (
+    "a cascade was asked for, and a search tries several students: search first, then give --cascade with the student "
+    "that was chosen"
+)
 FLATTERED = (
     "chosen on test, since there is no dev split: its quality there is optimistic (data.dev_fraction makes a dev split)"
 )
@@ -89,8 +93,11 @@ def search(
     task = teacher_task(model)
     if task == "masked":
         raise ModelError("a search compares students on a task: give a teacher that was fine-tuned for one")
-    if overrides.resolve(DistilSettings(task=SPECS[task].settings(), teacher="?")).has("student"):
+    resolved = overrides.resolve(DistilSettings(task=SPECS[task].settings(), teacher="?"))
+    if resolved.has("student"):
         raise SettingError(OWN_STUDENTS, path="student")
+    if resolved.has("cascade"):
+        raise SettingError(NO_CASCADE, path="cascade")
     names = list(shapes) or default_shapes(model)
     if not 1 <= len(names) <= MAX_SHAPES:
         raise SettingError(f"{len(names)} shapes were given; a search tries 1 to {MAX_SHAPES}")
