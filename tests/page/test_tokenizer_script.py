@@ -12,9 +12,10 @@ from tokenizers import normalizers, pre_tokenizers
 
 from heedful.bundled import BUNDLED_ENCODER, bundled_model
 from heedful.errors import HeedfulError
+from heedful.look.inspection import readable_token
 from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tokenizer import Tokenizer
-from tests.support.page_scripts import page_encodings
+from tests.support.page_scripts import page_encodings, run_scripts
 from tests.support.page_tokenizers import random_texts, trained
 
 
@@ -145,3 +146,12 @@ def test_equals_the_library(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_equals_the_library_for_ten_thousand_texts(tmp_path: Path, name: str) -> None:
     check(tmp_path, name, 10_000)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_readable_tokens(tmp_path: Path, name: str) -> None:
+    tokenizer = TOKENIZERS[name](tmp_path)
+    ids = [id for id in range(tokenizer.size) if tokenizer.id(tokenizer.name(id)) == id]
+    about = {"tokenizer": tokenizer_state(tokenizer)}
+    (names,) = run_scripts(tmp_path, about, [ids], "(page, ids) => ids.map((id) => page.tokenizer.readable(id))")
+    assert names == [readable_token(id, tokenizer) for id in ids]

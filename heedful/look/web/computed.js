@@ -14,7 +14,7 @@ import { rowOf, softmax } from "./numbers.js";
  * }} Trace
  */
 /** @typedef {{layers: number, width: number, heads: number, kv_heads: number, head_width: number, embedding_width: number, scale: number}} Shape */
-/** @typedef {{item: string | [string, string], encoding: Encoding, tokens: Token[], trace: () => Trace}} Inspected a text in the model */
+/** @typedef {{item: string | [string, string], encoding: Encoding, tokens: Token[], trace: () => Trace}} Inspection a text in the model */
 
 const THUMB = 48; // rows and columns of a thumbnail
 const BIASED = 1e-4; // difference of a score from scale q k from which there is a bias
@@ -25,7 +25,7 @@ const BIASED = 1e-4; // difference of a score from scale q k from which there is
  * @param {number[]} shape
  * @returns {import("./numbers.js").Sent}
  */
-export function packed(values, shape) {
+export function encodeTensor(values, shape) {
   const bytes = new Uint8Array(Float32Array.from(values).buffer);
   let text = "";
   for (let i = 0; i < bytes.length; i += 4096) text += String.fromCharCode(...bytes.subarray(i, i + 4096));
@@ -34,14 +34,14 @@ export function packed(values, shape) {
 
 /**
  * The attention weights of one head.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {number} layer
  * @param {number} head
  * @returns {Numbers}
  */
-export function headWeights(inspected, layer, head) {
-  const n = inspected.tokens.length;
-  const scores = { shape: [n, n], values: inspected.trace().scores(layer, head) };
+export function headWeights(inspection, layer, head) {
+  const n = inspection.tokens.length;
+  const scores = { shape: [n, n], values: inspection.trace().scores(layer, head) };
   const values = new Float32Array(n * n);
   for (let row = 0; row < n; row++) values.set(softmax(rowOf(scores, row)), row * n);
   return { shape: [n, n], values };
@@ -49,31 +49,31 @@ export function headWeights(inspected, layer, head) {
 
 /**
  * The mean of the weights of all heads of a layer.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {Shape} shape
  * @param {number} layer
  * @returns {Numbers}
  */
-export function meanWeights(inspected, { heads }, layer) {
-  const n = inspected.tokens.length;
+export function meanWeights(inspection, { heads }, layer) {
+  const n = inspection.tokens.length;
   const values = new Float32Array(n * n);
-  for (let head = 0; head < heads; head++) headWeights(inspected, layer, head).values.forEach((weight, i) => (values[i] += weight / heads));
+  for (let head = 0; head < heads; head++) headWeights(inspection, layer, head).values.forEach((weight, i) => (values[i] += weight / heads));
   return { shape: [n, n], values };
 }
 
 /**
  * The weights of all heads of a layer, each in at most 48 rows and columns: the largest weight of each tile.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {Shape} shape
  * @param {number} layer
  */
-export function thumbnails(inspected, { heads }, layer) {
-  const n = inspected.tokens.length;
+export function thumbnails(inspection, { heads }, layer) {
+  const n = inspection.tokens.length;
   const size = Math.min(THUMB, n);
   const edge = (/** @type {number} */ i) => [Math.floor((i * n) / size), Math.ceil(((i + 1) * n) / size)];
   const values = new Float32Array(heads * size * size);
   for (let head = 0; head < heads; head++) {
-    const weights = headWeights(inspected, layer, head).values;
+    const weights = headWeights(inspection, layer, head).values;
     for (let i = 0; i < size; i++) {
       for (let j = 0; j < size; j++) {
         const [[top, bottom], [left, right]] = [edge(i), edge(j)];
@@ -83,19 +83,19 @@ export function thumbnails(inspected, { heads }, layer) {
       }
     }
   }
-  return { heads: packed(values, [heads, size, size]) };
+  return { heads: encodeTensor(values, [heads, size, size]) };
 }
 
 /**
  * Queries, keys, values and scores of one head.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {Shape} shape
  * @param {number} layer
  * @param {number} head
  */
-export function neuron(inspected, { heads, kv_heads, head_width: width, scale }, layer, head) {
-  const n = inspected.tokens.length;
-  const trace = inspected.trace();
+export function neuron(inspection, { heads, kv_heads, head_width: width, scale }, layer, head) {
+  const n = inspection.tokens.length;
+  const trace = inspection.trace();
   const qkv = { shape: [n, (heads + 2 * kv_heads) * width], values: trace.block(layer, "qkv") };
   const scores = trace.scores(layer, head);
   const shared = Math.floor(head / (heads / kv_heads)); // of the heads that share keys and values
@@ -114,26 +114,26 @@ export function neuron(inspected, { heads, kv_heads, head_width: width, scale },
       if (Number.isFinite(score)) bias = Math.max(bias, Math.abs(scale * dot - score));
     }
   }
-  const rows = (/** @type {Float32Array} */ values) => packed(values, [n, width]);
-  return { q: rows(q), k: rows(k), v: rows(v), scale, biased: bias > BIASED, scores: packed(scores, [n, n]) };
+  const rows = (/** @type {Float32Array} */ values) => encodeTensor(values, [n, width]);
+  return { q: rows(q), k: rows(k), v: rows(v), scale, biased: bias > BIASED, scores: encodeTensor(scores, [n, n]) };
 }
 
 /**
  * The steps of a block for one token: those of the first text, with the numbers of this one.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {any[]} templates of the layer
  * @param {number} layer
  * @param {number} row
  */
-export function steps(inspected, templates, layer, row) {
-  const n = inspected.tokens.length;
-  const trace = inspected.trace();
+export function steps(inspection, templates, layer, row) {
+  const n = inspection.tokens.length;
+  const trace = inspection.trace();
   const states = ["input", "middle", "output"]; // what x is, one step after the other
   const block = /** @type {Record<string, string>} */ ({ "[z]": "joined", a: "attended", inner: "inner", m: "mlp" });
   const embedded = /** @type {Record<string, string>} */ ({ e: "tokens", p: "positions", s: "types" });
   const numbers = (/** @type {string} */ name) => {
     const rows = name in embedded ? trace.embedded(embedded[name]) : trace.block(layer, name === "x" ? states.shift() ?? "" : block[name]);
-    return rows ? { name, values: packed(rows.subarray((row * rows.length) / n, ((row + 1) * rows.length) / n), [rows.length / n]) } : { name };
+    return rows ? { name, values: encodeTensor(rows.subarray((row * rows.length) / n, ((row + 1) * rows.length) / n), [rows.length / n]) } : { name };
   };
   return {
     steps: templates.map(({ of_head, vectors, ...step }) => ({
@@ -144,15 +144,15 @@ export function steps(inspected, templates, layer, row) {
 
 /**
  * Attention through all layers (rollout, Abnar and Zuidema 2020) from one row, or the mean of all rows.
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {Shape} shape
  * @param {number | null} row
  */
-export function rolloutFrom(inspected, shape, row) {
-  const n = inspected.tokens.length;
+export function rolloutFrom(inspection, shape, row) {
+  const n = inspection.tokens.length;
   let shares = new Float64Array(n).map((_, i) => (row === null ? 1 / n : Number(i === row)));
   for (let layer = shape.layers - 1; layer >= 0; layer--) {
-    const { values } = meanWeights(inspected, shape, layer);
+    const { values } = meanWeights(inspection, shape, layer);
     const mixed = shares.map((share) => 0.5 * share);
     for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) mixed[j] += 0.5 * shares[i] * values[i * n + j];
     shares = mixed;

@@ -1,10 +1,10 @@
 // @ts-check
 // Two texts in one model side by side, computed in the page: as compare.py.
 
-import { headWeights, meanWeights, packed } from "./computed.js";
+import { headWeights, meanWeights, encodeTensor } from "./computed.js";
 import { rowOf } from "./numbers.js";
 
-/** @typedef {import("./computed.js").Inspected} Inspected */
+/** @typedef {import("./computed.js").Inspection} Inspection */
 /** @typedef {import("./computed.js").Shape} Shape */
 /** @typedef {[number, number][]} Pairs positions in the first and in the second text */
 
@@ -59,7 +59,7 @@ export function alignTokens(a, b) {
 
 /**
  * Attention of both texts on the tokens that they share, its difference, and the similarity of their hidden states.
- * @param {[Inspected, Inspected]} texts
+ * @param {[Inspection, Inspection]} texts
  * @param {Shape} shape
  * @param {Record<string, string | number>} params
  */
@@ -79,8 +79,8 @@ export function compareTexts(texts, shape, { layer, other_layer, head, other_hea
   const cosines = states[0].flatMap((_, state) => pairs.map(([row, other]) => cosineOf(vector(0, state, row), vector(1, state, other))));
   const square = [pairs.length, pairs.length];
   return {
-    a: packed(a, square), b: packed(b, square), difference: packed(b.map((value, i) => value - a[i]), square), rows: pairs, keys: pairs,
-    tokens: pairs, cosines: packed(cosines, [shape.layers + 1, pairs.length]),
+    a: encodeTensor(a, square), b: encodeTensor(b, square), difference: encodeTensor(b.map((value, i) => value - a[i]), square), rows: pairs, keys: pairs,
+    tokens: pairs, cosines: encodeTensor(cosines, [shape.layers + 1, pairs.length]),
   };
 }
 

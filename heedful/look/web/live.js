@@ -1,7 +1,7 @@
 // @ts-check
 // The page of a file with the model in it: what only Python computes is kept for the first texts, all else is computed.
 
-import { headWeights, meanWeights, neuron, packed, rolloutFrom, steps, thumbnails } from "./computed.js";
+import { headWeights, meanWeights, neuron, encodeTensor, rolloutFrom, steps, thumbnails } from "./computed.js";
 import { compareTexts } from "./difference.js";
 import { tellingHeads } from "./telling.js";
 import { keptSource, remembering } from "./source.js";
@@ -9,7 +9,7 @@ import { open } from "./main.js";
 
 /** @typedef {import("./source.js").Params} Params */
 /** @typedef {import("./source.js").Source} Source */
-/** @typedef {import("./computed.js").Inspected} Inspected */
+/** @typedef {import("./computed.js").Inspection} Inspection */
 /** @typedef {string | [string, string]} Item */
 /** @typedef {{answers: Record<string, any>, left_out: Record<string, number>, bytes: number}} Kept */
 /** @typedef {{facts: any, tokenizer: any, score: any, trace: any}} Model */
@@ -39,14 +39,14 @@ export function modelSource(kept, opening, engine) {
   let items = first;
   /** @type {string[]} */
   let choices = about.looks[0].choices;
-  /** @type {Map<Item, Inspected>} */
-  let inspected = new Map();
+  /** @type {Map<Item, Inspection>} */
+  let inspections = new Map();
   const isFirst = () => JSON.stringify(items) === JSON.stringify(first);
 
   const inspect = (/** @type {Model} */ model, /** @type {Item} */ item) => {
-    const known = inspected.get(item) ?? inspectText(model, item);
-    inspected.set(item, known);
-    return known;
+    const inspection = inspections.get(item) ?? inspectText(model, item);
+    inspections.set(item, inspection);
+    return inspection;
   };
 
   // Replaces a text, or adds one beside it.
@@ -56,12 +56,12 @@ export function modelSource(kept, opening, engine) {
     const place = Math.min(Number(side), items.length);
     const options = choices.length && pair ? choices.map((choice, i) => (i === place ? String(pair) : choice)) : choices;
     const next = choices.length && pair ? options.map((choice) => /** @type {Item} */ ([String(text), choice])) : withItem(items, place, item);
-    const known = new Map(next.map((one) => [one, inspectText(model, one)]));
-    [items, choices, inspected] = [next, options, known];
-    return tell(model);
+    const inspected = new Map(next.map((one) => [one, inspectText(model, one)]));
+    [items, choices, inspections] = [next, options, inspected];
+    return describe(model);
   };
 
-  const tell = (/** @type {Model} */ model) => {
+  const describe = (/** @type {Model} */ model) => {
     if (isFirst()) return about;
     const looks = items.map((item) => {
       const text = inspect(model, item);
@@ -72,18 +72,18 @@ export function modelSource(kept, opening, engine) {
 
   const prediction = (/** @type {Model} */ model, /** @type {number} */ side) => {
     const [{ facts }, text] = [model, inspect(model, items[side])];
-    const found = { answer: null, told: "", attribution: null, why: NOT_COMPUTED.gradients, choices: null, texts: null, attention: null, from: "" };
+    const explanation = { answer: null, told: "", attribution: null, why: NOT_COMPUTED.gradients, choices: null, texts: null, attention: null, from: "" };
     try {
-      found.answer = answerTo(engine, model, items, side, choices, null);
+      explanation.answer = answerTo(engine, model, items, side, choices, null);
     } catch (error) {
-      found.told = /** @type {Error} */ (error).message;
+      explanation.told = /** @type {Error} */ (error).message;
     }
-    if (facts.head === "embedding" && Array.isArray(items[side])) return found; // each of both texts is read by itself
+    if (facts.head === "embedding" && Array.isArray(items[side])) return explanation; // each of both texts is read by itself
     const mask = text.encoding.ids.indexOf(facts.mask);
     const row = facts.head === "masked_lm" && mask >= 0 ? mask : facts.pooled_row === -1 ? text.tokens.length - 1 : facts.pooled_row;
     const shares = rolloutFrom(text, facts.encoder, row);
     const from = `Attention through all layers (rollout), from ${row === null ? "all rows" : `the row of ${text.tokens[row].text}`}.`;
-    return { ...found, attention: packed(shares, [shares.length]), from };
+    return { ...explanation, attention: encodeTensor(shares, [shares.length]), from };
   };
 
   const changed = (/** @type {Model} */ model, /** @type {Params} */ params) => {
@@ -104,12 +104,12 @@ export function modelSource(kept, opening, engine) {
     };
   };
 
-  /** @type {Record<string, (model: Model, params: Params, text: Inspected) => any>} */
+  /** @type {Record<string, (model: Model, params: Params, text: Inspection) => any>} */
   const computed = {
-    about: (model) => tell(model),
+    about: describe,
     weights: (_, { layer, head }, text) => {
       const { values, shape } = headWeights(text, Number(layer), Number(head));
-      return { weights: packed(values, shape) };
+      return { weights: encodeTensor(values, shape) };
     },
     thumbnails: ({ facts }, { layer }, text) => thumbnails(text, facts.encoder, Number(layer)),
     neuron: ({ facts }, { layer, head }, text) => neuron(text, facts.encoder, Number(layer), Number(head)),
@@ -122,11 +122,11 @@ export function modelSource(kept, opening, engine) {
     },
   };
 
-  const held = (/** @type {string} */ name, /** @type {Params} */ params) => (OF_MODEL.includes(name) && "side" in params ? { ...params, side: 0 } : params);
-  const fromFile = (/** @type {string} */ name, /** @type {Params} */ params) => (OF_MODEL.includes(name) || isFirst()) && file.keeps(name, held(name, params));
+  const ofFirstSide = (/** @type {string} */ name, /** @type {Params} */ params) => (OF_MODEL.includes(name) && "side" in params ? { ...params, side: 0 } : params);
+  const isInFile = (/** @type {string} */ name, /** @type {Params} */ params) => (OF_MODEL.includes(name) || isFirst()) && file.keeps(name, ofFirstSide(name, params));
   const answer = async (/** @type {string} */ name, /** @type {Params} */ params) => {
     if (name === "look") return look(params);
-    if (fromFile(name, params)) return file.ask(name, held(name, params));
+    if (isInFile(name, params)) return file.ask(name, ofFirstSide(name, params));
     if (OF_WORDS.includes(name)) throw new Error(NOT_COMPUTED.words);
     if (!(name in computed)) throw new Error(NOT_COMPUTED.other);
     const model = await opening;
@@ -136,7 +136,7 @@ export function modelSource(kept, opening, engine) {
     ...remembering(answer),
     leftOut: kept.left_out,
     bytes: kept.bytes,
-    keeps: (name, params = {}) => fromFile(name, params) || (name in computed && !("label" in params || "place" in params)),
+    keeps: (name, params = {}) => isInFile(name, params) || (name in computed && !("label" in params || "place" in params)),
   };
 }
 
@@ -154,7 +154,7 @@ function withItem(items, place, item) {
  * A text in the model: its tokens, and its trace when it is asked for.
  * @param {Model} model
  * @param {Item} item
- * @returns {Inspected}
+ * @returns {Inspection}
  */
 function inspectText({ facts, tokenizer, trace }, item) {
   const encoding = Array.isArray(item) ? tokenizer.encode(...item) : tokenizer.encode(facts.prompt + item);
@@ -185,7 +185,7 @@ function tokensIn(facts, tokenizer, { ids, segments, words, offsets }, texts) {
 
 /**
  * The text with words in place of tokens.
- * @param {Inspected} text
+ * @param {Inspection} text
  * @param {Record<string, string>} words by the position of the token that they replace
  * @returns {Item}
  */

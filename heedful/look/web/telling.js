@@ -3,7 +3,7 @@
 
 import { headWeights } from "./computed.js";
 
-/** @typedef {import("./computed.js").Inspected} Inspected */
+/** @typedef {import("./computed.js").Inspection} Inspection */
 /** @typedef {import("./tokens.js").Token} Token */
 /** @typedef {(row: number, key: number) => boolean} Target whether a pattern points at a key from a row */
 
@@ -60,12 +60,12 @@ function patternTargets(tokens) {
 }
 
 /**
- * @param {Inspected} inspected
+ * @param {Inspection} inspection
  * @param {{layers: number, heads: number}} shape
  * @returns {import("./tokens.js").Named[]}
  */
-export function tellingHeads(inspected, { layers, heads }) {
-  const { tokens } = inspected;
+export function tellingHeads(inspection, { layers, heads }) {
+  const { tokens } = inspection;
   const n = tokens.length;
   const targets = Object.entries(patternTargets(tokens)).map(([name, points]) => {
     /** @type {number[][]} */
@@ -75,10 +75,10 @@ export function tellingHeads(inspected, { layers, heads }) {
   /** @type {{order: number, named: import("./tokens.js").Named}[]} */
   const byLift = [];
   for (let layer = 0; layer < layers; layer++) {
-    const scores = inspected.trace().scores(layer, 0); // all heads of a layer see the same keys
+    const scores = inspection.trace().scores(layer, 0); // all heads of a layer see the same keys
     const sees = (/** @type {number} */ i, /** @type {number} */ j) => scores[i * n + j] > -Infinity;
     const visible = tokens.map((_, i) => tokens.filter((_, j) => sees(i, j)).length);
-    const weights = Array.from({ length: heads }, (_, head) => headWeights(inspected, layer, head).values);
+    const weights = Array.from({ length: heads }, (_, head) => headWeights(inspection, layer, head).values);
     for (const { name, keys } of targets) {
       const seen = keys.map((own, i) => own.filter((j) => sees(i, j)));
       const rows = tokens.flatMap(({ special }, i) => (!special && seen[i].length && visible[i] > seen[i].length ? [i] : []));

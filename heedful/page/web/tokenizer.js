@@ -403,19 +403,19 @@ export function makeTokenizer(state) {
   }
 
   const name = (id) => names.get(id);
+  const isOfBytes = (token) => state.decoder === "ByteLevel" && [...token].every((char) => BYTE_OF.has(char));
+  const decoded = (token) => new TextDecoder().decode(new Uint8Array([...token].map((char) => BYTE_OF.get(char))));
   const text = (id) => {
     const token = names.get(id);
-    if (state.decoder === "ByteLevel" && [...token].every((char) => BYTE_OF.has(char))) {
-      return new TextDecoder().decode(new Uint8Array([...token].map((char) => BYTE_OF.get(char)))).trim();
-    }
+    if (isOfBytes(token)) return decoded(token).trim();
     return (state.decoder === "Metaspace" ? token.replaceAll("\u2581", " ") : token).trim();
   };
   // A name with its bytes decoded, if they are whole characters, and "\u2581" for a space.
   const readable = (id) => {
     const token = names.get(id);
-    if (state.decoder !== "ByteLevel" || ![...token].every((char) => BYTE_OF.has(char))) return token;
-    const decoded = new TextDecoder().decode(new Uint8Array([...token].map((char) => BYTE_OF.get(char))));
-    return !decoded || decoded.includes("\ufffd") ? token : decoded.replaceAll(" ", "\u2581");
+    if (state.decoder !== "ByteLevel") return token;
+    const whole = isOfBytes(token) ? decoded(token) : token;
+    return !whole || whole.includes("\ufffd") ? token : whole.replaceAll(" ", "\u2581");
   };
   return { encode, name, readable, text };
 }
