@@ -28,3 +28,4 @@ class Stream(IntEnum):
     BASELINE_WORDS = 11  # with the seed: examples of the bag-of-words baseline
     WINDOW_PAIRS = 12  # with the seed
     TEXT_POOL = 13  # with the seed: texts whose nearest neighbours are found
+    LISTS = 14  # with the seed, epoch and query: documents of a query that are learned from

@@ -20,11 +20,12 @@ from heedful.objectives import Batch, Sample
 from heedful.objectives.base import pack_samples
 from heedful.tasks.answering import Answer, AnswerContext, AnswerHead, Window, dict_values
 from heedful.tasks.classify import CLASSIFY_HEAD, Scores, classify_answer
+from heedful.tasks.list_sampling import RankTarget, SampledLists
 from heedful.tasks.metrics import RankingScores, Result
 from heedful.tasks.metrics.ranking import ranked
 from heedful.tasks.predictions import Reranking
 from heedful.tasks.specs.rank import RankLoss, RankSettings
-from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup
+from heedful.tasks.task import EncodedSplit, EvalMetrics, ScoredAnswer, Task, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput
 
 SCORE = "score"  # name of the output, unless the initial model has another
@@ -111,13 +112,6 @@ LOSSES: dict[RankLoss, RankingLoss] = {
 }
 
 
-class RankTarget(NamedTuple):
-    """The target of a query."""
-
-    values: tuple[float, ...]  # of each document: its relevance, or a teacher's score
-    windows: tuple[int, ...]  # of each document
-
-
 # -- the task ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +129,8 @@ class Rank(Task[RankExample]):
     skipped_because: ClassVar[str] = "their documents do not differ in relevance"
     metric: str = "ndcg@10"
     ranking_loss: RankLoss = "listwise"
+    list_size: int = RankSettings().list_size
+    seed: int = 0  # of the documents of lists that are too long
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -143,7 +139,14 @@ class Rank(Task[RankExample]):
         assert isinstance(settings, RankSettings)
         has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
         labels = head.labels if isinstance(head, Classes) and has_score else (SCORE,)
-        task, bundle = cls.with_new_head(setup, labels=labels, metric=settings.metric, ranking_loss=settings.loss)
+        task, bundle = cls.with_new_head(
+            setup,
+            labels=labels,
+            metric=settings.metric,
+            ranking_loss=settings.loss,
+            list_size=settings.list_size,
+            seed=setup.seed,
+        )
         assert isinstance(bundle.config.head, Classes)
         bundle.config = replace(bundle.config, head=replace(bundle.config.head, score_activation="identity"))
         return task, bundle
@@ -160,8 +163,22 @@ class Rank(Task[RankExample]):
             return []
         values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
         windows = list(chain.from_iterable(item_windows))
-        target = RankTarget(values, tuple(map(len, item_windows)))
+        target = RankTarget(values, tuple(map(len, item_windows)), example.relevance)
         return [Sample.of([window.ids for window in windows], [window.types for window in windows], target=target)]
+
+    def remarks(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[str]:
+        remarks = super().remarks(example, item_windows)
+        if len(example.documents) <= self.list_size:
+            return remarks
+        return [*remarks, f"have more than {self.list_size} texts, of which {self.list_size} are sampled in each epoch"]
+
+    def encode_split(self, examples: Iterable[RankExample]) -> EncodedSplit:
+        """Encode examples; those with more than `list_size` documents have a sample of them, another in each epoch."""
+        encoded = super().encode_split(examples)
+        if all(len(sample.target.relevance) <= self.list_size for sample in encoded.samples):
+            return encoded
+        lists = SampledLists(queries=encoded.samples, list_size=self.list_size, seed=self.seed)
+        return replace(encoded, samples=lists, tokens=sum(map(len, lists.at(0))))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         documents = [len(sample.target.values) for sample in samples]

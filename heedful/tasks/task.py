@@ -164,7 +164,7 @@ class EvalMetrics:
 class EncodedSplit:
     """Samples for training, and counts of the examples that they were made from."""
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     examples: int
     tokens: int  # of all samples; overlaps of windows count twice
     windowed: int  # examples longer than the limit that are read in windows

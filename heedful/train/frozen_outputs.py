@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.atomic_io import atomic_path, make_folder, remove, write_synced
 from heedful.data.sampler import split_microbatches
 from heedful.model.stack import Transformer
-from heedful.objectives import Sample
+from heedful.objectives import PerEpochSamples, Sample
 from heedful.objectives.base import pack_samples
 from heedful.train.freezing import freezing_note
 from heedful.train.output_cache import CachedOutputs, part_bytes
@@ -92,6 +92,8 @@ def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) ->
     steps, limit = trainer.total_steps, trainer.settings.cache_gb
     if steps is not None and steps <= trainer.order.steps:
         return "training reads every sample once"
+    if isinstance(trainer.samples, PerEpochSamples):
+        return "the samples differ from epoch to epoch"
     if size > limit * GB:
         return f"their outputs take {size / GB:.2f} GB, and train.cache_gb is {limit:g}"
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from heedful.data import RankExample
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import HeedfulError, SettingError
 from heedful.model.config import Classes
+from heedful.objectives import PerEpochSamples
+from heedful.tasks.list_sampling import sampled_documents, with_documents
 from heedful.tasks.predictions import Reranking
 from heedful.tasks.rank import LOSSES, Rank, by_id, cosent
 from heedful.tasks.specs import spec_of_head, specs_of_head
@@ -270,3 +273,56 @@ def test_any_one_number_head_is_another_task() -> None:
         both("bare").model, "sequence_classification", labels=("a", "b"), problem_type="regression", seed=1
     )
     assert spec_of_head(numbers.config.head) is None
+
+
+# -- lists that are too long ------------------------------------------------------------------------------------------
+
+
+def long_lists(count: int, relevant: int) -> list[RankExample]:
+    """Queries with one document, and with `count` different ones."""
+    texts = tuple(f"{'the ' * number}cat" for number in range(count))
+    relevance = tuple(float(number % (count // relevant) == 0) for number in range(count))
+    scores = tuple(number / 7 for number in range(count))
+    return [TAUGHT[0], RankExample(query="the cat", documents=texts, relevance=relevance, teacher_scores=scores)]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_long_lists_are_sampled_in_each_epoch(loss: str) -> None:
+    examples = long_lists(20, relevant=2)
+    encoded = task(ranking_loss=loss, list_size=6, seed=3).encode_split(examples)
+    whole = task(ranking_loss=loss, list_size=20).encode_split(examples)
+    assert isinstance(whole.samples, list) and not whole.remarks
+    assert encoded.remarks == {"have more than 6 texts, of which 6 are sampled in each epoch": 1}
+    assert isinstance(encoded.samples, PerEpochSamples) and len(encoded.samples) == 2
+    assert encoded.tokens == sum(map(len, encoded.samples.at(0))) < whole.tokens
+    lists = set()
+    for epoch in range(5):
+        short, long = encoded.samples.at(epoch)
+        assert short is encoded.samples.at(0)[0] and long.target.relevance.count(1.0) == 2
+        texts = [tuple(long.tokens[start:stop]) for start, stop in pairwise(long.bounds)]
+        all_texts = [tuple(whole.samples[1].tokens[a:b]) for a, b in pairwise(whole.samples[1].bounds)]
+        documents = [all_texts.index(text) for text in texts]
+        assert len(documents) == 6 and documents == sorted(set(documents))
+        assert long.target.values == tuple(whole.samples[1].target.values[number] for number in documents)
+        again = task(ranking_loss=loss, list_size=6, seed=3).encode_split(examples).samples
+        assert isinstance(again, PerEpochSamples) and list(again.at(epoch)[1].tokens) == list(long.tokens)
+        lists.add(tuple(documents))
+    assert len(lists) == 5
+
+
+def test_documents_in_windows_keep_their_windows() -> None:
+    examples = [replace(TAUGHT[0], documents=(long_text(60), "the cat", long_text(40), "a"), relevance=(1, 0, 0, 0))]
+    whole = task().encode_split(examples).samples[0]
+    assert max(whole.target.windows) > 1
+    part = with_documents(whole, [0, 3])
+    alone = task().encode_split([replace(examples[0], documents=examples[0].documents[::3], relevance=(1, 0))])
+    assert part.target == alone.samples[0].target and part.bounds == alone.samples[0].bounds
+    assert list(part.tokens) == list(alone.samples[0].tokens) and list(part.types) == list(alone.samples[0].types)
+
+
+def test_a_list_of_relevant_documents_has_an_irrelevant_one_too() -> None:
+    for seed in range(20):
+        assert sampled_documents([1, 2, 1, 0, 1, 1], 3, seed).count(3) == 1
+        assert len(set(sampled_documents([1, 2, 1, 3], 3, seed))) == 3
+    with pytest.raises(HeedfulError, match="list_size is 1; expected a number of texts from 2"):
+        RankSettings(list_size=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from heedful.errors import SettingError
+from heedful.errors import HeedfulError, SettingError
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
 from heedful.tasks.specs.classify import no_sigmoid
@@ -30,6 +30,12 @@ class RankSettings(TaskSettings):
     # binary: cross-entropy of each document; margin_mse: a teacher's margins; cosent: each pair in the right order
     loss: RankLoss = "listwise"
     metric: Literal["ndcg@10", "map", "mrr"] = "ndcg@10"  # ranks models
+    # texts of a query that are learned from in an epoch, sampled from longer lists: the relevant ones, and others
+    list_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.list_size < 2:
+            raise HeedfulError(f"list_size is {self.list_size}; expected a number of texts from 2")
 
     def check_data(self, survey: DatasetStats) -> None:
         if self.loss == "margin_mse" and not survey.has_teacher_scores:
