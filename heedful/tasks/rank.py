@@ -170,7 +170,7 @@ class Rank(Task[RankExample]):
         remarks = super().remarks(example, item_windows)
         if len(example.documents) <= self.list_size:
             return remarks
-        return [*remarks, f"have more than {self.list_size} texts, of which {self.list_size} are sampled in each epoch"]
+        return [*remarks, f"have more than {self.list_size} texts, of which {self.list_size} are sampled"]
 
     def encode_split(self, examples: Iterable[RankExample]) -> EncodedSplit:
         """Encode examples; those with more than `list_size` documents have a sample of them, another in each epoch."""
@@ -191,14 +191,14 @@ class Rank(Task[RankExample]):
             labels=torch.arange(len(windows)).repeat_interleave(windows),
         )
 
+    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Scores:
+        """Return the score of each document, [documents, 1]."""
+        assert batch.labels is not None
+        return mean_by_document(super().scores(loaded, batch, rows)[:, 0], batch.labels, len(batch.targets))[:, None]
+
     def target_losses(self, scores: Scores, batch: Batch) -> Tensor:
         """Return the terms of the loss of each query."""
-        assert batch.labels is not None
-        groups = zip(
-            mean_by_document(scores[:, 0], batch.labels, len(batch.targets)).split(batch.groups),
-            batch.targets.to(scores).split(batch.groups),
-            strict=True,
-        )
+        groups = zip(scores[:, 0].split(batch.groups), batch.targets.to(scores).split(batch.groups), strict=True)
         return torch.cat([LOSSES[self.ranking_loss].function(*group) for group in groups])
 
     def check(self, examples: Iterable[RankExample]) -> None:

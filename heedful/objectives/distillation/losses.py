@@ -63,6 +63,19 @@ def kd_kl_choices(
     return torch.cat([kd_kl(s[None], t[None], temperature) for s, t in pairs])
 
 
+def kd_margins(
+    student: Float[Tensor, " documents"], teacher: Float[Tensor, " documents"], groups: Sequence[int]
+) -> Tensor:
+    """Return the mean of ((s_1 - s_i) - (t_1 - t_i))² over the documents i > 1 of each query (Hofstätter et al. 2020).
+
+    >>> s, t = torch.tensor([1.0, 0.0, 5.0]), torch.tensor([1.0, 2.0, 5.0])
+    >>> kd_margins(s, t, [3]), kd_margins(s + 7, s, [3])
+    (tensor([2.]), tensor([0.]))
+    """
+    differences = (student - teacher).split(list(groups))
+    return torch.stack([(group[0] - group[1:]).square().mean() for group in differences])
+
+
 def topk_with_rest(
     teacher: Float[Tensor, "targets classes"], count: int, temperature: float = 1.0
 ) -> tuple[Int[Tensor, "targets count"], Float[Tensor, "targets count_and_one"]]:

@@ -24,6 +24,7 @@ from heedful.objectives.distillation.losses import (
     kd_kl_multi_label,
     kd_kl_spans,
     kd_kl_topk,
+    kd_margins,
     relation_kl,
     row_mse,
     similarity_matrix_loss,
@@ -79,6 +80,7 @@ class DistillationLosses:
 
     kd: float = 1.0  # weight of the term over soft labels
     temperature: float = 2.0
+    ranking: Literal["listwise", "margin_mse"] = "listwise"  # of the scores of a query's documents
     label: float = 1.0  # weight of the term over labels
     states: tuple[HiddenStateLoss, ...] = ()
     relations: tuple[RelationLoss, ...] = ()
@@ -266,6 +268,10 @@ class Distillation(SelfSupervised):
                 return kd_kl_spans(scores, taught, batch.packed.bounds, temperature)
             case "choice":
                 return kd_kl_choices(scores, taught, batch.words.sizes, temperature)
+            case "ranking" if self.losses.ranking == "margin_mse":
+                return kd_margins(scores[:, 0], taught[:, 0], batch.words.sizes)
+            case "ranking":
+                return kd_kl_choices(scores[:, 0], taught[:, 0], batch.words.sizes, temperature)
             case "vectors" if self.group > 1:
                 return similarity_matrix_loss(scores, taught, 2 * self.group)
             case "vectors":

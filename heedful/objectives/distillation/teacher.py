@@ -20,9 +20,14 @@ from heedful.objectives.base import Batch, Sample
 from heedful.packed import Packed
 
 TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"), one tensor for each sample
-ScoreLevel = Literal["rows", "places", "sequences"]  # what the scores belong to
-ScoreKind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "vectors", "masked"]
-LEVELS: dict[ScoreKind, ScoreLevel] = {"span": "rows", "tokens": "places", "masked": "places"}  # all others: sequences
+ScoreLevel = Literal["rows", "places", "documents", "sequences"]  # what the scores belong to
+ScoreKind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "ranking", "vectors", "masked"]
+LEVELS: dict[ScoreKind, ScoreLevel] = {  # all others: sequences
+    "span": "rows",
+    "tokens": "places",
+    "masked": "places",
+    "ranking": "documents",
+}
 
 
 @runtime_checkable
@@ -123,6 +128,8 @@ def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> li
             where = np.searchsorted(ends, batch.rows.cpu().numpy(), side="right")
             counts: list[int] = np.bincount(where, minlength=len(samples)).tolist()
             return counts
+        case "documents":
+            return list(batch.groups)
     return [len(sample.bounds) - 1 for sample in samples]
 
 

@@ -13,6 +13,7 @@ from heedful.data import DataOptions, Dataset, DataSettings, Raise, Skip, Tagged
 from heedful.data.bad_rows import BadRowPolicy, OnBadRow
 from heedful.data.examples import Example
 from heedful.data.inputs.inherited_settings import columns_by_name, list_data_files
+from heedful.data.labelled.columns import MissingColumnError
 from heedful.data.labelled.statistics import (
     DatasetStats,
     check_learnable,
@@ -34,6 +35,7 @@ from heedful.runs.distil.settings import (
     DistilSettings,
     FolderStudent,
     LayersStudent,
+    LossSettings,
     MaskedDistilSettings,
     SizeStudent,
     StaticStudent,
@@ -42,7 +44,7 @@ from heedful.runs.distil.settings import (
     preview_distil_settings,
 )
 from heedful.runs.distil.students import width_for_lr
-from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, teacher_task, without_evaluated
+from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, teacher_tasks, without_evaluated
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import Scratch
 from heedful.runs.finetune.plan import FinetunePlan
@@ -54,6 +56,7 @@ from heedful.runs.statistics import seed_count
 from heedful.settings import load_mapping, to_mapping, to_toml
 from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
+from heedful.tasks.specs.rank import RankSettings
 
 TEACHER_FILE = "teacher.json"
 DEFAULTS = DataSettings()
@@ -117,10 +120,10 @@ def plan_distil(
     Raises:
         HeedfulError: If the data or a setting cannot be used with this teacher.
     """
-    task = teacher_task(teacher)
     require_tokenizer(teacher)
     if teacher.early_stages:
         raise cascade_refusal(teacher.source, "a teacher")
+    task = _task_of_data(teacher, overrides, data)
     preview = preview_distil_settings(overrides, task)
     if preview.cascade is not None:
         check_cascade(preview.cascade, teacher)
@@ -128,6 +131,7 @@ def plan_distil(
     inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
     preview = preview_distil_settings(overrides, task, inherited)
     check_classic_student(task, preview.student, preview.verdict.precision)
+    _check_ranking(preview)
     if preview.augment is not None:
         check_augmentation(task, preview.teacher, preview.augment)
     if preview.teacher_cache.top_k is not None:
@@ -183,6 +187,41 @@ def plan_distil(
         notes=(*notes, *_contamination_notes(preview.teacher, source, stats)),
         labels=labels,
     )
+
+
+def _task_of_data(teacher: ModelBundle, overrides: Overrides, data: object) -> str:
+    """Return the first task of the teacher's head whose columns the data has."""
+    *tasks, last = teacher_tasks(teacher)
+    for task in tasks:
+        preview = preview_distil_settings(overrides, task)
+        try:
+            read(data, SPECS[task].example, data_settings_for(preview.teacher, data, preview.data)[0])
+        except MissingColumnError:
+            continue
+        return task
+    return last
+
+
+def _check_ranking(settings: DistilSettings) -> None:
+    """Refuse losses of rankings that would have no effect, or two teachers."""
+    is_ranking = isinstance(settings.task, RankSettings)
+    if isinstance(settings.task, RankSettings) and settings.task.loss == "margin_mse":
+        raise SettingError(
+            "task.loss is margin_mse, which learns the column teacher_scores of the data: to learn the margins of "
+            "this teacher set loss.ranking=margin_mse, and leave task.loss out",
+            path="task.loss",
+        )
+    if is_ranking and settings.unlabelled:
+        raise SettingError(
+            "unlabelled names texts, but a reranker learns queries with texts to rank: give these as labelled data",
+            path="unlabelled",
+        )
+    if not is_ranking and settings.loss.ranking != LossSettings().ranking:
+        raise SettingError(
+            f"loss.ranking would change nothing: it is for a reranker, and the task is {settings.task.kind}; leave it "
+            "out",
+            path="loss.ranking",
+        )
 
 
 def _read_unlabelled(

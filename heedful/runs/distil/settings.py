@@ -184,6 +184,9 @@ class LossSettings:
 
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # temperature of soft labels
+    # how a reranker learns the teacher's scores of a query's texts: listwise, by KL of their softmax; or margin_mse, by
+    # the squared error of their differences from the first text's score
+    ranking: Literal["listwise", "margin_mse"] = "listwise"
     label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
     states: StatesSettings | None = None  # loss on hidden states; None: none
     relations: RelationsSettings | None = None  # loss on attention relations; None: none
@@ -325,6 +328,8 @@ class MaskedDistilSettings:
         objective = self.pretrain.objective
         if not isinstance(objective, MlmSettings):
             raise HeedfulError(f'pretrain.objective.kind is "{objective.kind}"; expected "mlm"')
+        if self.loss.ranking != LossSettings().ranking:
+            raise HeedfulError("loss.ranking would change nothing: it is for a reranker; leave it out")
         if self.teacher_cache.enabled and (objective.num_static_masks is None or self.pretrain.phases):
             raise HeedfulError(
                 "teacher_cache.enabled is true, but masks are new in each epoch, or rows change with phases: set "

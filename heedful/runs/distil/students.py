@@ -284,6 +284,7 @@ def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelB
     return DistillationLosses(
         kd=settings.kd_weight,
         temperature=settings.temperature,
+        ranking=settings.ranking,
         label=settings.label_weight,
         states=tuple(states),
         relations=relations,

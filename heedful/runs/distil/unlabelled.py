@@ -27,17 +27,26 @@ LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats whose labels are ignor
 
 
 def teacher_task(teacher: ModelBundle) -> str:
-    """The task of a teacher's head; "masked" for a masked language model.
+    """The first task of a teacher's head; "masked" for a masked language model.
 
     Raises:
         ModelError: If no student can learn its answers.
     """
-    for spec in specs_of_head(teacher.config.head):
-        if spec.distillation is not None:
-            return spec.name
+    return teacher_tasks(teacher)[0]
+
+
+def teacher_tasks(teacher: ModelBundle) -> tuple[str, ...]:
+    """The tasks of a teacher's head, the most special one first; "masked" for a masked language model.
+
+    Raises:
+        ModelError: If no student can learn its answers.
+    """
+    specs = specs_of_head(teacher.config.head)
+    if names := tuple(spec.name for spec in specs if spec.distillation is not None):
+        return names
     match teacher.config.head:
         case MaskedTokens() | Pretraining():
-            return "masked"
+            return ("masked",)
         case Classes(labels=labels):
             what = f"gives {len(labels)} numbers, and data has one"
         case head:

@@ -36,7 +36,7 @@ from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_p
 from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
 from heedful.runs.statistics import ENOUGH, paired_t_interval
-from heedful.tasks.metrics import format_difference, format_metric, metric_bounds
+from heedful.tasks.metrics import Result, format_difference, format_metric, metric_bounds
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT = "verdict.png"
+RANKING_METRICS = ("ndcg@10", "map", "mrr")  # a verdict on rankings has all of them
 NAMES_HEIGHT = 230.0  # about the height of the axes of the plot, in points
 BATCHES = 3, 50  # least and greatest number of times that all texts are answered in one batch
 LONG = 1.0  # seconds of the slowest model after which no further batch is timed
@@ -94,8 +95,14 @@ def judge_student(
     quality, metric = {}, results["metric"]
     for name, (models, precision) in served.items():
         reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
-        score = partial(_served_metric, source=source, split=split, metric=metric, long_inputs=settings.long_inputs)
-        quality[name] = across_numbers([score(model, precision) for model in models], precision)
+        score = partial(_served_metrics, source=source, split=split, long_inputs=settings.long_inputs)
+        scores = [score(model, precision) for model in models]
+        quality[name] = across_numbers([float(numbers[metric]) for numbers in scores], precision)
+        others = [other for other in RANKING_METRICS if other != metric and metric in RANKING_METRICS]
+        if others:
+            quality[name]["metrics"] = {
+                other: summarize_seeds([float(numbers[other]) for numbers in scores]) for other in others
+            }
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     is_share = results["metric"] == "accuracy" and source.kind is not TaggedExample  # a share of the examples
     resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share else 0.0
@@ -107,14 +114,14 @@ def _models(run: Path, seeds: Sequence[int]) -> list[str]:
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
-def _served_metric(
-    place: str, precision: Precision, *, source: Dataset[Example], split: str, metric: str, long_inputs: LongInputs
-) -> float:
-    """The metric of a model on a split, in the precision in which it is served."""
+def _served_metrics(
+    place: str, precision: Precision, *, source: Dataset[Example], split: str, long_inputs: LongInputs
+) -> Result:
+    """The metrics of a model on a split, in the precision in which it is served."""
     engine = open_in_precision(place, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.max_length = task.truncation_length
-    return float(task.compute_metrics(evaluate_task(task, engine, source.examples(split)))[metric])
+    return task.compute_metrics(evaluate_task(task, engine, source.examples(split)))
 
 
 def across_numbers(numbers: Sequence[float], precision: str) -> JsonObject:

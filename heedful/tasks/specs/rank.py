@@ -93,5 +93,7 @@ RANK = TaskSpec(
         mistake=_mistake,
         code=CODE,
     ),
+    distillation="ranking",
+    replaceable=False,
     zero_shot=True,
 )

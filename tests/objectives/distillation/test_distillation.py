@@ -45,6 +45,7 @@ from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.embed import Embed
 from heedful.tasks.multiple_choice import MultipleChoiceTask
 from heedful.tasks.qa import QuestionAnswering
+from heedful.tasks.rank import Rank, RankTarget
 from heedful.tasks.regress import Regress
 from heedful.tasks.tag import Tag
 from heedful.train import output_cache
@@ -146,6 +147,7 @@ TASKS: dict[str, tuple[str, ScoreKind, Callable[..., Any], Any]] = {  # folder, 
     "tag": ("tag", "tokens", lambda **k: Tag(labels=("O",), metric="f1", **k), ((1, 2), (0, 3))),
     "qa": ("span", "span", lambda **k: QuestionAnswering(impossible=False, **k), (1, 2)),
     "multiple-choice": ("choice", "choice", lambda **k: MultipleChoiceTask(**k), 0),
+    "rank": ("regression", "ranking", lambda **k: Rank(**k), RankTarget((1.0, 0.0), (1, 1), (1.0, 0.0))),
     "embed": ("bare", "vectors", lambda **k: Embed(scored=True, **k), 0.5),
     "masked": ("masked", "masked", lambda **k: MaskedLM(tokenizer=k["tokenizer"]), None),
 }
@@ -178,11 +180,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def samples_of(name: str, target: Any) -> list[Sample]:
-    """Three samples; of choices and vectors two sequences each."""
+    """Three samples; of choices, vectors and documents two sequences each."""
     found = []
     for number, size in enumerate((9, 4, 13)):
         ids = [2, *range(6 + number, 4 + number + size), 3]
-        several = [ids, ids[::-1]] if name in ("multiple-choice", "embed") else [ids]
+        several = [ids, ids[::-1]] if name in ("multiple-choice", "embed", "rank") else [ids]
         found.append(Sample.of(several, [[0] * 2 + [1] * (len(ids) - 2)] * len(several), target=target))
     return found
 

@@ -76,9 +76,7 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
 
     monkeypatch.setattr(distil_verdict, "evaluate_task", told)
     for long in ("truncate", "stride"):
-        distil_verdict._served_metric(
-            str(teacher), "float32", source=source, split="train", metric="accuracy", long_inputs=long
-        )
+        distil_verdict._served_metrics(str(teacher), "float32", source=source, split="train", long_inputs=long)
     assert [each != TruncationStats() for each in cut] == [True, False]
 
 
