@@ -16,8 +16,8 @@ NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
     """The head of a table, and a row for teacher, student and baseline."""
     metric = f"{verdict['metric']} on {verdict['split']}"
-    others = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
-    head = ["", metric, "kept", *others, "parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
+    further = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
+    head = ["", metric, "kept", *further, "parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
     rows = []
     teacher_mean = verdict["models"]["teacher"]["quality"]["mean"]
     for name, model in verdict["models"].items():
@@ -30,7 +30,7 @@ def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
                 NAMES.get(name, name),
                 format_metric(verdict["metric"], quality["mean"]) + spread,
                 f"{100 * quality['mean'] / teacher_mean:.1f} %" if teacher_mean > 0 else "",
-                *(format_metric(other, quality["metrics"][other]["mean"]) for other in others),
+                *(format_metric(name, quality["metrics"][name]["mean"]) for name in further),
                 f"{speed['parameters']:,}",
                 speed["precision"],
                 f"{speed['tokens_per_second']:,.0f}",

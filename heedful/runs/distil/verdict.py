@@ -15,7 +15,7 @@ import numpy as np
 
 from heedful.atomic_io import make_folder
 from heedful.checkpoint import RUN_MODEL, ModelBundle
-from heedful.data import Dataset, TaggedExample
+from heedful.data import Dataset, RankExample, TaggedExample
 from heedful.data.examples import Example
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.precision import Precision
@@ -98,10 +98,11 @@ def judge_student(
         score = partial(_served_metrics, source=source, split=split, long_inputs=settings.long_inputs)
         scores = [score(model, precision) for model in models]
         quality[name] = across_numbers([float(numbers[metric]) for numbers in scores], precision)
-        others = [other for other in RANKING_METRICS if other != metric and metric in RANKING_METRICS]
-        if others:
+        if source.kind is RankExample:
             quality[name]["metrics"] = {
-                other: summarize_seeds([float(numbers[other]) for numbers in scores]) for other in others
+                ranking_metric: summarize_seeds([float(numbers[ranking_metric]) for numbers in scores])
+                for ranking_metric in RANKING_METRICS
+                if ranking_metric != metric
             }
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
     is_share = results["metric"] == "accuracy" and source.kind is not TaggedExample  # a share of the examples
