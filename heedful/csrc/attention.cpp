@@ -8,25 +8,26 @@ static constexpr int64_t BLOCK = 48;  // queries in a block
 
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// What the distance of a pair adds to its score: q K(p) + k Q(p), where p is the vector of the distance, and K and Q
+// The terms q K(p) + k Q(p) of disentangled attention, where p is the embedding of the relative position, and K and Q
 // project it as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1).
-struct Distances {
-    const void *queries, *keys;        // Q(p) and K(p) of `count` vectors, rows of all heads side by side
+struct RelativePositions {
+    const void *position_q, *position_k;  // Q(p) and K(p) of `count` embeddings, heads side by side in a row
     int64_t count;
-    const int32_t *rising, *falling;   // the vector of each distance: of query minus key, and of key minus query;
-    // both point at the distance 0, and can be read LANES beyond the longest distance
+    // the index of the embedding: ascending[query - key] and descending[key - query]; steps are 0 or 1, and 0 or -1.
+    // Both can be read LANES beyond the longest distance.
+    const int32_t *ascending, *descending;
 };
 
 struct Call {
     int64_t sequences, heads, kv_heads, width;    // a key and value head is shared by heads / kv_heads query heads
-    const int64_t* spans;                         // for each sequence: first query, last, first key, last
+    const int64_t* spans;                         // start and stop of each sequence's queries and keys
     int64_t q_stride, k_stride, v_stride, out_stride;  // elements between rows; heads are `width` elements apart
     float scale;
     int causal;
     int64_t window;  // -1: no window
     Drop drop;
     uint64_t seed;
-    const Distances* distances;  // may be null; else each sequence's queries and keys are the same rows
+    const RelativePositions* positions;  // may be null; otherwise a sequence's queries and keys are the same rows
 };
 
 // items, which are heads of sequences, that a thread takes at a time
@@ -103,7 +104,7 @@ static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int6
     for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
 }
 
-// the panels from `first` to `last` of a product, as lines of floats that are `stride` apart; column 0 is panel `first`'s
+// the panels from `first` to `last` of a product, as rows of floats that are `stride` apart, from panel `first` on
 template <class E>
 __attribute__((noinline)) static void product_lines(Left a, int64_t rows, const uint32_t* b, int64_t depth,
                                                     int64_t columns, int64_t first, int64_t last, float* to,
@@ -115,8 +116,8 @@ __attribute__((noinline)) static void product_lines(Left a, int64_t rows, const 
 
 typedef int32_t AnyVI __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-// LANES of the numbers at `from`, chosen by index; indexes often follow each other, up or down
-static inline V chosen(const float* from, const int32_t* indexes, int64_t first) {
+// from[indexes[i] - first] for LANES indexes, which ascend or descend by at most 1 a step; one load if all steps are 1
+static inline V gather(const float* from, const int32_t* indexes, int64_t first) {
     from -= first;
     int32_t slope = indexes[LANES - 1] - indexes[0];
     if (slope == LANES - 1) return *(const AnyV*)(from + indexes[0]);
@@ -133,34 +134,37 @@ static inline V chosen(const float* from, const int32_t* indexes, int64_t first)
 #endif
 }
 
-// Products of rows with the vectors of distances from number `low` to number `high`, one line of `stride` for each row.
-struct ByDistance {
+// Products of rows with the embeddings of relative positions from index `lowest` to `highest`, in row-major order.
+struct PositionScores {
     float* at;
-    int64_t first, stride;  // the number of the first vector, a multiple of PANEL
-    ByDistance(float* at, int64_t low, int64_t high)
-        : at(at), first(low / PANEL * PANEL), stride((high / PANEL + 1) * PANEL - first) {}
-    template <class E> void fill(Left rows, int64_t many, const uint32_t* vectors, int64_t depth, int64_t count) {
+    int64_t first, stride;  // index of the first embedding, a multiple of PANEL; floats between rows
+    PositionScores(float* at, int64_t lowest, int64_t highest)
+        : at(at), first(lowest / PANEL * PANEL), stride((highest / PANEL + 1) * PANEL - first) {}
+    template <class E>
+    void compute(Left rows, int64_t row_count, const uint32_t* packed, int64_t depth, int64_t count) {
         int64_t columns = rounded_up(count, LANES), last = (first + stride) / PANEL;
-        product_lines<E>(rows, many, vectors, depth, columns, first / PANEL, last, at, stride);
+        product_lines<E>(rows, row_count, packed, depth, columns, first / PANEL, last, at, stride);
     }
-    V of(int64_t row, const int32_t* numbers) const { return chosen(at + row * stride, numbers, first); }
+    V of(int64_t row, const int32_t* indexes) const { return gather(at + row * stride, indexes, first); }
 };
 
-// adds both terms to the scores of `many` queries from number `query` on, and of the keys from `left` to `right`
-static inline void add_distances(const Distances& distances, const ByDistance& of_queries, const ByDistance& of_keys,
-                                 int64_t query, int64_t many, int64_t left, int64_t right, int64_t m, int64_t wide,
-                                 float* scores) {
+// adds both terms to the scores of `many` queries from `query` on, and of the keys from `left` to `right`
+static inline void add_position_scores(const RelativePositions& positions, const PositionScores& content_to_position,
+                                       const PositionScores& position_to_content, int64_t query, int64_t many,
+                                       int64_t left, int64_t right, int64_t m, int64_t wide, float* scores) {
     for (int64_t row = 0; row < many; row += LANES)
         for (int64_t j = left; j < right; j += LANES) {
-            VU by_key[LANES];  // lines of keys, turned into lines of queries
-            float by_query[LANES * LANES];
-            for (int64_t i = 0; i < LANES; i++)
-                by_key[i] = j + i < m ? (VU)of_keys.of(j + i, distances.rising + query + row - j - i) : VU{};
+            VU by_key[LANES];  // a vector for each key, over queries
+            float by_query[LANES * LANES];  // the transpose
+            for (int64_t i = 0; i < LANES; i++) {
+                const int32_t* indexes = positions.ascending + query + row - j - i;
+                by_key[i] = j + i < m ? (VU)position_to_content.of(j + i, indexes) : VU{};
+            }
             turn(by_key, (uint32_t*)by_query, LANES);
             for (int64_t i = 0; i < std::min(LANES, many - row); i++)
                 *(AnyV*)(scores + (row + i) * wide + j) +=
                     *(const AnyV*)(by_query + i * LANES) +
-                    of_queries.of(row + i, distances.falling + j - query - row - i);
+                    content_to_position.of(row + i, positions.descending + j - query - row - i);
         }
 }
 
@@ -169,22 +173,23 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                     typename E::T* out, float* sums, int threads) {
     typedef typename E::T T;
     const int64_t items = c.sequences * c.heads, few = shared(items, threads);
-    static thread_local Scratch for_all;  // vectors of distances, packed for each head
-    const int64_t count = c.distances ? c.distances->count : 0;
-    const int64_t vector_words = panels(count) * PANEL * words(c.width, E::IN_WORD);
-    for_all.begin(2 * c.heads * vector_words * 4 + 128);
-    uint32_t* turned_pq = for_all.take<uint32_t>(c.heads * vector_words);
-    uint32_t* turned_pk = for_all.take<uint32_t>(c.heads * vector_words);
+    static thread_local Scratch for_all;  // embeddings of relative positions, packed for each head
+    const int64_t count = c.positions ? c.positions->count : 0;
+    const int64_t position_words = panels(count) * PANEL * words(c.width, E::IN_WORD);
+    for_all.begin(2 * c.heads * position_words * 4 + 128);
+    uint32_t* turned_pq = for_all.take<uint32_t>(c.heads * position_words);
+    uint32_t* turned_pk = for_all.take<uint32_t>(c.heads * position_words);
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
-        if (c.distances) {
+        if (c.positions) {
 #pragma omp for
             for (int64_t head = 0; head < c.heads; head++) {
-                int64_t stride = c.heads * c.width, from = head * c.width, to = head * vector_words;
-                const T *queries = (const T*)c.distances->queries, *keys = (const T*)c.distances->keys;
-                pack_all_turned<E>(queries + from, stride, count, c.width, turned_pq + to);
-                pack_all_turned<E>(keys + from, stride, count, c.width, turned_pk + to);
+                int64_t stride = c.heads * c.width, from = head * c.width, to = head * position_words;
+                const T* position_q = (const T*)c.positions->position_q;
+                const T* position_k = (const T*)c.positions->position_k;
+                pack_all_turned<E>(position_q + from, stride, count, c.width, turned_pq + to);
+                pack_all_turned<E>(position_k + from, stride, count, c.width, turned_pk + to);
             }
         }
 #pragma omp for schedule(dynamic, few)
@@ -196,12 +201,13 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + kv_head * it.d;
             const T* values = v + span[2] * c.v_stride + kv_head * it.d;
             T* to = out + span[0] * c.out_stride + head * it.d;
-            int64_t plane = BLOCK * it.wide, by_distance = 0, low = 0, high = 0;
-            if (c.distances) {
-                low = c.distances->rising[1 - it.wide], high = c.distances->rising[it.n + LANES - 2];
-                by_distance = ByDistance(nullptr, low, high).stride;
+            int64_t plane = BLOCK * it.wide, position_stride = 0, lowest = 0, highest = 0;
+            if (c.positions) {
+                lowest = c.positions->ascending[1 - it.wide];
+                highest = c.positions->ascending[it.n + LANES - 2];
+                position_stride = PositionScores(nullptr, lowest, highest).stride;
             }
-            scratch.begin((it.turned_words() + it.packed_words() + plane + (it.m + BLOCK) * by_distance) * 4 +
+            scratch.begin((it.turned_words() + it.packed_words() + plane + (it.m + BLOCK) * position_stride) * 4 +
                           plane * sizeof(T) + 1024);
             uint32_t* turned = scratch.take<uint32_t>(it.turned_words());
             uint32_t* packed = scratch.take<uint32_t>(it.packed_words());
@@ -209,11 +215,11 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             T* weights = scratch.take<T>(plane);
             pack_all_turned<E>(keys, c.k_stride, it.m, it.d, turned);
             pack_all<E>(values, c.v_stride, it.m, it.d, packed);
-            ByDistance of_keys(scratch.take<float>(it.m * by_distance), low, high);
-            float* of_block = scratch.take<float>(BLOCK * by_distance);
-            if (c.distances) {
+            PositionScores position_to_content(scratch.take<float>(it.m * position_stride), lowest, highest);
+            float* of_block = scratch.take<float>(BLOCK * position_stride);
+            if (c.positions) {
                 Left rows = {(const uint32_t*)keys, c.k_stride / E::IN_WORD, 1};
-                of_keys.fill<E>(rows, it.m, turned_pq + head * vector_words, it.depth_d, count);
+                position_to_content.compute<E>(rows, it.m, turned_pq + head * position_words, it.depth_d, count);
             }
             for (int64_t first = 0; first < it.n; first += BLOCK) {
                 int64_t many = std::min(BLOCK, it.n - first);
@@ -222,11 +228,12 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                 int64_t right = std::min(it.wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
                 product_lines<E>(a, many, turned, it.depth_d, it.wide, from, last, scores + left, it.wide);
-                if (c.distances) {
-                    const int32_t* rising = c.distances->rising + first;
-                    ByDistance of_queries(of_block, rising[1 - right], rising[many - 1 - left]);
-                    of_queries.fill<E>(a, many, turned_pk + head * vector_words, it.depth_d, count);
-                    add_distances(*c.distances, of_queries, of_keys, first, many, left, right, it.m, it.wide, scores);
+                if (c.positions) {
+                    const int32_t* ascending = c.positions->ascending + first;
+                    PositionScores content_to_position(of_block, ascending[1 - right], ascending[many - 1 - left]);
+                    content_to_position.compute<E>(a, many, turned_pk + head * position_words, it.depth_d, count);
+                    add_position_scores(*c.positions, content_to_position, position_to_content, first, many, left,
+                                        right, it.m, it.wide, scores);
                 }
                 float inverse[BLOCK];
                 for (int64_t row = 0; row < many; row++) {
@@ -393,17 +400,17 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t kv_heads, int64
 #endif
 }
 
-// Attention whose scores also have the terms of `Distances`, without dropout and gradient. The numbers of vectors lie
-// in two lines, rising and falling, from -reach - LANES to reach + LANES each.
+// Disentangled attention, without dropout and gradient. `indexes` [2, 2 (reach + LANES) + 1] has the index of the
+// embedding for each distance of a query to a key, from -reach - LANES to reach + LANES, and then the same reversed.
 void heedful_disentangled_attention(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans,
                                     const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
-                                    int64_t v_stride, float scale, int half, const void* queries_of_vectors,
-                                    const void* keys_of_vectors, int64_t count, const int32_t* numbers, int64_t reach,
+                                    int64_t v_stride, float scale, int half, const void* position_q,
+                                    const void* position_k, int64_t count, const int32_t* indexes, int64_t reach,
                                     void* out, int64_t out_stride, int threads) {
     const int64_t middle = reach + LANES;
-    Distances distances = {queries_of_vectors, keys_of_vectors, count, numbers + middle, numbers + 3 * middle + 1};
+    RelativePositions positions = {position_q, position_k, count, indexes + middle, indexes + 3 * middle + 1};
     Call c = {sequences, heads,      heads, width, spans, q_stride,  k_stride,
-              v_stride,  out_stride, scale, 0,     -1,    Drop(0.0), 0,       &distances};
+              v_stride,  out_stride, scale, 0,     -1,    Drop(0.0), 0,       &positions};
     if (!half) forward<Single>(c, (const float*)q, (const float*)k, (const float*)v, (float*)out, nullptr, threads);
 #if defined(__AVX512BF16__)
     else

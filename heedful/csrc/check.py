@@ -282,7 +282,7 @@ def _attention(
 
 
 def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Compare attention with terms of distances, of which far ones share a vector."""
+    """Compare attention with terms of relative positions; far ones share an embedding."""
     width, lanes, reach, near = WIDTH // HEADS, library.lanes, ROWS - 1, 5
     q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
     vectors = sample(2, 2 * near + 1, HEADS, width)

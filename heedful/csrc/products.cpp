@@ -12,7 +12,7 @@ static constexpr int64_t FEW = 64;     // up to this many rows, threads share th
 static constexpr int64_t STEPS = 256;  // words of the depth of a weight's gradient at a time
 
 struct Share {
-    int64_t rows, size;  // blocks of that many rows
+    int64_t blocks, size;  // number of blocks, and rows of each
 };
 
 static Share shared(int64_t count, int64_t threads) {
@@ -34,7 +34,7 @@ static inline INLINE void whole(const void* x, int64_t stride, int64_t rows, con
     }
     Share share = shared(rows, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t block = 0; block < share.rows; block++) {
+    for (int64_t block = 0; block < share.blocks; block++) {
         int64_t first = block * share.size, many = std::min(share.size, rows - first);
         product<E>({a + first * in_row, in_row, 1}, many, b, depth, columns, 0, count,
                    [&](int64_t row, int64_t column, typename E::Sum sums) INLINE { done(first + row, column, sums); });
@@ -52,9 +52,9 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
              });
 }
 
-#if defined(HAS_TILES)  // AMX: the same sums as by vectors, to the bit
-constexpr int64_t TILE = 16;  // lines of a tile register; each has 64 bytes, or 16 sums
-constexpr int64_t LEAST = 5;  // rows; below, vectors are faster than tiles
+#if defined(HAS_TILES)  // AMX: bit-identical to the products by vectors
+constexpr int64_t TILE = 16;  // rows of a tile register; each has 64 bytes, or 16 sums
+constexpr int64_t MIN_AMX_ROWS = 5;  // below, vectors are faster than tiles
 
 // whether the operating system lets this process use tile registers
 static bool tiles_allowed() {
@@ -64,19 +64,19 @@ static bool tiles_allowed() {
 }
 
 // tiles 0 to 3: sums; 4 and 5: rows of x; 6 and 7: columns of W
-static void shape_tiles(int64_t upper, int64_t lower) {
+static void configure_tiles(int64_t upper, int64_t lower) {
+    lower = std::max<int64_t>(1, lower);  // clearing a tile that is configured with 0 rows is an illegal instruction
     struct alignas(64) {
         uint8_t palette = 1, start = 0, reserved[14] = {};
         uint16_t bytes[16] = {};
-        uint8_t lines[16] = {};
+        uint8_t rows[16] = {};
     } shapes;
-    lower = std::max<int64_t>(1, lower);  // a tile without lines cannot be cleared
-    const int64_t lines[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.lines[i] = (uint8_t)lines[i];
+    const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
+    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = (uint8_t)rows[i];
     _tile_loadconfig(&shapes);
 }
 
-// the products of up to 2 TILE rows with a panel; the depth is in whole lines of a tile
+// the products of up to 2 TILE rows, `upper` and `lower` of them in a tile, with a panel; depth is a multiple of 64
 template <class Done>
 static inline INLINE void product_tiles(const uint8_t* x, int64_t depth, int64_t upper, int64_t lower,
                                         const uint32_t* panel, int64_t columns, Done done) {
@@ -112,22 +112,22 @@ static inline INLINE void product_tiles(const uint8_t* x, int64_t depth, int64_t
 }
 
 template <class Done>
-static void whole_by_tiles(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
+static void whole_amx(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
                            int threads, Done done) {
     const int64_t count = panels(columns), size = depth / 4 * PANEL;
     // few rows: a task is a panel; otherwise a block of rows that stays in the L2 cache
     Share share = rows <= FEW ? Share{1, rows} : shared(rows, threads);
     share.size = (share.size + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
-    share.rows = (rows + share.size - 1) / share.size;
-    const int64_t each = rows <= FEW ? 1 : count, tasks = share.rows * (count / each);
+    share.blocks = (rows + share.size - 1) / share.size;
+    const int64_t panels_each = rows <= FEW ? 1 : count, tasks = share.blocks * (count / panels_each);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t task = 0; task < tasks; task++) {
-        int64_t first = task / (count / each) * share.size, last = std::min(rows, first + share.size);
-        int64_t begin = task % (count / each) * each, upper_now = 0, lower_now = 0;
-        for (int64_t p = begin; p < begin + each; p++)
+        int64_t first = task / (count / panels_each) * share.size, last = std::min(rows, first + share.size);
+        int64_t begin = task % (count / panels_each) * panels_each, upper_now = 0, lower_now = 0;
+        for (int64_t p = begin; p < begin + panels_each; p++)
             for (int64_t row = first; row < last; row += 2 * TILE) {
                 int64_t upper = std::min(TILE, last - row), lower = std::clamp<int64_t>(last - row - TILE, 0, TILE);
-                if (upper != upper_now || lower != lower_now) shape_tiles(upper_now = upper, lower_now = lower);
+                if (upper != upper_now || lower != lower_now) configure_tiles(upper_now = upper, lower_now = lower);
                 product_tiles(x + row * depth, depth, upper, lower, b + p * size, std::min(PANEL, columns - p * PANEL),
                               [&](int64_t i, int64_t column, VI sums) INLINE {
                                   done(row + i, p * PANEL + column, sums);
@@ -154,8 +154,8 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
         Out::store(y + row * columns + column, z);
     };
 #if defined(HAS_TILES)
-    if (rows >= LEAST && depth % 64 == 0 && tiles_allowed())
-        return whole_by_tiles(x, rows, b, depth, columns, threads, finish);
+    if (rows >= MIN_AMX_ROWS && depth % 64 == 0 && tiles_allowed())
+        return whole_amx(x, rows, b, depth, columns, threads, finish);
 #endif
     whole<Byte>(x, depth, rows, b, words(depth, 4), columns, threads, finish);
 }

@@ -1,13 +1,13 @@
-// Exact search among vectors: inner products of int8 rows with queries of 16 bits, and Hamming distances of bits. Rows are
-// read from memory once for all queries.
+// Brute-force search among vectors: inner products of int8 rows with queries of 15 bits, which are stored as int16, and
+// Hamming distances of bits. Rows are read from memory once for all queries.
 #include "vectors.h"
 
 static constexpr int64_t ROWS = 512;  // that stay in the cache while all queries are compared with them
 
 static constexpr int AT_ONCE = 4;     // rows whose sums are independent of each other
-static constexpr int64_t AHEAD = 16;  // rows that are fetched before they are needed
+static constexpr int64_t AHEAD = 16;  // prefetch distance in rows
 
-// the exact sums of N rows, below 2^31 for up to 1024 coordinates of a query that are at most 2^14
+// exact dot products of N rows with a query, below 2^31 for up to 1024 coordinates of at most 127 and 2^14
 template <int N> static inline void dots(const int8_t* rows, const int16_t* query, int64_t width, int32_t* totals) {
     int64_t i = 0;
     for (int n = 0; n < N; n++) totals[n] = 0;
@@ -32,12 +32,12 @@ extern "C" {
 
 // out [queries, count] = rows [count, width] times queries [queries, width], times the scales of both
 void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int64_t width, const int16_t* queries,
-                     const float* query_scales, int64_t many, float* out, int threads) {
+                     const float* query_scales, int64_t query_count, float* out, int threads) {
     const int64_t blocks = (count + ROWS - 1) / ROWS;
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t first = block * ROWS, last = std::min(count, first + ROWS);
-        for (int64_t q = 0; q < many; q++) {
+        for (int64_t q = 0; q < query_count; q++) {
             int32_t sums[ROWS];
             const int16_t* query = queries + q * width;
             int64_t row = first;
@@ -50,14 +50,14 @@ void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int
     }
 }
 
-// out [queries, count]: bits in which rows [count, words] differ from queries [queries, words], negative
-void heedful_matches(const uint64_t* rows, int64_t count, int64_t words, const uint64_t* queries, int64_t many,
+// out [queries, count]: negated Hamming distances of rows [count, words] and queries [queries, words]
+void heedful_matches(const uint64_t* rows, int64_t count, int64_t words, const uint64_t* queries, int64_t query_count,
                      float* out, int threads) {
     const int64_t blocks = (count + ROWS - 1) / ROWS;
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t first = block * ROWS, last = std::min(count, first + ROWS);
-        for (int64_t q = 0; q < many; q++)
+        for (int64_t q = 0; q < query_count; q++)
             for (int64_t row = first; row < last; row++) {
                 int64_t different = 0;
                 for (int64_t i = 0; i < words; i++)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from heedful.csrc import kernels, unavailable_reason
+from heedful.csrc import Kernels, kernels, unavailable_reason
 from heedful.nn.autograd import AutogradContext
 from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
 from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout, cannot_differ
@@ -32,13 +32,10 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
         return "it runs on the CPU only"
     if q.dtype not in DTYPE_CODES or not q.dtype == k.dtype == v.dtype:
         return f"it computes in float32 and bfloat16, not in {q.dtype}"
-    if isinstance(args.bias, DisentangledBias):
-        if reason := _cannot_disentangle(q, k, v, args, args.bias):
-            return reason
-    elif args.bias is not None:
+    if args.bias is not None and not isinstance(args.bias, DisentangledBias):
         return "it adds no bias but that of disentangled attention"
     if args.scale < 0:
-        return "its greatest score is that of the greatest product: scale must be 0 or more"
+        return "it takes the largest product before it scales: scale must be 0 or more"
     if args.dropout >= 1:
         return "with dropout of 1 nothing is left"
     if args.layout.cached(("overlapping keys",), lambda: _keys_overlap(args.layout)):
@@ -49,77 +46,90 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     if q.dtype == torch.bfloat16 and not library.has_bfloat16:
         return "this processor does not multiply bfloat16"
     if q.shape[-1] % library.lanes:
-        return f"its heads are whole multiples of {library.lanes} wide, not {q.shape[-1]}"
-    if isinstance(args.bias, DisentangledBias):
-        problem = _distance_numbers(args.bias, args.layout, library.lanes).problem
-        return problem or cannot_differ(k, v)
+        return f"its head widths are multiples of {library.lanes}, not {q.shape[-1]}"
+    if isinstance(args.bias, DisentangledBias) and (reason := _cannot_disentangle(q, k, v, args, args.bias, library)):
+        return reason
     return cannot_differ(k, v)
 
 
 def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why another kernel is preferred, or an empty string.
 
-    It is a rule and not a measurement, so that a seed gives the same bits.
+    It is a fixed rule and not a measurement, so that a seed gives the same bits.
     """
     if args.preferred == "native":
         return ""
     if args.bias is None and q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
-        return "PyTorch's products have AMX here, and its own have not"
+        return "PyTorch's products use AMX here, and its own do not"
     return ""
 
 
-class _DistanceNumbers(NamedTuple):
-    """The numbers of a `DisentangledBias` as the kernel reads them, or why it cannot."""
+class _PositionIndexes(NamedTuple):
+    """The indexes of a `DisentangledBias` as the kernel reads them, or why it cannot."""
 
-    bias_numbers: Int[Tensor, " distances"]  # held, so that their id names no other tensor
-    both_ways: Int[Tensor, "2 more_distances"]  # rising and falling, int32, with those at both ends repeated
+    source: Int[Tensor, " distances"]  # kept alive, because its id is the key in the cache
+    both_ways: Int[Tensor, "2 more_distances"]  # ascending and descending, int32, padded by repeating the end values
+    embeddings: int  # that the indexes need
     problem: str
 
 
-def _distance_numbers(bias: DisentangledBias, layout: Layout, lanes: int) -> _DistanceNumbers:
-    """Return the numbers, checked once for all layers: the kernel reads memory where they say."""
+def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, lanes: int) -> _PositionIndexes:
+    """Return the indexes, checked once for all layers: the kernel reads memory where they point."""
 
-    def make() -> _DistanceNumbers:
-        numbers, reach = bias.numbers, bias.reach
-        steps, longest = numbers.diff(), max((n for n, _ in layout.sizes()), default=0)
-        problem = ""
-        if len(numbers) < 2 * longest - 1:
-            problem = f"{len(numbers)} distances have numbers, and a sequence of {longest} rows has {2 * longest - 1}"
-        elif numbers[0] < 0 or numbers[-1] >= len(bias.position_k) or not ((steps == 0) | (steps == 1)).all():
-            problem = f"numbers of distances must rise by 0 or 1, from 0 to less than {len(bias.position_k)}"
-        distances = torch.arange(-reach - lanes, reach + lanes + 1, device="cpu").clamp(-reach, reach)
-        rising = numbers[distances + reach].int()
-        return _DistanceNumbers(numbers, torch.stack([rising, rising.flip(0)]), problem)
+    def make() -> _PositionIndexes:
+        steps, longest = indexes.diff(), max((n for n, _ in layout.sizes()), default=0)
+        if len(indexes) % 2 == 0 or len(indexes) < 2 * longest - 1:
+            problem = f"{len(indexes)} distances have indexes, and a sequence of {longest} rows has {2 * longest - 1}"
+        elif indexes[0] < 0 or not ((steps == 0) | (steps == 1)).all():
+            problem = "indexes of relative positions must start at 0 or more and ascend in steps of 0 or 1"
+        else:
+            reach = len(indexes) // 2
+            distances = torch.arange(-reach - lanes, reach + lanes + 1, device="cpu").clamp(-reach, reach)
+            ascending = indexes[distances + reach].int()
+            both_ways = torch.stack([ascending, ascending.flip(0)])
+            return _PositionIndexes(indexes, both_ways, int(indexes[-1]) + 1, "")
+        return _PositionIndexes(indexes, indexes.new_empty(2, 0), 0, problem)
 
-    return layout.cached(("numbers of distances", id(bias.numbers)), make)
+    return layout.cached(("relative positions", id(indexes)), make)
 
 
-def _cannot_disentangle(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> str:
+def _cannot_disentangle(
+    q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias, library: Kernels
+) -> str:
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, bias.position_q, bias.position_k)):
-        return "it has no gradient of disentangled attention"
+        return "it has no backward pass for disentangled attention"
     if args.causal or args.window is not None or args.dropout or args.layout.queries != args.layout.keys:
         return "in its disentangled attention each token sees its whole sequence, without dropout"
     if k.shape[1] != q.shape[1]:
-        return "in its disentangled attention heads share no keys"
+        return "in its disentangled attention, query heads share no key heads"
+    indexes = _position_indexes(bias.indexes, args.layout, library.lanes)
+    if indexes.problem:
+        return indexes.problem
+    shapes = [tuple(x.shape) for x in (bias.position_q, bias.position_k)]
+    if shapes[0] != shapes[1] or shapes[0][1:] != q.shape[1:] or shapes[0][0] < indexes.embeddings:
+        return (
+            f"projected embeddings are {shapes[0]} and {shapes[1]}; expected at least {indexes.embeddings} of "
+            f"{tuple(q.shape[1:])}"
+        )
     return ""
 
 
 def _disentangled(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
-    """Attention with the terms of distances, which are computed for the distances of each sequence alone."""
+    """Compute attention with the terms of relative positions, only for distances that occur in each sequence."""
     library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
     assert library is not None
-    of_queries, of_keys = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
-    numbers = _distance_numbers(bias, args.layout, library.lanes).both_ways
+    position_q, position_k = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
+    indexes = _position_indexes(bias.indexes, args.layout, library.lanes).both_ways
     sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
-    vectors = (address(of_queries), address(of_keys), len(of_keys), address(numbers), bias.reach)
+    positions = (address(position_q), address(position_k), len(position_k), address(indexes), bias.reach)
     to = (address(out), out.stride(0), torch.get_num_threads())
-    library.disentangled_attention(*sizes, *rows, args.scale, DTYPE_CODES[q.dtype], *vectors, *to)
+    library.disentangled_attention(*sizes, *rows, args.scale, DTYPE_CODES[q.dtype], *positions, *to)
     return out
 
 
 def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
-    """Return the first query row, the last, the first key row and the last of each sequence."""
+    """Return the start and the stop of the query rows, and of the key rows, of each sequence."""
 
     def make() -> Tensor:
         spans = [[*queries, *keys] for queries, keys in zip(layout.queries, layout.keys, strict=True)]
@@ -194,7 +204,7 @@ def _arguments(
 
 
 class _SplitQkv(torch.autograd.Function):
-    """Views of q, k and v in rows that hold all three; gradients that lie alike are joined without a copy."""
+    """Views of q, k and v in rows of all three; gradients that are adjacent in memory are joined without a copy."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:

@@ -120,20 +120,21 @@ class DenseBias:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DisentangledBias:
-    """scale (q K(p) + k Q(p)) for each pair, where p is the vector of the distance, and K and Q project it as keys and
-    queries (He et al. 2021, arXiv:2006.03654, section 3.1); for self-attention alone.
+    """scale (q K(p) + k Q(p)) for each pair, where p is the embedding of the relative position, and K and Q project it
+    as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1); for self-attention only.
 
-    numbers[reach + distance] is the row of the vector, distance = query position - key position; rows rise with it.
+    indexes[reach + distance] is the row of the embedding, distance = query position - key position for both terms, as
+    the published code computes it: the opposite sign to `RelativeBias`. Indexes ascend with the distance.
     """
 
-    position_q: Float[Tensor, "vectors heads width"]
-    position_k: Float[Tensor, "vectors heads width"]
-    numbers: Int[Tensor, " distances"]
+    position_q: Float[Tensor, "embeddings heads width"]
+    position_k: Float[Tensor, "embeddings heads width"]
+    indexes: Int[Tensor, " distances"]
 
     @property
     def reach(self) -> int:
-        """Largest distance that has a number: at least the length of the longest sequence less one."""
-        return len(self.numbers) // 2
+        """Largest distance that has an index: at least the length of the longest sequence less one."""
+        return len(self.indexes) // 2
 
     def dense(
         self, q: Float[Tensor, "rows heads width"], k: Float[Tensor, "rows heads width"], scale: float, layout: Layout
@@ -144,10 +145,10 @@ class DisentangledBias:
         blocks = []
         for start, stop in layout.queries:
             places = torch.arange(stop - start, device=q.device)
-            number = self.numbers[places[:, None] - places[None, :] + self.reach].expand(q.shape[1], -1, -1)
-            of_query = to_position[:, start:stop].gather(-1, number)
-            of_key = from_position[:, start:stop].gather(-1, number.mT).mT
-            blocks.append(of_query + of_key)
+            index = self.indexes[places[:, None] - places[None, :] + self.reach].expand(q.shape[1], -1, -1)
+            content_to_position = to_position[:, start:stop].gather(-1, index)
+            position_to_content = from_position[:, start:stop].gather(-1, index.mT).mT
+            blocks.append(content_to_position + position_to_content)
         return DenseBias(blocks=tuple(blocks))
 
 
@@ -159,7 +160,7 @@ class AttentionArgs:
     """The arguments of one call of attention besides q, k and v."""
 
     layout: Layout
-    scale: float  # multiplies q k, not the bias
+    scale: float  # multiplies q k and the terms of a DisentangledBias, not other biases
     causal: bool = False  # a query sees keys at its own position and before, positions aligned at the end
     window: int | None = None  # a query sees keys at most this many positions away, both ends included
     bias: Bias | None = None
@@ -168,7 +169,7 @@ class AttentionArgs:
 
 
 def with_dense_bias(q: Tensor, k: Tensor, args: AttentionArgs) -> AttentionArgs:
-    """Return the arguments with the terms of a `DisentangledBias` computed in full; all others as they are."""
+    """Return the arguments with a `DisentangledBias` expanded to a `DenseBias`; other biases are unchanged."""
     if not isinstance(args.bias, DisentangledBias):
         return args
     return replace(args, bias=args.bias.dense(q, k, args.scale, args.layout))

@@ -343,10 +343,10 @@ class TransformerXlPosition(RelativePosition):
 
 
 class DistanceVectors(NamedTuple):
-    """The vectors of the distances in one batch, and which vector each distance has."""
+    """The vectors of the distances in one batch, and the row among them of each distance."""
 
     vectors: Float[Tensor, "vectors width"]
-    numbers: Int[Tensor, " distances"]  # of the vector of each distance, query minus key, from -reach to reach
+    indexes: Int[Tensor, " distances"]  # row of the vector of each distance, query minus key, from -reach to reach
 
 
 class DisentangledPosition(RelativePosition):
@@ -377,7 +377,7 @@ class DisentangledPosition(RelativePosition):
 
     def bias(self, q: Heads, k: Keys, prepared: DistanceVectors, scale: float, project: Project) -> DisentangledBias:
         position_q, position_k, _ = project(dropout(prepared.vectors, self.dropout, self.training))
-        return DisentangledBias(position_q=position_q, position_k=position_k, numbers=prepared.numbers)
+        return DisentangledBias(position_q=position_q, position_k=position_k, indexes=prepared.indexes)
 
 
 class ProjectedDistances(RelativePosition):
@@ -406,14 +406,14 @@ class ProjectedDistances(RelativePosition):
 
     def bias(self, q: Heads, k: Keys, prepared: ProjectedRows, scale: float, project: Project) -> DisentangledBias:
         position_q, position_k = self.position_q[prepared.rows], self.position_k[prepared.rows]
-        return DisentangledBias(position_q=position_q, position_k=position_k, numbers=prepared.numbers)
+        return DisentangledBias(position_q=position_q, position_k=position_k, indexes=prepared.indexes)
 
 
 class ProjectedRows(NamedTuple):
-    """Rows of the projected vectors that a batch needs, and the number among them of each distance, query minus key."""
+    """Rows of the projected vectors that a batch needs, and the row among them of each distance, query minus key."""
 
     rows: slice
-    numbers: Int[Tensor, " distances"]
+    indexes: Int[Tensor, " distances"]
 
 
 def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:

@@ -88,10 +88,10 @@ def disentangled(layout: Layout, heads: int, width: int, near: int, reach: int, 
     """Distances up to `near` have vectors of their own; farther ones share them three by three."""
     distances = torch.arange(-reach, reach + 1)
     far = ((distances.abs() - near).clamp(min=0) + 2) // 3
-    numbers = (distances.abs().clamp(max=near) + far) * distances.sign()
-    numbers = numbers - numbers[0]
-    vectors = 0.5 * drawn(2, int(numbers[-1]) + 1, heads, width, seed=4).to(dtype)
-    bias = DisentangledBias(position_q=vectors[0], position_k=vectors[1], numbers=numbers)
+    indexes = (distances.abs().clamp(max=near) + far) * distances.sign()
+    indexes = indexes - indexes[0]
+    vectors = 0.5 * drawn(2, int(indexes[-1]) + 1, heads, width, seed=4).to(dtype)
+    bias = DisentangledBias(position_q=vectors[0], position_k=vectors[1], indexes=indexes)
     return AttentionArgs(layout=layout, scale=width**-0.5, bias=bias)
 
 
@@ -128,9 +128,13 @@ def test_disentangled_attention(
     [
         ({"causal": True}, "sees its whole sequence"),
         ({"dropout": 0.1}, "without dropout"),
-        ({"numbers": torch.arange(9)}, "9 distances have numbers, and a sequence of 6 rows has 11"),
-        ({"numbers": 2 * torch.arange(11)}, "must rise by 0 or 1, from 0 to less than 21"),
-        ({"numbers": torch.arange(11) + 11}, "must rise by 0 or 1, from 0 to less than 21"),
+        ({"indexes": torch.arange(9)}, "9 distances have indexes, and a sequence of 6 rows has 11"),
+        ({"indexes": torch.arange(0)}, "0 distances have indexes, and a sequence of 6 rows has 11"),
+        ({"indexes": torch.arange(12)}, "12 distances have indexes"),
+        ({"indexes": 2 * torch.arange(11)}, "must start at 0 or more and ascend in steps of 0 or 1"),
+        ({"indexes": torch.arange(11) - 1}, "must start at 0 or more"),
+        ({"indexes": torch.arange(11) + 11}, "(21, 2, 32) and (21, 2, 32); expected at least 22 of (2, 32)"),
+        ({"position_q": torch.zeros(20, 2, 32)}, "(20, 2, 32) and (21, 2, 32); expected at least 21 of (2, 32)"),
         ({"keys": ((0, 2), (2, 5))}, "sees its whole sequence"),
     ],
     ids=str,
@@ -138,8 +142,8 @@ def test_disentangled_attention(
 def test_unsupported_disentangled_attention_is_refused(change: dict[str, Any], message: str) -> None:
     call = disentangled(layout_of([2, 6]), 2, 32, 10, 10, torch.float32)
     assert isinstance(call.bias, DisentangledBias)
-    if "numbers" in change:
-        call = replace(call, bias=replace(call.bias, numbers=change["numbers"]))
+    if change.keys() & {"indexes", "position_q"}:
+        call = replace(call, bias=replace(call.bias, **change))
     elif "keys" in change:
         call = replace(call, layout=Layout(call.layout.queries, change["keys"]))
     else:
@@ -152,7 +156,7 @@ def test_unsupported_disentangled_attention_is_refused(change: dict[str, Any], m
 def test_disentangled_attention_with_a_gradient_is_left_to_other_kernels() -> None:
     call = disentangled(layout_of([2, 6]), 2, 32, 10, 10, torch.float32)
     q, x = drawn(8, 2, 32), drawn(8, 2, 32).requires_grad_()
-    assert "no gradient" in attending.cannot_attend(x, q, q, call)
+    assert "no backward pass" in attending.cannot_attend(x, q, q, call)
     with torch.no_grad():
         assert not attending.cannot_attend(x, q, q, call)
     attend_with(x, q, q, call).sum().backward()

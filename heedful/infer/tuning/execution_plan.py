@@ -123,9 +123,9 @@ def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtyp
         case Buckets(reach=reach):
             heads: tuple[int, ...] = (config.heads,)
         case Disentangled():
-            numbers = torch.arange(2 * longest - 1, device=device)
-            vectors = torch.zeros(len(numbers), config.heads, config.head_width, dtype=dtype, device=device)
-            return DisentangledBias(position_q=vectors, position_k=vectors, numbers=numbers)
+            indexes = torch.arange(2 * longest - 1, device=device)
+            vectors = torch.zeros(len(indexes), config.heads, config.head_width, dtype=dtype, device=device)
+            return DisentangledBias(position_q=vectors, position_k=vectors, indexes=indexes)
         case Shaw(reach=reach):
             heads = (rows, config.heads)
         case TransformerXl():
