@@ -1,9 +1,9 @@
-"""Exact search for the vectors with the largest inner products, in float32, int8 or binary with rescoring.
+"""Brute-force search for the vectors with the largest inner products, in float32, int8 or binary with rescoring.
 
 An int8 row has one scale, max |x| / 127. The query is not rounded to 8 bits but to 15, so that the error is that of the
 rows alone. A binary row has the signs of its coordinates: a query is compared with all rows by the Hamming distance,
-and with the nearest ones by int8. Both are computed by the C++ kernels; without them, by PyTorch and NumPy, with the
-same results.
+and with the nearest ones by int8, which is approximate. int8 scores and Hamming distances are computed by the C++
+kernels; without them, by PyTorch and NumPy, with the same results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from heedful.errors import HeedfulError, did_you_mean
 VectorFormat = Literal["float32", "int8", "binary"]
 VECTOR_FORMATS: tuple[VectorFormat, ...] = ("float32", "int8", "binary")
 BLOCK = 1 << 16  # rows that are compared with queries at once
-RESCORED = 10  # rows that are compared by int8 for each one that is asked for; see benchmarks/search.py
+RESCORED = 10  # candidates that are rescored by int8 for each row that is asked for; see benchmarks/search.py
 GROUP = 64  # neighbouring rows; a group is passed over if its largest score is too low
-HIGH = 128  # units of the low digit of a query in one of the high digit
+HIGH = 128  # base of the two int8 digits of a query
 MAX_WIDTH = 1024  # coordinates whose products the kernel sums in 32 bits
 FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
 
@@ -121,6 +121,8 @@ class VectorTable:
     ) -> tuple[Float32[np.ndarray, "queries count"], Int64[np.ndarray, "queries count"]]:
         """Return the largest inner products of each query, in descending order, and the numbers of their rows.
 
+        With binary rows, the search is approximate.
+
         Args:
             queries: Unit vectors.
             count: Number of rows for each query; all of them if there are fewer.
@@ -149,7 +151,7 @@ class VectorTable:
 def bit_matches(
     rows: UInt64[np.ndarray, "rows words"], queries: UInt64[np.ndarray, "queries words"]
 ) -> Float32[np.ndarray, "queries rows"]:
-    """Return the negative number of bits in which each row differs from each query."""
+    """Return the negated Hamming distance of each row to each query."""
     if (library := kernels()) is None:
         return -np.stack([np.bitwise_count(rows ^ query).sum(axis=1, dtype=np.float32) for query in queries])
     matches = np.empty((len(queries), len(rows)), np.float32)
@@ -203,16 +205,14 @@ class TopRows:
             self.add_row(query, row[places], places + first)
 
     def _least(self, query: int, row: NDArray[np.float32]) -> float:
-        """Return a score below which no row of a block is among the largest: partial sorting would take longer."""
+        """Return a lower bound on the scores that are among the largest, cheaper than a partial sort of the block."""
         if len(self._scores[query]) == self.count > 0:
             return float(self._scores[query].min())
         groups = len(row) // GROUP
         if not 0 < self.count <= groups:
             return -np.inf
         maxima = row[: groups * GROUP].reshape(groups, GROUP).max(axis=1)
-        return float(
-            np.partition(maxima, groups - self.count)[groups - self.count]
-        )  # `count` groups have as large a one
+        return float(np.partition(maxima, groups - self.count)[groups - self.count])  # at least `count` maxima reach it
 
     def add_row(self, query: int, scores: NDArray[np.float32], numbers: NDArray[np.int64]) -> None:
         """Add scores of one query, with the numbers of their rows."""

@@ -13,6 +13,7 @@ from heedful.errors import HeedfulError
 from heedful.model.config import Head
 from heedful.model.decode import Decoding
 from heedful.packed import Packed
+from heedful.tasks.label_answers import Answer as Answer
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 from heedful.tokenizer.encoding import cut_windows, pair_windows
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
     from heedful.tasks.predictions import Prediction
 
-Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 AnswerInputs = Callable[[list[object]], list[Answer]]  # an engine
 TokenPosition = tuple[int, int]  # the number of a window, and a position in it
 StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, "GenerationConfig"], Decoding]

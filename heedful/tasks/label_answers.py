@@ -7,7 +7,7 @@ from typing import Any
 
 THRESHOLD = 0.5  # probability from which a label of a multi-label model is predicted, unless one was tuned
 
-Answer = dict[str, Any]
+Answer = dict[str, Any]  # plain data: text, numbers, lists and dicts of them
 
 
 def single_label_answer(
