@@ -7,12 +7,13 @@ from typing import Any
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, RequestError
+from heedful.look.attribution import explained_score
 from heedful.look.block_steps import block_steps
 from heedful.look.inspection import MAX_TOKENS, Inspection
 from heedful.look.page import BUDGET, MODULES, collect_answers, html_file, read_asset
 from heedful.look.page_api import PageAPI
 from heedful.model.classic import ClassicModel
-from heedful.model.config import Choice, Classes
+from heedful.model.config import Choice, Classes, MaskedTokens
 from heedful.model.stack import Block
 from heedful.page import html
 from heedful.page.assets import WEB, bundle_modules, scoped_modules
@@ -90,6 +91,7 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
         "max_length": min(model.max_length, MAX_TOKENS),
         "unknown": inspection.tokenizer.special.unknown,
         "pooled_row": pooled,  # -1: the last one; None: several rows
+        "unexplained": "" if isinstance(head, MaskedTokens) else _unexplained(inspection),
         "unanswered": "" if with_head or not has_answers else _unanswered(bundle),
         "encoder": {
             "num_ops": model.num_encoder_ops,
@@ -104,6 +106,15 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
         },
         "steps": [_step_templates(inspection, layer) for layer in range(stack.config.layers)],
     }
+
+
+def _unexplained(inspection: Inspection) -> str:
+    """Return why a prediction of this head for a single text cannot be explained; "" if it can."""
+    try:
+        explained_score(inspection)
+    except RequestError as error:
+        return str(error)
+    return ""
 
 
 def _unanswered(bundle: ModelBundle) -> str:

@@ -72,7 +72,7 @@ export function modelSource(kept, opening, engine) {
 
   const prediction = (/** @type {Model} */ model, /** @type {number} */ side) => {
     const [{ facts }, text] = [model, inspect(model, items[side])];
-    const explanation = { answer: null, told: "", attribution: null, why: NOT_COMPUTED.gradients, choices: null, texts: null, attention: null, from: "" };
+    const explanation = { answer: null, told: "", attribution: null, why: whyNotExplained(facts, text, comparedTexts(items, side)), choices: null, texts: null, attention: null, from: "" };
     try {
       explanation.answer = answerTo(engine, model, items, side, choices, null);
     } catch (error) {
@@ -235,6 +235,17 @@ function comparedTexts(items, side) {
   const [item, other] = [items[side], items.find((_, i) => i !== side)];
   if (Array.isArray(item)) return item;
   return typeof other === "string" ? [item, other] : null;
+}
+
+/**
+ * Why the page does not explain the prediction for a text.
+ * @param {any} facts
+ * @param {Inspection} text
+ * @param {[string, string] | null} pair whose embeddings are compared
+ */
+function whyNotExplained(facts, text, pair) {
+  if (facts.head === "masked_lm" && !text.encoding.ids.includes(facts.mask)) return "the text has no mask token: write one where a token is to be predicted";
+  return (!pair && facts.unexplained) || NOT_COMPUTED.gradients;
 }
 
 /**
