@@ -46,6 +46,7 @@ from tests.support.tiny_models import randomise, save_tiny, sequences
 
 ROOT = Path(__file__).parent.parent.parent
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "int8": 0.1}  # of the largest number
+FIELDS = 9  # of BlockTrace
 MODELS = [
     ("bert", "BertForSequenceClassification"),
     ("bert", "BertForMaskedLM"),
@@ -163,9 +164,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     flags = ("-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-fPIC", "-shared")
     subprocess.run([compiler, *flags, "-o", library, CODE.with_suffix(".cpp")], check=True)
     loaded = ctypes.CDLL(str(library))
-    for name in ("reserve_model", "reserve_input", "run"):
+    for name in ("reserve_model", "reserve_input", "run", "scores"):
         getattr(loaded, name).restype = ctypes.c_void_p
     return loaded
+
+
+def assert_near(got: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    assert np.abs(got - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -180,15 +185,31 @@ def test_the_same_source_computes_natively(native: ctypes.CDLL, name: str, preci
     start = native.reserve_input(len(words))
     ctypes.memmove(start, words.ctypes.data, words.nbytes)
     tokens, kinds, wanted = (ctypes.c_void_p(start + 4 * count * part) for part in range(3))
-    untraced = (None, None, None)
-    result = native.run(
-        ctypes.c_void_p(place), model.ops_offset, tokens, kinds, count, wanted, count, model.num_ops, *untraced
-    )
+    stack = bundle.config.model.encoder
+    assert stack is not None
+    embedded = (ctypes.c_void_p * 3)()
+    blocks = (ctypes.c_void_p * (FIELDS * stack.layers))()  # of BlockTrace
+    gates = (ctypes.c_float * (stack.layers * stack.heads))(*[1.0] * (stack.layers * stack.heads))
+    call = ctypes.c_void_p(place), model.ops_offset, tokens, kinds, count, wanted, count, model.num_ops
+    result = native.run(*call, gates, embedded, blocks)
     shape = native.rows() * native.columns()
     rows = np.ctypeslib.as_array(ctypes.cast(result, ctypes.POINTER(ctypes.c_float)), (shape,))
     with torch.inference_mode():
-        expected = bundle(Packed.of([ids], [types])).numpy().ravel()
-    assert np.abs(rows - expected).max() <= TOLERANCE[precision] * max(1.0, np.abs(expected).max())
+        trace = Trace(what=["states", "scores"])
+        expected = bundle(Packed.of([ids], [types]), trace=trace).numpy().ravel()
+    for layer in range(stack.layers):
+        width = count * stack.width
+        states = np.ctypeslib.as_array(ctypes.cast(blocks[FIELDS * layer], ctypes.POINTER(ctypes.c_float)), (width,))
+        assert_near(states, trace.states["encoder", layer, 0].numpy().ravel(), TOLERANCE[precision])
+        for head in range(stack.heads):
+            place = native.scores(ctypes.byref(blocks, FIELDS * layer * ctypes.sizeof(ctypes.c_void_p)), head, count)
+            scores = np.ctypeslib.as_array(ctypes.cast(place, ctypes.POINTER(ctypes.c_float)), (count, count))
+            recorded = trace.attention["encoder", layer, 0].scores
+            assert recorded is not None
+            seen = np.isfinite(recorded[head].numpy())
+            assert (np.isfinite(scores) == seen).all()
+            assert_near(scores[seen], recorded[head].numpy()[seen], TOLERANCE[precision])
+    assert_near(rows, expected, TOLERANCE[precision])
 
 
 @pytest.mark.parametrize(
