@@ -45,8 +45,17 @@ def cascade_sentence(report: JsonObject) -> str:
         f"the teacher's {accuracies[1]} ({format_difference(metric, delta['difference'])}, 95 % interval "
         f"{format_difference(metric, delta['low'], delta['high'])}), with {ratio:.1f} times as many texts a second. "
         f"Thresholds were fitted on {report['fitted_on']} ({report['fitted_rows']:,} rows) for a loss of at most "
-        f"{report['max_loss']:g} percentage points."
+        f"{report['max_loss']:g} percentage points: {_loss_verdict(delta, report['max_loss'] / 100)}."
     )
+
+
+def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
+    """Say whether the reported rows confirm that no more accuracy is lost than allowed."""
+    if delta["low"] >= -max_loss:
+        return "the reported rows confirm it"
+    if delta["high"] < -max_loss:
+        return "more is lost on the reported rows; give more held-out rows, or allow less"
+    return "too few rows are reported to confirm it"
 
 
 def cascade_section(folder: Path) -> list[list[str]]:

@@ -14,7 +14,7 @@ from heedful.checkpoint import load
 from heedful.data import read
 from heedful.errors import DataError, HeedfulError, ModelError, SettingError
 from heedful.infer.engine import Engine
-from heedful.runs.card.cascade import cascade_table
+from heedful.runs.card.cascade import cascade_sentence, cascade_table
 from heedful.runs.distil.cascade import NEVER, fit_thresholds, split_rows
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
@@ -94,6 +94,30 @@ def test_rows_of_thresholds_are_not_reported(tmp_path: Path) -> None:
         split_rows(single, ("train", "dev"), 0)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.004, 0.002, "the reported rows confirm it"),
+        (-0.020, 0.002, "too few rows are reported to confirm it"),
+        (-0.020, -0.006, "more is lost on the reported rows; give more held-out rows, or allow less"),
+    ],
+)
+def test_the_sentence_says_whether_the_loss_is_kept(low: float, high: float, verdict: str) -> None:
+    stages = [
+        {"name": name, "share": share, "accuracy": 0.9, "texts_per_second": speed}
+        for name, share, speed in (("student", 0.8, 1000.0), ("teacher", 0.2, 100.0))
+    ]
+    report = {
+        **{"metric": "accuracy", "stages": stages, "cascade": {"accuracy": 0.89, "texts_per_second": 350.0}},
+        **{"delta_vs_teacher": {"difference": (low + high) / 2, "low": low, "high": high}, "max_loss": 0.5},
+        **{"reported_on": "test", "fitted_on": "dev", "fitted_rows": 990},
+    }
+    sentence = cascade_sentence(report)
+    assert sentence.endswith(f"for a loss of at most 0.5 percentage points: {verdict}.")
+    assert "the student answers 80.0 %, the teacher answers 20.0 % of the texts: 89.0 % accuracy on test" in sentence
+    assert "with 3.5 times as many texts a second" in sentence
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +157,13 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     weights = (run / "model" / "model.safetensors").read_bytes()
     verdict = (run / "verdict.json").read_bytes()
     other = make(tmp_path / "other", "single")
+    for message in ("fitting the thresholds", "measuring the cascade"):  # an interrupted one is built again
+        with pytest.raises(KeyError, match="the power failed"):
+            distil(
+                teacher, folder, run, student="bag", cascade=True, reporter=Told(after=message),
+                assignments=(*QUICK, f'cascade.stages=["{other}"]'),
+            )  # fmt: skip
+        assert not (run / "cascade.json").exists()
     told = Told()
     more = distil(
         teacher, folder, run, student="bag", cascade=True, reporter=told,
