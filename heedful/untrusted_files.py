@@ -39,10 +39,13 @@ def size_limit(name: str) -> int:
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Return whether a path, its links followed, lies in the folder or in the blobs of the hub's cache around it."""
+    """Return whether a path, its links followed, lies in the folder or in the blobs of the hub's cache around it.
+
+    The folder may also be one of the folders in a snapshot, such as a stage of a cascade.
+    """
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
-    blobs = root.parent.parent / "blobs"
-    return target.is_relative_to(root) or (root.parent.name == "snapshots" and target.is_relative_to(blobs))
+    blobs = [parent.parent.parent / "blobs" for parent in (root, root.parent) if parent.parent.name == "snapshots"]
+    return any(target.is_relative_to(place) for place in (root, *blobs))
 
 
 def check_name(folder: Path, name: str) -> None:

@@ -38,6 +38,7 @@ from heedful.model.config import Classes, ModelConfig, Pooled, SentenceEmbedding
 from heedful.model.initialise import skip_init
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.sentencepiece_model import NAMES as SENTENCEPIECE_FILES
+from heedful.untrusted_files import check_name
 
 RUN_MODEL = "model"  # the model's folder in a run's
 
@@ -105,6 +106,7 @@ def _load_early_stages(
     """Load the early stages of the cascade in a folder; () if it holds a single model."""
     stages = []
     for number, threshold in enumerate(notes.stage_thresholds, start=1):
+        check_name(folder, stage_folder(number))
         place = folder / stage_folder(number)
         if not (place / "config.json").is_file():
             raise ModelError(

@@ -180,6 +180,21 @@ def test_a_queue_answers_in_stages(folder: Path) -> None:
         scheduler.close()
 
 
+def test_a_cascade_of_the_hub_is_loaded_from_links_into_its_cache(folder: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123456789abcdef"
+    blobs.mkdir()
+    for number, path in enumerate(sorted((folder / "cascade").rglob("*.*"))):
+        link = snapshot / path.relative_to(folder / "cascade")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, blobs / f"blob-{number}")
+        link.symlink_to(blobs / f"blob-{number}")
+    assert Engine(snapshot)(TEXTS) == Engine(folder / "cascade")(TEXTS)
+    shutil.move(snapshot / "stage-1", tmp_path / "elsewhere")
+    (snapshot / "stage-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="'stage-1' lies outside the folder"):
+        load(snapshot)
+
+
 def test_an_error_names_the_input_among_all() -> None:
     def ask(stage: str, some: list[int]) -> list[dict[str, Any]]:
         if stage == "last" and 5 in some:
