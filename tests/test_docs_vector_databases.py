@@ -1,0 +1,130 @@
+"""The lines for vector databases of docs/searching.md: Qdrant's run in memory, OpenSearch's against a stand-in."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heedful.cli import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "searching.md").read_text(encoding="utf-8")
+NOTES = {
+    "opening.md": "The shop is open from nine to six. On Sunday it is closed.",
+    "saw.md": "A saw costs eight euros.",
+}
+
+
+def snippet(first_import: str) -> str:
+    """Return the indented block of the page that begins with an import."""
+    (block,) = re.findall(rf"\n\n((?:    {first_import})(?:.|\n)*?)\n\n(?=\S)", PAGE)
+    return textwrap.dedent(str(block))
+
+
+@pytest.fixture
+def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the page has defined: `batches`, over vectors of two notes, and `query`."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": name, "text": text} for name, text in NOTES.items()]
+    Path("documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "heedful-mini-en", "--file", "documents.jsonl", "--output", "vectors"])
+    assert not ended.value.code
+    values: dict[str, Any] = {}
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def batches" in block)
+    exec(block, values)
+    return values
+
+
+def test_qdrant(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("qdrant_client")
+    capsys.readouterr()
+    exec(snippet("from qdrant_client"), names)
+    rows = [row for batch in names["batches"]("vectors") for row in batch]
+    vectors = np.array([row["vector"] for row in rows])
+    cosines = vectors @ names["query"] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(names["query"])
+    order = np.argsort(-cosines)
+    expected = [f"{rows[number]['input']['id']} {round(float(cosines[number]), 2)}" for number in order]
+    assert capsys.readouterr().out.splitlines() == expected and expected[0].startswith("opening.md")
+
+
+def test_opensearch(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opensearchpy")
+    capsys.readouterr()
+    with opensearch() as (url, index):
+        exec(snippet("from opensearchpy").replace("http://localhost:9200", url), names)
+    assert {name: document["text"] for name, document in index["documents"].items()} == NOTES
+    mapping = index["body"]["mappings"]["properties"]["vector"]
+    assert mapping["dimension"] == len(names["query"]) == len(index["documents"]["saw.md"]["vector"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["opening.md", "saw.md"]
+
+
+def test_the_lines_for_pgvector_are_python() -> None:
+    imports = [node for node in ast.walk(ast.parse(snippet("import pgvector"))) if isinstance(node, ast.ImportFrom)]
+    assert [node.module for node in imports] == ["pgvector.psycopg"]
+
+
+@contextmanager
+def opensearch() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Serve the requests for an index, bulk and nearest neighbours as OpenSearch's documentation describes them."""
+    index: dict[str, Any] = {"documents": {}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            data = self.rfile.read(int(self.headers.get("content-length") or 0))
+            path = self.path.partition("?")[0]
+            if self.command == "PUT" and path == "/shop":
+                index["body"] = json.loads(data)
+                return self.reply({"acknowledged": True, "index": "shop"})
+            if path == "/_bulk":
+                lines = [json.loads(line) for line in data.splitlines()]
+                for action, document in zip(lines[::2], lines[1::2], strict=True):
+                    assert action["index"]["_index"] == "shop"
+                    index["documents"][action["index"]["_id"]] = document
+                items = [{"index": {**action["index"], "status": 201}} for action in lines[::2]]
+                return self.reply({"errors": False, "items": items})
+            assert path == "/shop/_search", self.path
+            knn = json.loads(data)["query"]["knn"]["vector"]
+            scores = {
+                name: float(np.dot(document["vector"], knn["vector"])) for name, document in index["documents"].items()
+            }
+            best = sorted(scores, key=scores.__getitem__, reverse=True)[: knn["k"]]
+            return self.reply({"hits": {"hits": [{"_id": name, "_score": scores[name]} for name in best]}})
+
+        def do_PUT(self) -> None:
+            self.answer()
+
+        def do_POST(self) -> None:
+            self.answer()
+
+        def reply(self, body: object) -> None:
+            content = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", index
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
