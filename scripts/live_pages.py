@@ -50,8 +50,8 @@ def index_page() -> str:
         "there leaves it.\n\n"
         f"{rows}\n\n"
         "Both fine-tuned models are small examples: one learned from 800 made-up sentences on films, which "
-        "`heedful study --toy` writes, the other from the 150 sentences of `heedful recipe cp tags`. A page of your own "
-        "model is one command: [Export to a web page](exporting.md#export-to-a-web-page), or "
+        "`heedful study --toy` writes, the other from the 150 sentences of `heedful recipe cp tags`. A page of your "
+        "own model is one command: [Export to a web page](exporting.md#export-to-a-web-page), or "
         "[the explorer with the model in it](looking.md).\n"
     )
 
