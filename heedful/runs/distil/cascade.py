@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -25,7 +26,7 @@ from heedful.runs.distil.settings import CascadeSettings, DistilSettings
 from heedful.runs.distil.verdict import time_engines
 from heedful.runs.evaluate import build_eval_task
 from heedful.runs.results import JsonObject
-from heedful.runs.run_folder import write_file
+from heedful.runs.run_folder import DATA, SETTINGS, write_file
 from heedful.tasks.answering import Answer
 from heedful.tasks.metrics import mean_of
 from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES, calibration_probabilities
@@ -109,6 +110,8 @@ def build_cascade(
     gold = np.stack([stage.gold for stage in scores])[_answering(scores, thresholds), np.arange(len(fitted))]
     last.calibration = calibration_probabilities(gold) if len(gold) >= MIN_SET_EXAMPLES else ()
     save(last, folder / CASCADE_MODEL, overwrite=True)
+    for name in (SETTINGS, DATA):  # so that data are read for the cascade as for the run
+        copyfile(folder / name, folder / CASCADE_MODEL / name)
     reporter.message(f"measuring the cascade on {rows['split']} in {precision}")
     names = ["student", *(Path(name).name for name in wanted.stages), "teacher"]
     cascade = open_in_precision(folder / CASCADE_MODEL, precision)

@@ -15,6 +15,7 @@ from heedful.data import read
 from heedful.errors import DataError, HeedfulError, ModelError, SettingError
 from heedful.infer.engine import Engine
 from heedful.runs.card.cascade import cascade_sentence, cascade_table
+from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.cascade import NEVER, fit_thresholds, split_rows
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
@@ -211,9 +212,11 @@ def test_cascades_that_cannot_be_built_are_refused_before_training(
 
 def test_thresholds_without_a_test_split_are_fitted_on_half_of_dev(teacher: Path, tmp_path: Path) -> None:
     folder = data("single", tmp_path / "data", {"train": 24, "dev": 40})
-    report = distil(teacher, folder, tmp_path / "run", student="bag", cascade=True, assignments=QUICK).results[
-        "cascade"
-    ]
+    settings = (*QUICK, "long_inputs=truncate", "data.max_row_bytes=5000")
+    done = distil(teacher, folder, tmp_path / "run", student="bag", cascade=True, assignments=settings)
+    report = done.results["cascade"]
+    data_settings, long_inputs = data_settings_for(tmp_path / "run" / "cascade", folder)
+    assert (data_settings.max_row_bytes, long_inputs) == (5000, "truncate"), "data are not read as for the run"
     assert (report["fitted_on"], report["reported_on"]) == ("half of dev", "the other half of dev")
     assert report["fitted_rows"] == report["reported_rows"] == 20
     with pytest.raises(ModelError, match="is a cascade of models, and cannot be a teacher: give one of its stages"):
