@@ -72,12 +72,17 @@ class RequestContext:
         tokenises, if not all of them.
         """
 
+        counted = False
+
         def read(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
+            nonlocal counted
             yield from self.count(engine)
             asked = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
             if engine.kind in MASKS:
                 self._few_candidates(top_k * sum(len(piece.positions) for encoded in asked for piece in encoded.pieces))
-            self._count_tokens(engine, asked)
+            if not counted:  # later stages of a cascade read some of the texts again
+                self._count_tokens(engine, asked)
+            counted = True
             return asked
 
         characters = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes

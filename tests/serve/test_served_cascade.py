@@ -32,6 +32,7 @@ def test_predictions_of_a_served_cascade(cascade: Path) -> None:
         info = ask(server.port, "/info").json
         assert info["parameters"] == engine.parameters
         metrics = ask(server.port, "/metrics").body.decode()
+        assert f'heedful_input_tokens_count{{model="cascade"}} {len(TEXTS) + 1}.0' in metrics
         shares = [sum(answer["stage"] == stage for answer in [*answers, answers[0]]) for stage in (1, 2)]
         for stage, count in enumerate(shares, start=1):
             assert f'heedful_cascade_answers_total{{model="cascade",stage="{stage}"}} {count}.0' in metrics
