@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 ZERO_SHOT = ("zero_shot", "embedding")
+RERANKED_TOGETHER = 10  # passages that are scored at a time, which limits.max_request_tokens allows
 
 T = TypeVar("T")
 Handler = Callable[[RequestContext, Any], Awaitable[object]]
@@ -206,7 +207,10 @@ async def search_documents(call: RequestContext, body: requests.SearchBody) -> l
     depth = body.top_k if reranker is None else max(body.top_k, RERANKED)
     hits = await asyncio.to_thread(partial(index.search, body.query, depth, method=body.method, vector=vector))
     if reranker is not None and hits:
-        scores = await _pair_scores(call, reranker, body.query, [hit.passage for hit in hits])
+        scores: list[float] = []
+        for start in range(0, len(hits), RERANKED_TOGETHER):
+            passages = [hit.passage for hit in hits[start : start + RERANKED_TOGETHER]]
+            scores += await _pair_scores(call, reranker, body.query, passages)
         hits = rescored(hits, scores)[: body.top_k]
     if not body.highlight:
         return [hit.to_dict() for hit in hits]

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from heedful import SearchIndex
+from heedful.data.retrieval.documents import Document
 from heedful.errors import HeedfulError
 from heedful.serve.run import background
 from heedful.serve.service import load_models
+from heedful.serve.settings import Limits, ServeSettings
 from tests.search.test_index import DOCUMENTS
 from tests.support.http_client import ask
 from tests.support.model_folders import make
@@ -57,6 +59,19 @@ def test_a_reranker_and_highlights(index: SearchIndex, tmp_path: Path) -> None:
             assert ask(server.port, "/search", body | {"reranker": name}).status == status
         assert ask(server.port, "/info?model=docs").json["index"] == {"documents": 6, "passages": 6}
         assert ask(server.port, "/info?model=ranker").json["index"] is None
+
+
+def test_many_long_passages_are_reranked(tmp_path: Path) -> None:
+    """50 passages of more tokens together than a request may have."""
+    index = SearchIndex.create(tmp_path / "index")
+    index.add(Document(id=f"{number}", text=f"boat {number} " * 60) for number in range(50))
+    settings = ServeSettings(limits=Limits(max_request_tokens=10_000))
+    ranker = str(make(tmp_path / "ranker", "regression"))
+    with background({"docs": str(index.folder), "ranker": ranker}, settings) as server:
+        reply = ask(server.port, "/search", {"query": "boat 7", "reranker": "ranker"})
+        assert reply.status == 200, reply.json
+        expected = index.search("boat 7", reranker=ranker)
+        assert [hit["score"] for hit in reply.json] == pytest.approx([hit.score for hit in expected], abs=1e-4)
 
 
 def test_an_index_is_served_in_float32(index: SearchIndex) -> None:
