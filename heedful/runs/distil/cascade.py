@@ -35,7 +35,7 @@ from heedful.train.fit import Reporter
 
 CASCADE_MODEL = "cascade"  # the folder of the cascade in that of the run
 NEVER = 2.0  # a threshold that no probability reaches
-SPEED_TEXTS = 512  # that are answered in one call, which few texts of a batch would not show
+SPEED_TEXTS = 512  # answered in one call: enough that each stage has whole batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ def build_cascade(
     fitted, reported, rows = split_rows(source, splits, settings.train.seed)
     if wanted.max_loss * len(fitted) < 100:
         reporter.message(
-            f"thresholds of the cascade are fitted on {len(fitted)} rows, of which one is more than the allowed loss "
+            f"thresholds of the cascade are fitted on {len(fitted)} rows, and one of them is more than the allowed loss "
             f"of {wanted.max_loss:g} points: the cascade may give no more wrong answers there than the teacher alone"
         )
     places = [str(folder / RUN_MODEL), *wanted.stages, settings.teacher]
@@ -112,7 +112,7 @@ def build_cascade(
     save(last, folder / CASCADE_MODEL, overwrite=True)
     for name in (SETTINGS, DATA):  # so that data are read for the cascade as for the run
         copyfile(folder / name, folder / CASCADE_MODEL / name)
-    reporter.message(f"measuring the cascade on {rows['split']} in {precision}")
+    reporter.message(f"measuring the cascade on {rows['reported_on']} in {precision}")
     names = ["student", *(Path(name).name for name in wanted.stages), "teacher"]
     cascade = open_in_precision(folder / CASCADE_MODEL, precision)
     report = rows | {"metric": "accuracy", "max_loss": wanted.max_loss, "precision": precision}
@@ -158,8 +158,8 @@ def fit_thresholds(
 ) -> tuple[float, ...]:
     """Return a threshold for each early stage, with which no more accuracy is lost than allowed.
 
-    Stages are added in front of the last one, from the back. A stage takes rows by falling confidence, as long as the
-    accuracy of the whole stays within its share of the loss: k / n of it for the k-th of n stages that are added.
+    Thresholds are fitted from the last early stage to the first. A stage takes rows by falling confidence, as long as
+    the accuracy of the whole stays within its share of the loss: k / n of it for the k-th of n stages that are added.
     Thresholds that are lower still, with which the loss is by chance within it again, are not considered.
 
     Args:
