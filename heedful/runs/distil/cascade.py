@@ -87,7 +87,7 @@ def build_cascade(
     fitted, reported, rows = split_rows(source, splits, settings.train.seed)
     if wanted.max_loss * len(fitted) < 100:
         reporter.message(
-            f"thresholds of the cascade are fitted on {len(fitted)} rows, and one of them is more than the allowed loss "
+            f"thresholds of the cascade are fitted on {len(fitted)} rows, and one row is more than the allowed loss "
             f"of {wanted.max_loss:g} points: the cascade may give no more wrong answers there than the teacher alone"
         )
     places = [str(folder / RUN_MODEL), *wanted.stages, settings.teacher]
