@@ -148,7 +148,7 @@ def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_pat
     assert on_dev[0] >= on_dev[1] - 0.02
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "## The cascade" in card and "<h2>The cascade</h2>" in (tmp_path / "run" / "report.html").read_text()
-    assert any("fitted on 40 rows, of which one is more than the allowed loss of 2 points" in t for t in told.sentences)
+    assert any("fitted on 40 rows, and one row is more than the allowed loss of 2 points" in t for t in told.sentences)
 
 
 def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled: Path, tmp_path: Path) -> None:
