@@ -174,7 +174,7 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
     assert [stage["name"] for stage in report["stages"]] == ["student", "other", "teacher"]
     assert sum(stage["share"] for stage in report["stages"]) == pytest.approx(1)
     assert report["max_loss"] == 0.5, "the default"
-    assert any("one is more than the allowed loss of 0.5 points" in text for text in told.sentences)
+    assert any("one row is more than the allowed loss of 0.5 points" in text for text in told.sentences)
     assert len(load(run / "cascade").early_stages) == 2
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     assert (run / "verdict.json").read_bytes() == verdict
