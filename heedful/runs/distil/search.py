@@ -277,6 +277,9 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
                 settings_of_student, plan.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
             )
             student = with_head(student, head.kind, labels=labels, problem_type=problem_type)
+            if isinstance(head, Classes) and isinstance(own := student.config.head, Classes):  # a reranker's stays one
+                own = replace(own, score_activation=head.score_activation)
+                student.config = replace(student.config, head=own)
             path = Path(scratch) / str(number)
             save(student, path)
             paths[name], counts[name] = str(path), student.count()

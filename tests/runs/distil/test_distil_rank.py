@@ -19,6 +19,7 @@ from heedful.objectives.distillation.objective import Distillation, Distillation
 from heedful.objectives.distillation.teacher import CaptureSpec, OwnedSamples, Teacher, align_samples
 from heedful.runs.distil.plan import plan_distil
 from heedful.runs.distil.run import distil
+from heedful.runs.distil.search import _time_shapes as time_shapes
 from heedful.runs.distil.settings import distil_overrides
 from heedful.runs.distil.teacher_cache import online_teacher
 from heedful.runs.evaluate import evaluate
@@ -131,6 +132,13 @@ def test_a_student_learns_the_margins_of_its_teacher(tmp_path: Path, teacher: Pa
     losses = [json.loads(line).get("loss") for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]
     assert len(losses) == 40 and fmean(losses[20:]) < 0.75 * fmean(losses[:10])
+
+
+def test_a_search_times_students_on_queries(tmp_path: Path, teacher: Path, labelled: Path) -> None:
+    overrides = distil_overrides(str(teacher), assignments=("verdict.precision=float32", "verdict.rounds=1"))
+    plan = plan_distil(load(teacher), overrides, labelled, exclude=tmp_path)
+    (shape,) = time_shapes(plan, ["layers=1"], Told())
+    assert shape["p50"] > 0 and 0 < shape["parameters"] < plan.teacher.count()
 
 
 @pytest.mark.parametrize(
