@@ -159,7 +159,7 @@ class TokenizerPool:
         if task.turns is None and not task.future.set_running_or_notify_cancel():
             return True
         try:
-            if time.monotonic() >= task.deadline or task.left():
+            if time.monotonic() >= task.deadline or (task.turns is not None and task.left()):
                 raise DeadlineExceededError("the deadline passed before the request was read")
             if task.turns is None:
                 result = task.function()
