@@ -18,7 +18,7 @@ Stage = TypeVar("Stage")
 
 
 class StagedAnswers:
-    """The answers of a cascade to some inputs, as far as its stages have given them.
+    """Collects the answers of the stages of a cascade to a list of inputs.
 
     Attributes:
         pending: Numbers of the inputs that the next stage has to answer.

@@ -56,7 +56,7 @@ def with_documents(sample: Sample, documents: Sequence[int]) -> Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampledLists(PerEpochSamples):
-    """Samples of queries, of which none has more than `list_size` documents in an epoch."""
+    """Samples of queries, each with at most `list_size` documents in an epoch."""
 
     queries: Sequence[Sample]
     list_size: int

@@ -170,7 +170,7 @@ class Rank(Task[RankExample]):
         remarks = super().remarks(example, item_windows)
         if len(example.documents) <= self.list_size:
             return remarks
-        return [*remarks, f"have more than {self.list_size} texts, of which {self.list_size} are sampled"]
+        return [*remarks, f"have more than {self.list_size} texts; {self.list_size} of them are sampled"]
 
     def encode_split(self, examples: Iterable[RankExample]) -> EncodedSplit:
         """Encode examples; those with more than `list_size` documents have a sample of them, another in each epoch."""

@@ -292,7 +292,7 @@ def test_long_lists_are_sampled_in_each_epoch(loss: str) -> None:
     encoded = task(ranking_loss=loss, list_size=6, seed=3).encode_split(examples)
     whole = task(ranking_loss=loss, list_size=20).encode_split(examples)
     assert isinstance(whole.samples, list) and not whole.remarks
-    assert encoded.remarks == {"have more than 6 texts, of which 6 are sampled": 1}
+    assert encoded.remarks == {"have more than 6 texts; 6 of them are sampled": 1}
     assert isinstance(encoded.samples, PerEpochSamples) and len(encoded.samples) == 2
     assert encoded.tokens == sum(map(len, encoded.samples.at(0))) < whole.tokens
     lists = set()

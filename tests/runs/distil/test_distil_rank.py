@@ -128,7 +128,7 @@ def test_a_student_learns_the_margins_of_its_teacher(tmp_path: Path, teacher: Pa
     wishes += ["task.list_size=3", "train.epochs=40", "train.optimizer.lr=1e-3", "train.batch_size=24"]
     told = Told()
     distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=wishes, reporter=told)
-    assert any("training examples have more than 3 texts, of which 3 are sampled" in text for text in told.sentences)
+    assert any("training examples have more than 3 texts; 3 of them are sampled" in text for text in told.sentences)
     losses = [json.loads(line).get("loss") for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]
     assert len(losses) == 40 and fmean(losses[20:]) < 0.75 * fmean(losses[:10])
