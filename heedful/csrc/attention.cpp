@@ -2,11 +2,13 @@
 //
 // A sequence's keys and values are packed once for each head; its queries are taken in blocks whose scores stay in the
 // cache. Scores are computed again in the backward pass, from the logarithm of each row's sum (Dao et al. 2022).
-#include "products.h"
+#include "tiles.h"
 
-static constexpr int64_t BLOCK = 48;  // queries in a block
+static constexpr int64_t BLOCK = 48;  // queries in a block; two tiles of them, if products are by tiles
 
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+static constexpr int64_t MARGIN = 2 * LANES;  // rounding up a number of keys adds fewer than this
 
 // The terms q K(p) + k Q(p) of disentangled attention, where p is the embedding of the relative position, and K and Q
 // project it as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1).
@@ -14,7 +16,7 @@ struct RelativePositions {
     const void *position_q, *position_k;  // Q(p) and K(p) of `count` embeddings, heads side by side in a row
     int64_t count;
     // the index of the embedding: ascending[query - key] and descending[key - query]; steps are 0 or 1, and 0 or -1.
-    // Both can be read LANES beyond the longest distance.
+    // Both can be read MARGIN beyond the longest distance.
     const int32_t *ascending, *descending;
 };
 
@@ -78,37 +80,86 @@ static inline Total softmax(const float* scores, Seen s, int64_t from, int64_t t
     return {top, sum(total)};
 }
 
+// whether the products of a sequence with `n` queries are by tiles; does not depend on the other sequences
+template <class E> static inline bool by_tiles([[maybe_unused]] const Call& c, [[maybe_unused]] int64_t n) {
+#if defined(HAS_TILES)
+    if constexpr (std::is_same_v<E, Half>)
+        return n >= MIN_AMX_ROWS && c.width % (TILE * E::IN_WORD) == 0 && tiles_allowed();
+#endif
+    return false;
+}
+
 template <class E> struct Item {  // one head of one sequence
-    // queries, keys, width, words of the width and of the keys, keys in whole vectors
+    // queries, keys, width, words of the width and of the keys, keys in whole vectors; whole tiles where `tiles`
     int64_t n, m, d, depth_d, depth_m, wide;
-    Item(const Call& c, const int64_t* span)
+    Item(const Call& c, const int64_t* span, bool tiles = false)
         : n(span[1] - span[0]),
           m(span[3] - span[2]),
           d(c.width),
           depth_d(words(c.width, E::IN_WORD)),
           depth_m(words(span[3] - span[2], E::IN_WORD)),
-          wide(rounded_up(std::max<int64_t>(1, span[3] - span[2]), LANES)) {}
+          wide(rounded_up(std::max<int64_t>(1, span[3] - span[2]), tiles ? 2 * LANES : LANES)) {
+        if (tiles) depth_m = wide / E::IN_WORD;
+    }
     int64_t turned_words() const { return panels(wide) * PANEL * depth_d; }
     int64_t packed_words() const { return panels(d) * PANEL * depth_m; }
 };
 
+// panels of the transpose, in which the columns from `count` to `columns` are 0
 template <class E>
-static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t count, int64_t d, uint32_t* out) {
-    for (int64_t p = 0; p < panels(count); p++)
-        pack_turned<E, E>(x, stride, count, d, p, out + p * words(d, E::IN_WORD) * PANEL);
+static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t count, int64_t d, int64_t columns,
+                            uint32_t* out) {
+    const int64_t deep = words(d, E::IN_WORD);
+    for (int64_t p = 0; p < panels(count); p++) pack_turned<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
+    for (int64_t column = rounded_up(count, LANES); column < columns; column += LANES) {
+        uint32_t* panel = out + column / PANEL * deep * PANEL + column % PANEL;
+        for (int64_t k = 0; k < deep; k++) *(AnyVU*)(panel + k * PANEL) = VU{};
+    }
 }
 
+// panels of `deep` words, of which those after the last row are 0
 template <class E>
-static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int64_t d, uint32_t* out) {
-    int64_t deep = words(count, E::IN_WORD);
-    for (int64_t p = 0; p < panels(d); p++) pack<E, E>(x, stride, count, d, p, out + p * deep * PANEL);
+static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int64_t d, int64_t deep, uint32_t* out) {
+    int64_t used = words(count, E::IN_WORD);
+    for (int64_t p = 0; p < panels(d); p++) {
+        uint32_t* panel = out + p * deep * PANEL;
+        pack<E, E>(x, stride, count, d, p, panel);
+        memset(panel + used * PANEL, 0, (deep - used) * PANEL * 4);
+    }
 }
 
-// the panels from `first` to `last` of a product, as rows of floats that are `stride` apart, from panel `first` on
+#if defined(HAS_TILES)
+typedef TileShapes Tiles;
+#else
+struct Tiles {};
+#endif
+
+// the panels from `first` to `last` of a product, as rows of floats that are `stride` apart, from panel `first` on;
+// by tiles unless `tiles` is null
 template <class E>
 __attribute__((noinline)) static void product_lines(Left a, int64_t rows, const uint32_t* b, int64_t depth,
                                                     int64_t columns, int64_t first, int64_t last, float* to,
-                                                    int64_t stride) {
+                                                    int64_t stride, Tiles* tiles = nullptr) {
+#if defined(HAS_TILES)
+    if constexpr (std::is_same_v<E, Half>)
+        if (tiles) {
+            for (int64_t row = 0; row < rows; row += 2 * TILE) {
+                tiles->configure(rows - row);
+                const uint32_t* left = a.at + row * a.row;
+                for (int64_t column = first * PANEL; column < std::min(last * PANEL, columns); column += 2 * LANES) {
+                    multiply_tiles<E>(left, a.row, depth, tiles->lower,
+                                      b + column / PANEL * depth * PANEL + column % PANEL);
+                    float* out = to + row * stride + column - first * PANEL;
+                    _tile_stored(0, out, stride * 4);
+                    _tile_stored(1, out + LANES, stride * 4);
+                    if (!tiles->lower) continue;
+                    _tile_stored(2, out + TILE * stride, stride * 4);
+                    _tile_stored(3, out + TILE * stride + LANES, stride * 4);
+                }
+            }
+            return;
+        }
+#endif
     product<E>(a, rows, b, depth, columns, first, last, [&](int64_t row, int64_t column, V x) INLINE {
         *(AnyV*)(to + row * stride + column - first * PANEL) = x;
     });
@@ -141,9 +192,9 @@ struct PositionScores {
     PositionScores(float* at, int64_t lowest, int64_t highest)
         : at(at), first(lowest / PANEL * PANEL), stride((highest / PANEL + 1) * PANEL - first) {}
     template <class E>
-    void compute(Left rows, int64_t row_count, const uint32_t* packed, int64_t depth, int64_t count) {
+    void compute(Left rows, int64_t row_count, const uint32_t* packed, int64_t depth, int64_t count, Tiles* tiles) {
         int64_t columns = rounded_up(count, LANES), last = (first + stride) / PANEL;
-        product_lines<E>(rows, row_count, packed, depth, columns, first / PANEL, last, at, stride);
+        product_lines<E>(rows, row_count, packed, depth, columns, first / PANEL, last, at, stride, tiles);
     }
     V of(int64_t row, const int32_t* indexes) const { return gather(at + row * stride, indexes, first); }
 };
@@ -168,6 +219,30 @@ static inline void add_position_scores(const RelativePositions& positions, const
         }
 }
 
+// done(row, column, sums) for the product of weights with the packed values of `d` columns, from word `skip` on
+template <class E, class Done>
+static inline INLINE void mix_values(const typename E::T* weights, int64_t rows, int64_t wide, const uint32_t* packed,
+                                     int64_t depth, int64_t skip, int64_t deep, int64_t d, Tiles* tiles, Done done) {
+    Left a = {(const uint32_t*)weights + skip, wide / E::IN_WORD, 1};
+    for (int64_t p = 0; p < panels(d); p++) {
+        const uint32_t* panel = packed + (p * depth + skip) * PANEL;
+        int64_t columns = std::min(PANEL, d - p * PANEL);
+        auto here = [&](int64_t row, int64_t column, V x) INLINE { done(row, p * PANEL + column, x); };
+#if defined(HAS_TILES)
+        if constexpr (std::is_same_v<E, Half>)
+            if (tiles) {
+                for (int64_t row = 0; row < rows; row += 2 * TILE) {
+                    tiles->configure(rows - row);
+                    product_tiles<E>(*tiles, a.at + row * a.row, a.row, deep, panel, columns,
+                                     [&](int64_t i, int64_t column, V x) INLINE { here(row + i, column, x); });
+                }
+                continue;
+            }
+#endif
+        product<E>(a, rows, panel, deep, columns, 0, 1, here);
+    }
+}
+
 template <class E>
 static void forward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
                     typename E::T* out, float* sums, int threads) {
@@ -182,21 +257,24 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
+        Tiles shapes;
         if (c.positions) {
 #pragma omp for
             for (int64_t head = 0; head < c.heads; head++) {
                 int64_t stride = c.heads * c.width, from = head * c.width, to = head * position_words;
                 const T* position_q = (const T*)c.positions->position_q;
                 const T* position_k = (const T*)c.positions->position_k;
-                pack_all_turned<E>(position_q + from, stride, count, c.width, turned_pq + to);
-                pack_all_turned<E>(position_k + from, stride, count, c.width, turned_pk + to);
+                pack_all_turned<E>(position_q + from, stride, count, c.width, count, turned_pq + to);
+                pack_all_turned<E>(position_k + from, stride, count, c.width, count, turned_pk + to);
             }
         }
 #pragma omp for schedule(dynamic, few)
         for (int64_t item = 0; item < items; item++) {
             int64_t head = item % c.heads, kv_head = head / (c.heads / c.kv_heads);
             const int64_t* span = c.spans + item / c.heads * 4;
-            Item<E> it(c, span);
+            Tiles* tiles = by_tiles<E>(c, span[1] - span[0]) ? &shapes : nullptr;
+            const int64_t block = tiles ? 2 * LANES : BLOCK;
+            Item<E> it(c, span, tiles);
             if (it.n == 0) continue;
             const T *mine = q + span[0] * c.q_stride + head * it.d, *keys = k + span[2] * c.k_stride + kv_head * it.d;
             const T* values = v + span[2] * c.v_stride + kv_head * it.d;
@@ -213,25 +291,27 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
             uint32_t* packed = scratch.take<uint32_t>(it.packed_words());
             float* scores = scratch.take<float>(plane);
             T* weights = scratch.take<T>(plane);
-            pack_all_turned<E>(keys, c.k_stride, it.m, it.d, turned);
-            pack_all<E>(values, c.v_stride, it.m, it.d, packed);
+            pack_all_turned<E>(keys, c.k_stride, it.m, it.d, it.wide, turned);
+            pack_all<E>(values, c.v_stride, it.m, it.d, it.depth_m, packed);
             PositionScores position_to_content(scratch.take<float>(it.m * position_stride), lowest, highest);
             float* of_block = scratch.take<float>(BLOCK * position_stride);
             if (c.positions) {
                 Left rows = {(const uint32_t*)keys, c.k_stride / E::IN_WORD, 1};
-                position_to_content.compute<E>(rows, it.m, turned_pq + head * position_words, it.depth_d, count);
+                position_to_content.compute<E>(rows, it.m, turned_pq + head * position_words, it.depth_d, count,
+                                               tiles);
             }
-            for (int64_t first = 0; first < it.n; first += BLOCK) {
-                int64_t many = std::min(BLOCK, it.n - first);
+            for (int64_t first = 0; first < it.n; first += block) {
+                int64_t many = std::min(block, it.n - first);
                 Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
                 int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
                 int64_t right = std::min(it.wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
-                product_lines<E>(a, many, turned, it.depth_d, it.wide, from, last, scores + left, it.wide);
+                product_lines<E>(a, many, turned, it.depth_d, it.wide, from, last, scores + left, it.wide, tiles);
                 if (c.positions) {
                     const int32_t* ascending = c.positions->ascending + first;
                     PositionScores content_to_position(of_block, ascending[1 - right], ascending[many - 1 - left]);
-                    content_to_position.compute<E>(a, many, turned_pk + head * position_words, it.depth_d, count);
+                    content_to_position.compute<E>(a, many, turned_pk + head * position_words, it.depth_d, count,
+                                                   tiles);
                     add_position_scores(*c.positions, content_to_position, position_to_content, first, many, left,
                                         right, it.m, it.wide, scores);
                 }
@@ -253,16 +333,67 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
                 }
                 // skip the values of keys that no query of the block sees
                 int64_t skip = left / E::IN_WORD, deep = std::min(it.depth_m, right / E::IN_WORD) - skip;
-                Left b = {(const uint32_t*)weights + skip, it.wide / E::IN_WORD, 1};
-                for (int64_t p = 0; p < panels(it.d); p++)
-                    product<E>(b, many, packed + p * it.depth_m * PANEL + skip * PANEL, std::max<int64_t>(deep, 0),
-                               std::min(PANEL, it.d - p * PANEL), 0, 1, [&](int64_t row, int64_t column, V x) INLINE {
-                                   E::store(to + (first + row) * c.out_stride + p * PANEL + column, x * inverse[row]);
-                               });
+                mix_values<E>(weights, many, it.wide, packed, it.depth_m, skip, std::max<int64_t>(deep, 0), it.d, tiles,
+                              [&](int64_t row, int64_t column, V x) INLINE {
+                                  E::store(to + (first + row) * c.out_stride + column, x * inverse[row]);
+                              });
             }
         }
     }
 }
+
+// adds dS' Q, or P' dO, of a block of queries to the sums of `keys` rows of `d` columns; dS' or P' is packed as words
+// [query pairs, keys], and Q or dO in panels of `deep` words
+template <class E>
+static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t keys, const uint32_t* packed, int64_t deep,
+                                  int64_t d, float* sums, Tiles* tiles) {
+#if defined(HAS_TILES)
+    if constexpr (std::is_same_v<E, Half>)
+        if (tiles) {  // `deep` is TILE, and the rows of sums are whole tiles
+            tiles->configure(2 * TILE);
+            for (int64_t key = 0; key < keys; key += 2 * TILE) {
+                alignas(64) uint32_t lines[2][TILE * TILE];  // words of pairs of queries for each key
+                for (int64_t half = 0; half < 2; half++) {
+                    VU in[LANES];
+                    for (int64_t i = 0; i < LANES; i++) in[i] = *(const AnyVU*)(turned + i * wide + key + half * TILE);
+                    turn(in, lines[half], TILE);
+                }
+                _tile_loadd(4, lines[0], 64);
+                _tile_loadd(5, lines[1], 64);
+                for (int64_t column = 0; column < d; column += 2 * LANES) {
+                    float *upper = sums + key * d + column, *lower = upper + TILE * d;
+                    const uint32_t* b = packed + column / PANEL * deep * PANEL + column % PANEL;
+                    _tile_loadd(6, b, PANEL * 4);
+                    _tile_loadd(7, b + LANES, PANEL * 4);
+                    _tile_loadd(0, upper, d * 4);
+                    _tile_loadd(1, upper + LANES, d * 4);
+                    _tile_loadd(2, lower, d * 4);
+                    _tile_loadd(3, lower + LANES, d * 4);
+                    _tile_dpbf16ps(0, 4, 6);
+                    _tile_dpbf16ps(1, 4, 7);
+                    _tile_dpbf16ps(2, 5, 6);
+                    _tile_dpbf16ps(3, 5, 7);
+                    _tile_stored(0, upper, d * 4);
+                    _tile_stored(1, upper + LANES, d * 4);
+                    _tile_stored(2, lower, d * 4);
+                    _tile_stored(3, lower + LANES, d * 4);
+                }
+            }
+            return;
+        }
+#endif
+    for (int64_t p = 0; p < panels(d); p++)
+        product<E>({turned, 1, wide}, keys, packed + p * deep * PANEL, deep, std::min(PANEL, d - p * PANEL), 0, 1,
+                   [&](int64_t row, int64_t column, V x) INLINE { *(AnyV*)(sums + row * d + p * PANEL + column) += x; });
+}
+
+// What the gradient of a row of scores needs: s log2 e - log_sum is the logarithm of a weight, and `level` is the sum of
+// the weights times their gradients (Dao et al. 2022, appendix B).
+struct GradientRow {
+    Seen sees;
+    uint32_t key;  // of its dropout
+    float log_sum, level;
+};
 
 template <class E>
 static void backward(const Call& c, const typename E::T* q, const typename E::T* k, const typename E::T* v,
@@ -274,106 +405,95 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
 #pragma omp parallel num_threads(threads)
     {
         static thread_local Scratch scratch;
+        Tiles shapes;
 #pragma omp for schedule(dynamic, few)
         for (int64_t item = 0; item < items; item++) {
             int64_t kv_head = item % c.kv_heads;
             const int64_t* span = c.spans + item / c.kv_heads * 4;
-            Item<E> it(c, span);
-            const int64_t d = it.d, wide = it.wide, block_words = words(BLOCK, E::IN_WORD);
+            Tiles* tiles = by_tiles<E>(c, span[1] - span[0]) ? &shapes : nullptr;
+            const int64_t block = tiles ? 2 * LANES : BLOCK, block_words = words(block, E::IN_WORD);
+            Item<E> it(c, span, tiles);
+            const int64_t d = it.d, wide = it.wide;
             const T *keys = k + span[2] * c.k_stride + kv_head * d, *values = v + span[2] * c.v_stride + kv_head * d;
             T *to_k = dk + span[2] * d_stride + kv_head * d, *to_v = dv + span[2] * d_stride + kv_head * d;
             int64_t column_words = panels(d) * PANEL * block_words;
-            scratch.begin((2 * it.turned_words() + it.packed_words() + 2 * column_words + 2 * BLOCK * wide +
-                           2 * block_words * wide + 2 * it.m * d) * 4 + BLOCK * wide * sizeof(T) + 2048);
+            scratch.begin((2 * it.turned_words() + it.packed_words() + 2 * column_words + 2 * block * wide +
+                           2 * block_words * wide + 2 * wide * d) * 4 + block * wide * sizeof(T) + 2048);
             uint32_t* turned_k = scratch.take<uint32_t>(it.turned_words());
             uint32_t* turned_v = scratch.take<uint32_t>(it.turned_words());
             uint32_t* packed_k = scratch.take<uint32_t>(it.packed_words());
             uint32_t *packed_q = scratch.take<uint32_t>(column_words), *packed_g = scratch.take<uint32_t>(column_words);
-            float *scores = scratch.take<float>(BLOCK * wide), *slopes = scratch.take<float>(BLOCK * wide);
+            float *scores = scratch.take<float>(block * wide), *slopes = scratch.take<float>(block * wide);
             uint32_t* p_turned = scratch.take<uint32_t>(block_words * wide);
             uint32_t* s_turned = scratch.take<uint32_t>(block_words * wide);
-            float *sum_k = scratch.take<float>(it.m * d), *sum_v = scratch.take<float>(it.m * d);
-            T* ds = scratch.take<T>(BLOCK * wide);
-            memset(sum_k, 0, it.m * d * sizeof(float));
-            memset(sum_v, 0, it.m * d * sizeof(float));
-            pack_all_turned<E>(keys, c.k_stride, it.m, d, turned_k);
-            pack_all_turned<E>(values, c.v_stride, it.m, d, turned_v);
-            pack_all<E>(keys, c.k_stride, it.m, d, packed_k);
-            const int64_t blocks = (it.n + BLOCK - 1) / BLOCK;
+            float *sum_k = scratch.take<float>(wide * d), *sum_v = scratch.take<float>(wide * d);
+            T* ds = scratch.take<T>(block * wide);
+            memset(sum_k, 0, wide * d * sizeof(float));
+            memset(sum_v, 0, wide * d * sizeof(float));
+            pack_all_turned<E>(keys, c.k_stride, it.m, d, wide, turned_k);
+            pack_all_turned<E>(values, c.v_stride, it.m, d, wide, turned_v);
+            pack_all<E>(keys, c.k_stride, it.m, d, it.depth_m, packed_k);
+            const int64_t blocks = (it.n + block - 1) / block;
             for (int64_t part = 0; part < group * blocks; part++) {
-                const int64_t head = kv_head * group + part / blocks, first = part % blocks * BLOCK;
+                const int64_t head = kv_head * group + part / blocks, first = part % blocks * block;
                 const T *mine = q + span[0] * c.q_stride + head * d, *o = out + span[0] * c.out_stride + head * d;
                 const T* g = dout + span[0] * dout_stride + head * d;
                 T* to_q = dq + span[0] * d_stride + head * d;
-                int64_t many = std::min(BLOCK, it.n - first), deep = words(many, E::IN_WORD);
+                int64_t many = std::min(block, it.n - first), pairs = words(many, E::IN_WORD);
+                int64_t deep = tiles ? block_words : pairs;
                 Seen low = seen(c, first, it.n, it.m), high = seen(c, first + many - 1, it.n, it.m);
                 int64_t from = low.first / PANEL, last = panels(high.last), left = from * PANEL;
                 int64_t right = std::min(wide, last * PANEL);
                 Left a = {(const uint32_t*)(mine + first * c.q_stride), c.q_stride / E::IN_WORD, 1};
                 Left b = {(const uint32_t*)(g + first * dout_stride), dout_stride / E::IN_WORD, 1};
-                product_lines<E>(a, many, turned_k, it.depth_d, wide, from, last, scores + left, wide);
-                product_lines<E>(b, many, turned_v, it.depth_d, wide, from, last, slopes + left, wide);
-                for (int64_t row = 0; row < many; row++) {
-                    float *s = scores + row * wide, *g_row = slopes + row * wide;
-                    int64_t query = span[0] + first + row;
-                    Seen sees = seen(c, first + row, it.n, it.m);
-                    uint32_t key = c.drop.below ? key_of(c.seed, query * c.heads + head) : 0;
-                    float log_sum = sums[query * c.heads + head], scale = c.scale * LOG2_E;
-                    V both = {};
-                    for (int64_t i = 0; i < d; i += LANES)
-                        both += E::load(o + (first + row) * c.out_stride + i) *
-                                E::load(g + (first + row) * dout_stride + i);
-                    float level = sum(both);
-                    for (int64_t j = left; j < right; j += LANES) {
-                        // a row that sees no key has an infinite log_sum, so all its weights are 0
-                        V w = within(exp2_of(*(const AnyV*)(s + j) * scale - log_sum), sees, j, V{});
-                        V slope = *(const AnyV*)(g_row + j), dropped = w;
-                        if (c.drop.below) {
-                            V factors = c.drop.factors(key, j);
-                            slope *= factors;
-                            dropped *= factors;
-                        }
-                        V change = w * (slope - level) * c.scale;
-                        *(AnyV*)(s + j) = dropped;
-                        *(AnyV*)(g_row + j) = change;
-                        E::store(ds + row * wide + j, change);
+                product_lines<E>(a, many, turned_k, it.depth_d, wide, from, last, scores + left, wide, tiles);
+                product_lines<E>(b, many, turned_v, it.depth_d, wide, from, last, slopes + left, wide, tiles);
+                for (int64_t pair = 0; pair < deep; pair++) {  // the rows of a word at once
+                    uint32_t *p_line = p_turned + pair * wide, *s_line = s_turned + pair * wide;
+                    GradientRow rows[E::IN_WORD];
+                    const int64_t row = pair * E::IN_WORD, here = std::clamp<int64_t>(many - row, 0, E::IN_WORD);
+                    for (int64_t i = 0; i < here; i++) {
+                        int64_t query = span[0] + first + row + i;
+                        V both = {};
+                        for (int64_t x = 0; x < d; x += LANES)
+                            both += E::load(o + (first + row + i) * c.out_stride + x) *
+                                    E::load(g + (first + row + i) * dout_stride + x);
+                        rows[i] = {seen(c, first + row + i, it.n, it.m),
+                                   c.drop.below ? key_of(c.seed, query * c.heads + head) : 0,
+                                   sums[query * c.heads + head], sum(both)};
                     }
-                }
-                for (int64_t pair = 0; pair < deep; pair++) {  // rows packed into words, for products over queries
-                    int64_t row = pair * E::IN_WORD;
-                    bool two = E::IN_WORD == 2 && row + 1 < many;
                     for (int64_t j = left; j < right; j += LANES) {
-                        const float *s = scores + row * wide + j, *t = slopes + row * wide + j;
-                        V s_other = {}, t_other = {};
-                        if (two) {
-                            s_other = *(const AnyV*)(s + wide);
-                            t_other = *(const AnyV*)(t + wide);
+                        V weights[2] = {}, changes[2] = {};
+                        for (int64_t i = 0; i < here; i++) {
+                            // a row that sees no key has an infinite log_sum, so all its weights are 0
+                            V s = *(const AnyV*)(scores + (row + i) * wide + j) * (c.scale * LOG2_E) - rows[i].log_sum;
+                            V w = within(exp2_of(s), rows[i].sees, j, V{});
+                            V slope = *(const AnyV*)(slopes + (row + i) * wide + j);
+                            weights[i] = w;
+                            if (c.drop.below) {
+                                V factors = c.drop.factors(rows[i].key, j);
+                                slope *= factors;
+                                weights[i] *= factors;
+                            }
+                            changes[i] = w * (slope - rows[i].level) * c.scale;
+                            E::store(ds + (row + i) * wide + j, changes[i]);
                         }
-                        *(AnyVU*)(p_turned + pair * wide + j) = E::pair(*(const AnyV*)s, s_other);
-                        *(AnyVU*)(s_turned + pair * wide + j) = E::pair(*(const AnyV*)t, t_other);
+                        *(AnyVU*)(p_line + j) = E::pair(weights[0], weights[1]);
+                        *(AnyVU*)(s_line + j) = E::pair(changes[0], changes[1]);
                     }
                 }
                 int64_t skip = left, keys_here = std::min(it.m, right) - skip;
-                pack_all<E>(mine + first * c.q_stride, c.q_stride, many, d, packed_q);
-                pack_all<E>(g + first * dout_stride, dout_stride, many, d, packed_g);
+                if (tiles) keys_here = right - skip;
+                pack_all<E>(mine + first * c.q_stride, c.q_stride, many, d, deep, packed_q);
+                pack_all<E>(g + first * dout_stride, dout_stride, many, d, deep, packed_g);
                 int64_t skipped = skip / E::IN_WORD, deep_m = words(std::max<int64_t>(0, keys_here), E::IN_WORD);
-                for (int64_t p = 0; p < panels(d); p++) {
-                    int64_t some = std::min(PANEL, d - p * PANEL);
-                    product<E>({(const uint32_t*)ds + skipped, wide / E::IN_WORD, 1}, many,
-                               packed_k + p * it.depth_m * PANEL + skipped * PANEL, deep_m, some, 0, 1,
-                               [&](int64_t row, int64_t column, V x) INLINE {
-                                   E::store(to_q + (first + row) * d_stride + p * PANEL + column, x);
-                               });
-                    if (keys_here <= 0) continue;
-                    product<E>({s_turned + skip, 1, wide}, keys_here, packed_q + p * deep * PANEL, deep, some, 0, 1,
-                               [&](int64_t row, int64_t column, V x) INLINE {
-                                   *(AnyV*)(sum_k + (skip + row) * d + p * PANEL + column) += x;
-                               });
-                    product<E>({p_turned + skip, 1, wide}, keys_here, packed_g + p * deep * PANEL, deep, some, 0, 1,
-                               [&](int64_t row, int64_t column, V x) INLINE {
-                                   *(AnyV*)(sum_v + (skip + row) * d + p * PANEL + column) += x;
-                               });
-                }
+                mix_values<E>(ds, many, wide, packed_k, it.depth_m, skipped, deep_m, d, tiles,
+                              [&](int64_t row, int64_t column, V x) INLINE {
+                                  E::store(to_q + (first + row) * d_stride + column, x);
+                              });
+                if (keys_here <= 0) continue;
+                add_transposed<E>(s_turned + skip, wide, keys_here, packed_q, deep, d, sum_k + skip * d, tiles);
+                add_transposed<E>(p_turned + skip, wide, keys_here, packed_g, deep, d, sum_v + skip * d, tiles);
             }
             for (int64_t row = 0; row < it.m; row++)
                 for (int64_t i = 0; i < d; i += LANES) {
@@ -400,14 +520,15 @@ void heedful_attention(int64_t sequences, int64_t heads, int64_t kv_heads, int64
 #endif
 }
 
-// Disentangled attention, without dropout and gradient. `indexes` [2, 2 (reach + LANES) + 1] has the index of the
-// embedding for each distance of a query to a key, from -reach - LANES to reach + LANES, and then the same reversed.
+// Disentangled attention, without dropout and gradient. `indexes` [2, 2 (reach + MARGIN) + 1] has the index of
+// the embedding for each distance of a query to a key, from -reach - MARGIN to reach + MARGIN, and then the same
+// reversed.
 void heedful_disentangled_attention(int64_t sequences, int64_t heads, int64_t width, const int64_t* spans,
                                     const void* q, int64_t q_stride, const void* k, int64_t k_stride, const void* v,
                                     int64_t v_stride, float scale, int half, const void* position_q,
                                     const void* position_k, int64_t count, const int32_t* indexes, int64_t reach,
                                     void* out, int64_t out_stride, int threads) {
-    const int64_t middle = reach + LANES;
+    const int64_t middle = reach + MARGIN;
     RelativePositions positions = {position_q, position_k, count, indexes + middle, indexes + 3 * middle + 1};
     Call c = {sequences, heads,      heads, width, spans, q_stride,  k_stride,
               v_stride,  out_stride, scale, 0,     -1,    Drop(0.0), 0,       &positions};

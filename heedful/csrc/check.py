@@ -283,10 +283,10 @@ def _attention(
 
 def _disentangled_attention(library: Kernels, sample: _Sampler) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Compare attention with terms of relative positions; far ones share an embedding."""
-    width, lanes, reach, near = WIDTH // HEADS, library.lanes, ROWS - 1, 5
+    width, margin, reach, near = WIDTH // HEADS, 2 * library.lanes, ROWS - 1, 5
     q, k, v = sample(ROWS, 3 * HEADS, width).split(HEADS, 1)
     vectors = sample(2, 2 * near + 1, HEADS, width)
-    distances = torch.arange(-reach - lanes, reach + lanes + 1)
+    distances = torch.arange(-reach - margin, reach + margin + 1)
     numbers = distances.clamp(-near, near) + near
     both_ways, out = torch.stack([numbers, numbers.flip(0)]).int(), _empty(*q.shape, dtype=q.dtype)
     spans = torch.tensor(SPANS)

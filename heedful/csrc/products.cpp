@@ -1,11 +1,5 @@
 // Linear layers: y = activation(x W' + b), the gradient of x, and those of W and b.
-#include "products.h"
-
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__linux__)
-#define HAS_TILES 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "tiles.h"
 
 static constexpr int64_t ROWS = 96;    // rows of x at a time, about: they stay in the L2 cache with a panel of W
 static constexpr int64_t FEW = 64;     // up to this many rows, threads share the columns instead of the rows
@@ -52,69 +46,11 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
              });
 }
 
-#if defined(HAS_TILES)  // AMX: bit-identical to the products by vectors
-constexpr int64_t TILE = 16;  // rows of a tile register; each has 64 bytes, or 16 sums
-constexpr int64_t MIN_AMX_ROWS = 5;  // below, vectors are faster than tiles
-
-// whether the operating system lets this process use tile registers
-static bool tiles_allowed() {
-    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-    return allowed;
-}
-
-// tiles 0 to 3: sums; 4 and 5: rows of x; 6 and 7: columns of W
-static void configure_tiles(int64_t upper, int64_t lower) {
-    lower = std::max<int64_t>(1, lower);  // clearing a tile that is configured with 0 rows is an illegal instruction
-    struct alignas(64) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    } shapes;
-    const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = (uint8_t)rows[i];
-    _tile_loadconfig(&shapes);
-}
-
-// the products of up to 2 TILE rows, `upper` and `lower` of them in a tile, with a panel; depth is a multiple of 64
+#if defined(HAS_TILES)
 template <class Done>
-static inline INLINE void product_tiles(const uint8_t* x, int64_t depth, int64_t upper, int64_t lower,
-                                        const uint32_t* panel, int64_t columns, Done done) {
-    alignas(64) int32_t sums[4][TILE][LANES];
-    for (int64_t column = 0; column < columns; column += 2 * LANES) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int64_t k = 0; k < depth; k += 64) {
-            const uint32_t* b = panel + k / 4 * PANEL + column;
-            _tile_loadd(6, b, PANEL * 4);
-            _tile_loadd(7, b + LANES, PANEL * 4);
-            _tile_loadd(4, x + k, depth);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
-            if (lower) {
-                _tile_loadd(5, x + TILE * depth + k, depth);
-                _tile_dpbusd(2, 5, 6);
-                _tile_dpbusd(3, 5, 7);
-            }
-        }
-        _tile_stored(0, sums[0], 64);
-        _tile_stored(1, sums[1], 64);
-        if (lower) {
-            _tile_stored(2, sums[2], 64);
-            _tile_stored(3, sums[3], 64);
-        }
-        for (int64_t row = 0; row < upper + lower; row++)
-            for (int64_t j = 0; j < 2 && column + j * LANES < columns; j++)
-                done(row, column + j * LANES, *(const VI*)sums[row / TILE * 2 + j][row % TILE]);
-    }
-}
-
-template <class Done>
-static void whole_amx(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
-                           int threads, Done done) {
-    const int64_t count = panels(columns), size = depth / 4 * PANEL;
+static void whole_tiles(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns, int threads,
+                        Done done) {
+    const int64_t count = panels(columns), deep = depth / 4, size = deep * PANEL;
     // few rows: a task is a panel; otherwise a block of rows that stays in the L2 cache
     Share share = rows <= FEW ? Share{1, rows} : shared(rows, threads);
     share.size = (share.size + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
@@ -123,17 +59,16 @@ static void whole_amx(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t task = 0; task < tasks; task++) {
         int64_t first = task / (count / panels_each) * share.size, last = std::min(rows, first + share.size);
-        int64_t begin = task % (count / panels_each) * panels_each, upper_now = 0, lower_now = 0;
+        int64_t begin = task % (count / panels_each) * panels_each;
+        TileShapes shapes;
         for (int64_t p = begin; p < begin + panels_each; p++)
             for (int64_t row = first; row < last; row += 2 * TILE) {
-                int64_t upper = std::min(TILE, last - row), lower = std::clamp<int64_t>(last - row - TILE, 0, TILE);
-                if (upper != upper_now || lower != lower_now) configure_tiles(upper_now = upper, lower_now = lower);
-                product_tiles(x + row * depth, depth, upper, lower, b + p * size, std::min(PANEL, columns - p * PANEL),
-                              [&](int64_t i, int64_t column, VI sums) INLINE {
-                                  done(row + i, p * PANEL + column, sums);
-                              });
+                shapes.configure(last - row);
+                product_tiles<Byte>(shapes, (const uint32_t*)(x + row * depth), deep, deep, b + p * size,
+                                    std::min(PANEL, columns - p * PANEL), [&](int64_t i, int64_t column, VI sums) INLINE {
+                                        done(row + i, p * PANEL + column, sums);
+                                    });
             }
-        _tile_release();
     }
 }
 #endif
@@ -155,7 +90,7 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
     };
 #if defined(HAS_TILES)
     if (rows >= MIN_AMX_ROWS && depth % 64 == 0 && tiles_allowed())
-        return whole_amx(x, rows, b, depth, columns, threads, finish);
+        return whole_tiles(x, rows, b, depth, columns, threads, finish);
 #endif
     whole<Byte>(x, depth, rows, b, words(depth, 4), columns, threads, finish);
 }

@@ -15,6 +15,8 @@ from heedful.nn.autograd import AutogradContext
 from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
 from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout, cannot_differ
 
+TILE_WIDTH = 32  # bfloat16 numbers in a row of a tile register of AMX
+
 
 def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
     """Compute softmax(scale q k) v of each sequence, with dropout of the weights."""
@@ -59,8 +61,10 @@ def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """
     if args.preferred == "native":
         return ""
-    if args.bias is None and q.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
-        return "PyTorch's products use AMX here, and its own do not"
+    if q.dtype != torch.bfloat16 or not torch.cpu.get_capabilities().get("amx_bf16"):
+        return ""
+    if args.bias is None and q.shape[-1] % TILE_WIDTH:
+        return f"PyTorch's products use AMX here, and its own only where head widths are multiples of {TILE_WIDTH}"
     return ""
 
 
@@ -73,7 +77,7 @@ class _PositionIndexes(NamedTuple):
     problem: str
 
 
-def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, lanes: int) -> _PositionIndexes:
+def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin: int) -> _PositionIndexes:
     """Return the indexes, checked once for all layers: the kernel reads memory where they point."""
 
     def make() -> _PositionIndexes:
@@ -84,7 +88,7 @@ def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, lanes:
             problem = "indexes of relative positions must start at 0 or more and ascend in steps of 0 or 1"
         else:
             reach = len(indexes) // 2
-            distances = torch.arange(-reach - lanes, reach + lanes + 1, device="cpu").clamp(-reach, reach)
+            distances = torch.arange(-reach - margin, reach + margin + 1, device="cpu").clamp(-reach, reach)
             ascending = indexes[distances + reach].int()
             both_ways = torch.stack([ascending, ascending.flip(0)])
             return _PositionIndexes(indexes, both_ways, int(indexes[-1]) + 1, "")
@@ -102,7 +106,7 @@ def _cannot_disentangle(
         return "in its disentangled attention each token sees its whole sequence, without dropout"
     if k.shape[1] != q.shape[1]:
         return "in its disentangled attention, query heads share no key heads"
-    indexes = _position_indexes(bias.indexes, args.layout, library.lanes)
+    indexes = _position_indexes(bias.indexes, args.layout, 2 * library.lanes)
     if indexes.problem:
         return indexes.problem
     shapes = [tuple(x.shape) for x in (bias.position_q, bias.position_k)]
@@ -119,7 +123,7 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: Di
     library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
     assert library is not None
     position_q, position_k = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
-    indexes = _position_indexes(bias.indexes, args.layout, library.lanes).both_ways
+    indexes = _position_indexes(bias.indexes, args.layout, 2 * library.lanes).both_ways
     sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
     positions = (address(position_q), address(position_k), len(position_k), address(indexes), bias.reach)

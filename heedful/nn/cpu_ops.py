@@ -161,7 +161,7 @@ def trains_in_bfloat16() -> bool:
     """Return whether linear layers train in bfloat16 with our kernels here.
 
     It is a rule and not a measurement, so that a seed gives the same bits. oneDNN's products are several times as fast
-    on AMX, which ours use for int8 alone.
+    on AMX, which ours use for int8 and in attention alone.
     """
     library = kernels()
     return library is not None and library.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")

@@ -84,6 +84,24 @@ def test_attention(
     assert max(off(x, y) for x, y in zip(results, expected, strict=True)) < most
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [16, 64])
+def test_attention_of_a_sequence_has_the_same_bits_alone(native: Kernels, dtype: torch.dtype, width: int) -> None:
+    skip_without_half(native, dtype)
+    call = AttentionArgs(layout=layout_of(LENGTHS), scale=width**-0.5, preferred="native")
+    rows, gradient = drawn(sum(LENGTHS), 6 * width, dtype=dtype), drawn(sum(LENGTHS), 2, width, seed=9, dtype=dtype)
+
+    def ran(first: int, last: int, args: AttentionArgs) -> list[Tensor]:
+        x = rows[first:last].clone().requires_grad_()
+        out = attending.attention(*attending.split_qkv(x, 2), args)
+        return [out, *torch.autograd.grad(out, x, gradient[first:last])]
+
+    together = ran(0, len(rows), call)
+    for start, stop in call.layout.queries:
+        alone = ran(start, stop, replace(call, layout=layout_of([stop - start])))
+        assert all(torch.equal(x, y[start:stop]) for x, y in zip(alone, together, strict=True))
+
+
 def disentangled(layout: Layout, heads: int, width: int, near: int, reach: int, dtype: torch.dtype) -> AttentionArgs:
     """Distances up to `near` have vectors of their own; farther ones share them three by three."""
     distances = torch.arange(-reach, reach + 1)
@@ -165,13 +183,14 @@ def test_disentangled_attention_with_a_gradient_is_left_to_other_kernels() -> No
 
 @pytest.mark.parametrize("value", ODD, ids=str)
 @pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("width", [16, 32])  # by vectors; by tiles in bfloat16 where the processor has AMX
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_hides_no_number_that_is_not_finite(
-    native: Kernels, dtype: torch.dtype, part: str, value: float
+    native: Kernels, dtype: torch.dtype, width: int, part: str, value: float
 ) -> None:
     skip_without_half(native, dtype)
     call = AttentionArgs(layout=layout_of([20, 70]), scale=0.25)
-    tensors = dict(zip("qkv", drawn(90, 3, 2, 16).unbind(1), strict=True))
+    tensors = dict(zip("qkv", drawn(90, 3, 2, width).unbind(1), strict=True))
     tensors[part][5, 0, 3] = value
 
     def ran(how: Callable[..., Tensor], kind: torch.dtype) -> list[Tensor]:

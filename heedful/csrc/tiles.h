@@ -1,0 +1,93 @@
+// Matrix products by the tile registers of AMX, of operands that are packed as products.h says.
+//
+// A pass takes up to 2 TILE rows of the left side. Products of bytes have the same bits as those by vectors.
+#pragma once
+
+#include "products.h"
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__) && \
+    defined(__linux__)
+#define HAS_TILES 1
+#include <sys/syscall.h>
+#include <unistd.h>
+
+constexpr int64_t TILE = 16;         // rows of a tile register; each has TILE words, or as many sums
+constexpr int64_t MIN_AMX_ROWS = 5;  // below, vectors are faster than tiles
+
+// whether the operating system lets this process use tile registers
+static bool tiles_allowed() {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+    return allowed;
+}
+
+// The shapes of the tile registers, as this thread configured them. Tiles 0 to 3 are sums, 4 and 5 rows of the left
+// side, and 6 and 7 columns of the right one.
+struct TileShapes {
+    int64_t upper = 0, lower = 0;  // rows of the left side in the first and in the second tile
+    void configure(int64_t rows) {
+        int64_t first = std::min(TILE, rows), second = std::clamp<int64_t>(rows - TILE, 0, TILE);
+        if (first == upper && second == lower) return;
+        upper = first, lower = second;
+        struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } shapes;
+        second = std::max<int64_t>(1, second);  // clearing a tile with 0 rows is an illegal instruction
+        const int64_t all_rows[8] = {first, first, second, second, first, second, TILE, TILE};
+        for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = (uint8_t)all_rows[i];
+        _tile_loadconfig(&shapes);
+    }
+    ~TileShapes() {
+        if (upper) _tile_release();
+    }
+};
+
+// sums of the configured rows with two vectors of columns of a panel, in tiles 0 to 3; `depth` is whole tiles
+template <class E>
+static inline INLINE void multiply_tiles(const uint32_t* a, int64_t row, int64_t depth, bool two, const uint32_t* b) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += TILE, b += TILE * PANEL) {
+        _tile_loadd(6, b, PANEL * 4);
+        _tile_loadd(7, b + LANES, PANEL * 4);
+        _tile_loadd(4, a + k, row * 4);
+        if (two) _tile_loadd(5, a + TILE * row + k, row * 4);
+        if constexpr (std::is_same_v<E, Half>) {
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (!two) continue;
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        } else {
+            _tile_dpbusd(0, 4, 6);
+            _tile_dpbusd(1, 4, 7);
+            if (!two) continue;
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
+        }
+    }
+}
+
+// the product of the configured rows with up to a panel of columns; done(row, column, LANES sums)
+template <class E, class Done>
+static inline INLINE void product_tiles(const TileShapes& shapes, const uint32_t* a, int64_t row, int64_t depth,
+                                        const uint32_t* panel, int64_t columns, Done done) {
+    alignas(64) typename E::Sum sums[4][TILE];
+    for (int64_t column = 0; column < columns; column += 2 * LANES) {
+        multiply_tiles<E>(a, row, depth, shapes.lower, panel + column);
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        if (shapes.lower) {
+            _tile_stored(2, sums[2], 64);
+            _tile_stored(3, sums[3], 64);
+        }
+        for (int64_t i = 0; i < shapes.upper + shapes.lower; i++)
+            for (int64_t j = 0; j < 2 && column + j * LANES < columns; j++)
+                done(i, column + j * LANES, sums[i / TILE * 2 + j][i % TILE]);
+    }
+}
+#endif
