@@ -30,6 +30,7 @@ html_static_path = [str(_ROOT / "docs" / "static")]
 html_css_files = ["heedful.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#9a3412", "color-brand-content": "#9a3412"},
     "dark_css_variables": {"color-brand-primary": "#fdba74", "color-brand-content": "#fdba74"},

@@ -26,6 +26,7 @@ HOW = {
     "train.optimizer.lr": 5e-3,
     "train.precision": "float32",
     "fit.load_best_at_end": False,
+    "fit.eval_every_epochs": 80.0,
 }
 WORDS = ("the", "cat", "dog", "sat", "ran", "mat", "on", "a", "in", "of")
 

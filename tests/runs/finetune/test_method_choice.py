@@ -64,6 +64,7 @@ def test_few_labels_compare_all_methods_and_train_by_the_best(tmp_path: Path, en
     assert "Methods on held-out examples" in (tmp_path / "run/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_choice_is_kept_when_the_same_command_is_given_again(tmp_path: Path, encoder: str) -> None:
     run(tmp_path / "run", encoder)
     path = tmp_path / "run/method.json"

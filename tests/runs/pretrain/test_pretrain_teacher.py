@@ -116,6 +116,7 @@ def everything(place: Path) -> dict[str, Any]:
     return {"phases": PHASES, "train.ema_decay": 0.9, "objective.neighbour_texts": 20, "probes": f"[{probes}]"}
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tmp_path: Path, place: Path) -> None:
     """The teacher's principal components are those of the first run, and not estimated anew from other rows."""
     go(place, tmp_path / "first", "sentence_embedding", {"train.max_steps": 1})
