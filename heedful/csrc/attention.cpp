@@ -345,8 +345,8 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
 // adds dS' Q, or P' dO, of a block of queries to the sums of `keys` rows of `d` columns; dS' or P' is packed as words
 // [query pairs, keys], and Q or dO in panels of `deep` words
 template <class E>
-static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t keys, const uint32_t* packed, int64_t deep,
-                                  int64_t d, float* sums, Tiles* tiles) {
+static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t keys, const uint32_t* packed,
+                                  int64_t deep, int64_t d, float* sums, Tiles* tiles) {
 #if defined(HAS_TILES)
     if constexpr (std::is_same_v<E, Half>)
         if (tiles) {  // `deep` is TILE, and the rows of sums are whole tiles
@@ -384,11 +384,13 @@ static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t 
 #endif
     for (int64_t p = 0; p < panels(d); p++)
         product<E>({turned, 1, wide}, keys, packed + p * deep * PANEL, deep, std::min(PANEL, d - p * PANEL), 0, 1,
-                   [&](int64_t row, int64_t column, V x) INLINE { *(AnyV*)(sums + row * d + p * PANEL + column) += x; });
+                   [&](int64_t row, int64_t column, V x) INLINE {
+                       *(AnyV*)(sums + row * d + p * PANEL + column) += x;
+                   });
 }
 
-// What the gradient of a row of scores needs: s log2 e - log_sum is the logarithm of a weight, and `level` is the sum of
-// the weights times their gradients (Dao et al. 2022, appendix B).
+// What the gradient of a row of scores needs: scale s log2 e - log_sum is the binary logarithm of a weight, and `level`
+// the sum of the weights times their gradients (Dao et al. 2022, appendix B).
 struct GradientRow {
     Seen sees;
     uint32_t key;  // of its dropout

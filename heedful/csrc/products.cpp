@@ -15,12 +15,47 @@ static Share shared(int64_t count, int64_t threads) {
     return {(count + size - 1) / size, size};
 }
 
+#if defined(HAS_TILES)
+// `whole` by tiles; `depth` is whole tiles
+template <class E, class Done>
+static void whole_by_tiles(const uint32_t* x, int64_t in_row, int64_t rows, const uint32_t* b, int64_t depth,
+                           int64_t columns, int threads, Done done) {
+    const int64_t count = panels(columns), size = depth * PANEL;
+    // few rows: a task is a panel; otherwise a block of rows that stays in the L2 cache
+    Share share = rows <= FEW ? Share{1, rows} : shared(rows, threads);
+    share.size = (share.size + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
+    share.blocks = (rows + share.size - 1) / share.size;
+    const int64_t panels_each = rows <= FEW ? 1 : count, tasks = share.blocks * (count / panels_each);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t task = 0; task < tasks; task++) {
+        int64_t first = task / (count / panels_each) * share.size, last = std::min(rows, first + share.size);
+        int64_t begin = task % (count / panels_each) * panels_each;
+        TileShapes shapes;
+        for (int64_t p = begin; p < begin + panels_each; p++)
+            for (int64_t row = first; row < last; row += 2 * TILE) {
+                shapes.configure(last - row);
+                product_tiles<E>(shapes, x + row * in_row, in_row, depth, b + p * size,
+                                 std::min(PANEL, columns - p * PANEL),
+                                 [&](int64_t i, int64_t column, typename E::Sum sums) INLINE {
+                                     done(row + i, p * PANEL + column, sums);
+                                 });
+            }
+    }
+}
+#endif
+
 // done(row, column, sums) for every vector of x B
 template <class E, class Done>
 static inline INLINE void whole(const void* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
                   int64_t columns, int threads, Done done) {
     int64_t in_row = stride / E::IN_WORD, count = panels(columns);
     const uint32_t* a = (const uint32_t*)x;
+#if defined(HAS_TILES)
+    // sums of bytes are exact; those of bfloat16 are by tiles for any number of rows, so that a row has the same bits
+    if constexpr (!std::is_same_v<E, Single>)
+        if (depth % TILE == 0 && rows >= (std::is_same_v<E, Half> ? 1 : MIN_AMX_ROWS) && tiles_allowed())
+            return whole_by_tiles<E>(a, in_row, rows, b, depth, columns, threads, done);
+#endif
     if (rows <= FEW) {
 #pragma omp parallel for schedule(static) num_threads(threads)
         for (int64_t p = 0; p < count; p++) product<E>({a, in_row, 1}, rows, b, depth, columns, p, p + 1, done);
@@ -46,33 +81,6 @@ static void linear(const typename E::T* x, int64_t stride, int64_t rows, const u
              });
 }
 
-#if defined(HAS_TILES)
-template <class Done>
-static void whole_tiles(const uint8_t* x, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns, int threads,
-                        Done done) {
-    const int64_t count = panels(columns), deep = depth / 4, size = deep * PANEL;
-    // few rows: a task is a panel; otherwise a block of rows that stays in the L2 cache
-    Share share = rows <= FEW ? Share{1, rows} : shared(rows, threads);
-    share.size = (share.size + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
-    share.blocks = (rows + share.size - 1) / share.size;
-    const int64_t panels_each = rows <= FEW ? 1 : count, tasks = share.blocks * (count / panels_each);
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t task = 0; task < tasks; task++) {
-        int64_t first = task / (count / panels_each) * share.size, last = std::min(rows, first + share.size);
-        int64_t begin = task % (count / panels_each) * panels_each;
-        TileShapes shapes;
-        for (int64_t p = begin; p < begin + panels_each; p++)
-            for (int64_t row = first; row < last; row += 2 * TILE) {
-                shapes.configure(last - row);
-                product_tiles<Byte>(shapes, (const uint32_t*)(x + row * depth), deep, deep, b + p * size,
-                                    std::min(PANEL, columns - p * PANEL), [&](int64_t i, int64_t column, VI sums) INLINE {
-                                        done(row + i, p * PANEL + column, sums);
-                                    });
-            }
-    }
-}
-#endif
-
 #if defined(__AVX512VNNI__)
 // x as uint8, whose row is bytes * scale + least (`scales` [rows, 2]); `weights` are the scales of columns, and `sums`
 // the sums of the int8 weights in each column
@@ -88,10 +96,6 @@ static void linear8(const uint8_t* x, const float* scales, int64_t rows, const u
         if (gelu) z = gelu_of(z);
         Out::store(y + row * columns + column, z);
     };
-#if defined(HAS_TILES)
-    if (rows >= MIN_AMX_ROWS && depth % 64 == 0 && tiles_allowed())
-        return whole_tiles(x, rows, b, depth, columns, threads, finish);
-#endif
     whole<Byte>(x, depth, rows, b, words(depth, 4), columns, threads, finish);
 }
 #endif

@@ -77,7 +77,7 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
     if plan.linears != "plain":
         for stack in (model.encoder, model.decoder):
             if stack is not None:
-                _exchange(stack.blocks, plan.linears)
+                exchange_linears(stack.blocks, plan.linears)
     blocks = [] if model.encoder is None else list(model.encoder.blocks)
     fuses = plan.attention in ("", "native") and any(isinstance(block, Block) and can_fuse(block) for block in blocks)
     model.execution = ExecutionOptions(
@@ -95,7 +95,8 @@ def _project_distances(stack: nn.Module) -> None:
             stack.relations.append(ProjectedDistances(position, block.attention.project))
 
 
-def _exchange(blocks: nn.ModuleList, linears: LinearKernel) -> None:
+def exchange_linears(blocks: nn.ModuleList, linears: LinearKernel) -> None:
+    """Replace the linear layers of blocks in place, where the kernel can compute them."""
     for above in list(blocks.modules()):
         way = LINEAR_KERNELS[linears]
         if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):

@@ -258,3 +258,33 @@ def test_attention_is_measured_with_the_bias_of_the_model(
     assert calls and all(isinstance(call.bias, RelativeBias) for call in calls)
     stack = loaded.config.model.encoder
     assert stack is not None and calls[0].bias.table.shape[0] == stack.heads  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture", "taken"), [("bert", "BertModel", "native"), ("gpt2", "GPT2Model", "onednn")]
+)
+def test_native_layers_may_take_longer_where_a_block_is_one_call(
+    family: str,
+    architecture: str,
+    taken: str,
+    native: Any,
+    tmp_path: Path,
+    measuring: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """BERT's blocks can be one call, GPT-2's, with the norm first, cannot."""
+    if not native.has_bfloat16:
+        pytest.skip("this processor does not multiply bfloat16")
+    wide = (
+        {"n_embd": 64, "n_head": 4}
+        if family == "gpt2"
+        else {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64}
+    )
+    save_tiny(tmp_path, family, architecture, **wide)
+    times = {"plain": 1.0, "onednn": 0.5, "native": 0.6}
+    monkeypatch.setattr(module, "median_times", lambda runs: {name: times.get(name, 1.0) for name in runs})
+    loaded = load(tmp_path, dtype=torch.bfloat16)
+    assert module.fastest_plan(loaded, "bfloat16").linears == taken
+    times["native"] = 0.8
+    monkeypatch.setattr(module.tuning_cache, "read_entry", lambda *arguments: None)
+    assert module.fastest_plan(loaded, "bfloat16").linears == "onednn"
