@@ -160,8 +160,8 @@ def _takes_kernels(x: Tensor, weight: Tensor) -> bool:
 def trains_in_bfloat16() -> bool:
     """Return whether linear layers train in bfloat16 with our kernels here.
 
-    It is a rule and not a measurement, so that a seed gives the same bits. On processors with AMX, oneDNN's products are
-    faster: the gradient of our weights does not use tile registers.
+    It is a rule and not a measurement, so that a seed gives the same bits. With AMX, oneDNN's products are faster: the
+    gradient of our weights does not use tile registers.
     """
     library = kernels()
     return library is not None and library.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")
