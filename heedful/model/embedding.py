@@ -15,63 +15,69 @@ from heedful.packed import Packed
 
 
 class EmbeddingLayer(nn.Module):
-    """dropout(norm(scale token + position + type)), then a projection where the widths differ or the config asks."""
+    """project(dropout(norm(x + type))), where x is scale * token + position, or the two concatenated.
 
-    def __init__(self, config: EmbeddingConfig, width: int) -> None:
+    All parts but the token are optional, as the config says. In rows of the query stream (Yang et al. 2019, section
+    2.3) the trained vector `query` replaces scale * token. `project` is a linear layer where the widths differ or the
+    config asks for one.
+    """
+
+    def __init__(self, config: EmbeddingConfig, output_width: int) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width, padding_idx=config.padding)
-        joined = config.width
+        joined_width = config.width
         if config.positions is not None and config.positions.join == "concatenate":
-            joined += config.positions.width or 0
+            assert config.positions.width is not None
+            joined_width += config.positions.width
         if isinstance(config.positions, Learned):
             learned = config.positions
             self.positions = nn.Embedding(learned.count, learned.width or config.width, padding_idx=learned.padding)
         if config.types:
-            self.types = nn.Embedding(config.types, joined)
-        self.norm = make_norm(config.norm, joined, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
-        self.project = nn.Linear(joined, width) if joined != width or config.always_project else nn.Identity()
+            self.types = nn.Embedding(config.types, joined_width)
+        self.norm = (
+            make_norm(config.norm, joined_width, config.norm_eps, config.norm_bias) if config.norm else nn.Identity()
+        )
+        needs_projection = joined_width != output_width or config.always_project
+        self.project = nn.Linear(joined_width, output_width) if needs_projection else nn.Identity()
         if config.query:
             self.query = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, batch: Packed) -> Float[Tensor, "rows width"]:
-        self._check(batch)
+        self._check_batch(batch)
         config = self.config
         x: Tensor = self.tokens(batch.tokens)
         if config.scale != 1.0:
             x = x * config.scale
         if batch.key_lengths is not None:
-            x = torch.where(self._is_query_stream(batch), self.query, x)
-        positions: Tensor | None = None
-        match config.positions:
-            case Learned(offset=offset):
-                positions = self.positions(batch.positions + offset)
-            case Sinusoidal(layout=layout, base=base, offset=offset, width=width):
-                steps = torch.arange(offset, offset + batch.max_length, device=x.device)
-                positions = sinusoid(steps, width or config.width, layout, base).to(x)[batch.positions]
-        if positions is not None and config.positions is not None:
-            x = torch.cat([x, positions], -1) if config.positions.join == "concatenate" else x + positions
+            x = torch.where(_query_stream_rows(batch), self.query, x)
+        if config.positions is not None:
+            vectors = self._position_vectors(config.positions, batch, like=x)
+            x = torch.cat([x, vectors], -1) if config.positions.join == "concatenate" else x + vectors
         if config.types:
             x = x + self.types(batch.types)
         x = dropout(self.norm(x), config.dropout, self.training)
         projected: Tensor = self.project(x)
         return projected
 
-    def _is_query_stream(self, batch: Packed) -> Bool[Tensor, "rows 1"]:
-        """Return which rows attend to their sequence without being part of it (Yang et al. 2019, section 2.3)."""
-        if not self.config.query:
-            raise DataError("this model has one stream: all rows of a batch must be keys")
-        assert batch.key_lengths is not None
-        lengths = zip(batch.lengths, batch.key_lengths, strict=True)
-        return torch.cat([torch.arange(length) >= keys for length, keys in lengths])[:, None].to(
-            batch.tokens.device, non_blocking=True
-        )
+    def _position_vectors(
+        self, positions: Learned | Sinusoidal, batch: Packed, like: Tensor
+    ) -> Float[Tensor, "rows _width"]:
+        """Return the vector of each row's position; sinusoids in the dtype and on the device of `like`."""
+        if isinstance(positions, Learned):
+            learned: Tensor = self.positions(batch.positions + positions.offset)
+            return learned
+        ids = torch.arange(positions.offset, positions.offset + batch.max_length, device=like.device)
+        table = sinusoid(ids, positions.width or self.config.width, positions.layout, positions.base).to(like)
+        return table[batch.positions]
 
-    def _check(self, batch: Packed) -> None:
-        """Raise DataError for a sequence without positions, or for ids that the tables do not have."""
-        positions = self.config.positions
-        limit = batch.max_length if positions is None or positions.limit is None else positions.limit
-        if batch.max_length > limit and batch.positions.max() >= limit:  # positions of a padding sequence are 0
+    def _check_batch(self, batch: Packed) -> None:
+        """Raise DataError for rows without an embedding: too high positions, unknown ids, or a missing query stream."""
+        if batch.key_lengths is not None and not self.config.query:
+            raise DataError("key_lengths is given, but this model has no query stream: leave it out")
+        limit = None if self.config.positions is None else self.config.positions.limit
+        # the sequence that fills a batch up to its bucket may be longer than the limit: all its positions are 0
+        if limit is not None and batch.max_length > limit and batch.positions.max() >= limit:
             past_lengths = batch.past_lengths or [0] * len(batch)
             lengths = [length + past for length, past in zip(batch.lengths, past_lengths, strict=True)]
             number = next(number for number, length in enumerate(lengths) if length > limit)
@@ -80,10 +86,25 @@ class EmbeddingLayer(nn.Module):
                 "into windows or truncate it"
             )
         if (extremes := batch.id_extremes()) is not None:
-            counts = (self.config.vocabulary, self.config.types)
-            for name, (low, high), count in zip(("token", "type"), extremes, counts, strict=True):
-                if count and not 0 <= low <= high < count:
-                    raise DataError(
-                        f"{name} id {low if low < 0 else high} is unknown; this model knows 0 to {count - 1}: "
-                        "was the batch made with another tokenizer?"
-                    )
+            tokens, types = extremes
+            _check_ids("token", tokens, self.config.vocabulary)
+            if self.config.types:
+                _check_ids("type", types, self.config.types)
+
+
+def _query_stream_rows(batch: Packed) -> Bool[Tensor, "rows 1"]:
+    """Return which rows belong to the query stream: those after the keys of their sequence."""
+    assert batch.key_lengths is not None
+    lengths = zip(batch.lengths, batch.key_lengths, strict=True)
+    is_query = torch.cat([torch.arange(length) >= keys for length, keys in lengths])
+    return is_query[:, None].to(batch.tokens.device, non_blocking=True)
+
+
+def _check_ids(kind: str, extremes: tuple[int, int], count: int) -> None:
+    """Raise DataError unless the smallest and the largest id are rows of a table of `count` rows."""
+    low, high = extremes
+    if not 0 <= low <= high < count:
+        raise DataError(
+            f"{kind} id {low if low < 0 else high} is unknown; this model knows 0 to {count - 1}: "
+            "was the batch made with another tokenizer?"
+        )

@@ -1,16 +1,17 @@
-"""The HTTP server: uvicorn's, strict, with timeouts for clients that send or read slowly."""
+"""uvicorn's HTTP/1.1 protocol with limits and timeouts against slow or greedy clients."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import select
-import signal
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import h11
 import orjson
@@ -21,235 +22,280 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from heedful.serve.connections import Connections
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 
-POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # what a system calls it; 0: it says so to the event loop alone
-LINGER = 1.0  # seconds in which a refused body is still received, so that the refusal is
-READ = 1 << 16  # bytes that a client reads in its time, or all that is left
-LINGERING = 64  # refused connections that have that time at once; more are closed at once
-PIECES, PIECE = 1_000, 256  # chunks of a body: 1,000, and one more for each 256 bytes
+# Internals of uvicorn's H11Protocol that this module relies on: each request runs `app` with a new `cycle`, whose
+# `response_started`, `response_complete`, `disconnected` and `message_event` say how far the exchange is; `conn` is the
+# h11 connection and `client` the peer's (address, port); `send_400_response` is called when h11 rejects the input,
+# `on_response_complete` after the end of a response, `shutdown` when the server stops.
+
+LINGER_SECONDS = 1.0  # time between a response that closes the connection and the closing; input is discarded
+MAX_LINGERING = 64  # connections over the limit that get this time; further ones are closed at once
+MIN_READ_BYTES = 1 << 16  # bytes that a client must read within write_seconds, unless fewer are left
+FREE_CHUNKS = 1_000  # chunks that any body may have
+MIN_CHUNK_BYTES = 256  # mean size of a chunk beyond FREE_CHUNKS
+TOO_MANY_CHUNKS = "the body is sent in too many small chunks: send larger ones"
+POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" (Linux); 0: not available
 
 
-class _Connection(h11.Connection):
-    """A body in a million chunks of one byte would keep the event loop busy for half a minute."""
+class _ChunkLimitedConnection(h11.Connection):
+    """h11 connection that rejects bodies sent in too many small chunks, since each chunk costs time."""
 
-    chunks = received = 0
-    flooded = False
+    chunks = 0  # of the current request
+    body_bytes = 0  # of the current request, received so far
+    too_many_chunks = False
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.chunks = 0
-            self.received = 0
+            self.body_bytes = 0
         elif isinstance(event, h11.Data):
             self.chunks += 1
-            self.received += len(event.data)
-            if self.chunks > PIECES + self.received // PIECE:
-                self.flooded = True
-                raise h11.RemoteProtocolError("the body comes in too many chunks", error_status_hint=413)
+            self.body_bytes += len(event.data)
+            if self.chunks > FREE_CHUNKS + self.body_bytes // MIN_CHUNK_BYTES:
+                self.too_many_chunks = True
+                raise h11.RemoteProtocolError(TOO_MANY_CHUNKS, error_status_hint=413)
         return event
 
 
+@dataclass(kw_only=True, slots=True)
+class SharedState:
+    """Limits, timeouts and connections of a server, shared by the protocol objects of its connections."""
+
+    limits: Limits
+    timeouts: Timeouts
+    open_connections: Connections
+    lingering: set[HttpProtocol] = field(default_factory=set)  # connections over the limit, still to be closed
+    write_paused: dict[HttpProtocol, None] = field(default_factory=dict)  # with unread output, the oldest first
+
+
 class HttpProtocol(H11Protocol):
-    """One connection."""
+    """Protocol object of one connection."""
 
-    limits: ClassVar[Limits]
-    timeouts: ClassVar[Timeouts]
-    counted: ClassVar[Connections]
-    lingering: ClassVar[set[HttpProtocol]]  # refused for their number
-    unread: ClassVar[
-        dict[HttpProtocol, None]
-    ]  # those with something that their clients have not read, the oldest first
+    conn: _ChunkLimitedConnection
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self.conn = _Connection(h11.SERVER, self.limits.max_header_bytes)
-        answer = self.app
+    def __init__(self, shared: SharedState, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.conn = _ChunkLimitedConnection(h11.SERVER, shared.limits.max_header_bytes)
+        self.shared = shared
+        self._wrapped_app: ASGIApp = self.app
+        self.app = self._run_app
+        self._header_timer: asyncio.TimerHandle | None = None  # timeout for a request's headers
+        self._write_timer: asyncio.TimerHandle | None = None  # timeout for the client to read output
+        self._is_counted = False  # whether it counts as an open connection
+        self._discard_input = False
 
-        async def answer_early(scope: Scope, receive: Receive, send: Send) -> None:
-            cycle = self.cycle
-
-            async def sending(message: Message) -> None:
-                last = message["type"] == "http.response.body" and not message.get("more_body")
-                early = last and self.conn.their_state is h11.SEND_BODY  # it is answered before it is whole
-                await send({**message, "more_body": True} if early else message)
-                if early:  # uvicorn might close at once
-                    cycle.response_complete = True
-                    cycle.message_event.set()
-                    self._close_soon()
-
-            await answer({**scope, "heedful.left": self.left}, receive, sending)
-            if not (cycle.response_started or cycle.disconnected):  # the client left, which was not heard here yet
-                cycle.disconnected = True
-                self.transport.abort()
-
-        self.app = answer_early
-        self._head: asyncio.TimerHandle | None = None  # until when the head of a request has to be here
-        self._stall: asyncio.TimerHandle | None = None  # until when the client has to read something
-        self._accepted = False  # counted among the open connections
-        self._deaf = False  # what still comes is not read
+    # -- called by asyncio and uvicorn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # pause_writing is called whenever something is unread
-        if refused := self.counted.accept(self._address):
-            self._say(503, "unhealthy", refused)
-            self.lingering.add(self)
-            if len(self.lingering) > LINGERING:
+        transport.set_write_buffer_limits(high=0)  # pause_writing is called whenever output is unread
+        if reason := self.shared.open_connections.accept(self._client_address):
+            self._send_error(503, "unhealthy", reason)
+            self.shared.lingering.add(self)
+            if len(self.shared.lingering) > MAX_LINGERING:
                 self.transport.close()
             return
-        self._accepted = True
-        self._head = self.loop.call_later(self.timeouts.headers_seconds, self._late)
+        self._is_counted = True
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel()
-        self._is_read()
-        self.lingering.discard(self)
-        if self._accepted:
-            self._accepted = False
-            self.counted.close(self._address)
+        self._cancel_header_timer()
+        self._end_write_pause()
+        self.shared.lingering.discard(self)
+        if self._is_counted:
+            self._is_counted = False
+            self.shared.open_connections.close(self._client_address)
         super().connection_lost(exc)
 
-    @property
-    def _address(self) -> str | None:
-        """The client's; None where the socket has none."""
-        return None if self.client is None else self.client[0]
-
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._discard_input:
             return
         super().data_received(data)
-        if self.transport.is_closing() or not self._between():
-            self._cancel()
-        elif self._head is None:  # a new request has begun to come
-            self._head = self.loop.call_later(self.timeouts.headers_seconds, self._late)
+        if self.transport.is_closing() or not self._is_idle():
+            self._cancel_header_timer()
+        else:  # a part of the next request's headers
+            self._start_header_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing() and self._between() and self.conn.trailing_data[0]:
-            # the beginning of the next one is here already
-            self._head = self._head or self.loop.call_later(self.timeouts.headers_seconds, self._late)
+        if not self.transport.is_closing() and self._is_idle() and self.conn.trailing_data[0]:
+            self._start_header_timer()  # a part of the next request's headers is here
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch(self.transport.get_write_buffer_size())
-        self.unread[self] = None
-        while (
-            sum(connection.transport.get_write_buffer_size() for connection in self.unread)
-            > self.limits.max_send_buffer_bytes
-        ):
-            oldest = next(iter(self.unread))
-            oldest._is_read()
-            oldest.transport.abort()
+        self._start_write_timer()
+        self.shared.write_paused[self] = None
+        self._limit_unread_output()
 
     def resume_writing(self) -> None:
-        self._is_read()
+        self._end_write_pause()
         super().resume_writing()
 
-    def _is_read(self) -> None:
-        """Stop the timer of an unread response."""
-        self.unread.pop(self, None)
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that h11 refused."""
-        if isinstance(self.conn, _Connection) and self.conn.flooded:
-            return self._say(413, "too_large", "the body comes in too many chunks")
-        self._say(400, "validation", "this is not HTTP/1.1 as this server reads it")
+        """Answer a request that h11 rejected; uvicorn's message is replaced."""
+        if self.conn.too_many_chunks:
+            self._send_error(413, "too_large", TOO_MANY_CHUNKS)
+        else:
+            self._send_error(400, "validation", "invalid HTTP/1.1 request")
 
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except h11.LocalProtocolError:
+        except h11.LocalProtocolError:  # h11 did not see the end of a response of _run_app or _send_error
             self.transport.close()
 
-    def left(self) -> bool:
-        """Whether the client has closed: as the system knows it now, at any moment and for any thread."""
+    # -- one request
+
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application; a response may be complete before the request's body was received.
+
+        In that case uvicorn would close at once, and closing with unread input resets the connection: the client might
+        never see the response. So the last part of such a response is passed on with more_body=True, with which uvicorn
+        neither completes the cycle nor closes; both are done here, the closing after LINGER_SECONDS.
+        """
+        cycle = self.cycle
+
+        async def send_and_linger(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            is_early = is_last and self.conn.their_state is h11.SEND_BODY
+            await send({**message, "more_body": True} if is_early else message)
+            if is_early:
+                cycle.response_complete = True
+                cycle.message_event.set()
+                self._close_soon()
+
+        await self._wrapped_app({**scope, "heedful.is_disconnected": self.is_disconnected}, receive, send_and_linger)
+        if not cycle.response_started and not cycle.disconnected:
+            # the application saw that the client disconnected before the event loop did
+            cycle.disconnected = True
+            self.transport.abort()
+
+    def is_disconnected(self) -> bool:
+        """Return whether the client closed its end, as the operating system knows it now; for any thread.
+
+        Where poll does not report that (other systems than Linux), only a connection that was closed here counts.
+        """
         descriptor = self.transport.get_extra_info("socket").fileno()
         if descriptor < 0 or not POLL_CLOSED:
             return bool(descriptor < 0)
-        look = select.poll()
-        look.register(descriptor, POLL_CLOSED)
-        return bool(look.poll(0))
+        poll = select.poll()
+        poll.register(descriptor, POLL_CLOSED)
+        return bool(poll.poll(0))
 
-    def _between(self) -> bool:
-        """Whether no request is being read or answered."""
+    @property
+    def _client_address(self) -> str | None:
+        """The client's IP address; None for a socket without addresses."""
+        return None if self.client is None else self.client[0]
+
+    def _is_idle(self) -> bool:
+        """Return whether no request is being answered, and no body received."""
         return self.cycle is None or (self.cycle.response_complete and self.conn.their_state is h11.IDLE)
 
-    def _cancel(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    # -- timeouts and errors
 
-    def _late(self) -> None:
-        self._head = None
-        self._say(408, "timeout", "the head of the request did not come in time")
+    def _start_header_timer(self) -> None:
+        """Start the timeout for the headers of the next request, unless it runs already."""
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.shared.timeouts.headers_seconds, self._on_header_timeout)
 
-    def _say(self, status: int, kind: str, message: str) -> None:
-        """Answer without the application, if nothing was answered yet, and close."""
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
+        self._send_error(408, "timeout", "the request headers were not received in time")
+
+    def _start_write_timer(self) -> None:
+        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds; else start again."""
+        size_before = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if self.transport.get_write_buffer_size() > size_before - MIN_READ_BYTES:
+                self.transport.abort()
+            else:
+                self._start_write_timer()
+
+        self._write_timer = self.loop.call_later(self.shared.timeouts.write_seconds, check)
+
+    def _end_write_pause(self) -> None:
+        """Stop the write timeout, and no longer count this connection's output as unread."""
+        self.shared.write_paused.pop(self, None)
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _limit_unread_output(self) -> None:
+        """Abort connections until the unread output of all is within the limit, the longest unread first."""
+        paused = self.shared.write_paused
+        while (
+            sum(connection.transport.get_write_buffer_size() for connection in paused)
+            > self.shared.limits.max_send_buffer_bytes
+        ):
+            oldest = next(iter(paused))
+            oldest._end_write_pause()
+            oldest.transport.abort()
+
+    def _send_error(self, status: int, error_type: str, message: str) -> None:
+        """Send an error response without the application, unless a response has begun, and close soon."""
+        is_started = False
         if self.cycle is not None and not self.cycle.response_complete:
-            started = self.cycle.response_started
+            is_started = self.cycle.response_started
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        else:
-            started = False
-        if not started and not self.transport.is_closing():
-            body = orjson.dumps({"error": message, "error_type": kind})
-            head = f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n"
-            retry = "retry-after: 2\r\n" if status == 503 else ""
-            self.transport.write(
-                f"{head}{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
-            )
+        if not is_started and not self.transport.is_closing():
+            body = orjson.dumps({"error": message, "error_type": error_type})
+            headers = ["content-type: application/json", f"content-length: {len(body)}", "connection: close"]
+            headers += ["retry-after: 2"] if status == 503 else []
+            head = "\r\n".join([f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *headers])
+            self.transport.write(f"{head}\r\n\r\n".encode() + body)
         self._close_soon()
 
     def _close_soon(self) -> None:
-        """Closed at once with something unread, the client would be reset and never see the answer."""
-        if not self._deaf:
-            self._deaf = True
+        """Discard further input, and close after LINGER_SECONDS: closing with unread input resets the connection."""
+        if not self._discard_input:
+            self._discard_input = True
             self.transport.resume_reading()
-            self.loop.call_later(LINGER, self.transport.close)
-
-    def _watch(self, before: int) -> None:
-        """Abort when the client reads next to nothing; look again as long as it does."""
-
-        def check() -> None:
-            size = self.transport.get_write_buffer_size()
-            if size > before - READ:
-                self.transport.abort()
-            else:
-                self._watch(size)
-
-        self._stall = self.loop.call_later(self.timeouts.write_seconds, check)
-
-
-_PHRASES = {400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 503: "Service Unavailable"}
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 class Server(uvicorn.Server):
-    """At a signal it answers what is here and refuses what comes, and then ends; at a second one it ends at once."""
+    """uvicorn's server with a graceful shutdown.
 
-    def __init__(self, config: uvicorn.Config, timeouts: Timeouts, drain: Callable[[], None], idle: Callable[[], bool]):
+    First signal: finish accepted requests and reject new ones, then exit. Second signal: exit at once.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        shared: SharedState,
+        drain: Callable[[], None],
+        is_idle: Callable[[], bool],
+    ) -> None:
         super().__init__(config)
-        self.timeouts = timeouts
+        self.shared = shared
         self.drain = drain
-        self.idle = idle
-        self.asked: float | None = None  # when
+        self.is_idle = is_idle
+        self.stop_requested_at: float | None = None  # time.monotonic() of the first signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal; not kept for uvicorn to raise it again, so that the exit status is 0."""
-        if self.asked is None:
-            self.asked = time.monotonic()
-            self.drain()
-            return
-        os._exit(1)  # whatever the engine thread is at
+        """Handle a signal; uvicorn's own handler would raise it again at the end: here the exit status is 0."""
+        if self.stop_requested_at is not None:
+            os._exit(1)  # without waiting for any thread
+        self.stop_requested_at = time.monotonic()
+        self.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
-        if self.asked is not None:
-            passed = time.monotonic() - self.asked
-            if passed >= self.timeouts.graceful_shutdown_seconds or (
-                passed >= self.timeouts.shutdown_delay_seconds and self.idle()
-            ):
+        """Exit after the first signal once accepted requests are answered or the time is up.
+
+        Called by uvicorn ten times a second; returns whether to exit.
+        """
+        if self.stop_requested_at is not None:
+            passed, timeouts = time.monotonic() - self.stop_requested_at, self.shared.timeouts
+            is_finished = passed >= timeouts.shutdown_delay_seconds and self.is_idle()
+            if is_finished or passed >= timeouts.graceful_shutdown_seconds:
                 self.should_exit = True
         return await super().on_tick(counter)
 
@@ -259,29 +305,29 @@ def create_server(
     settings: ServeSettings,
     *,
     drain: Callable[[], None],
-    idle: Callable[[], bool],
+    is_idle: Callable[[], bool],
 ) -> Server:
-    """Ready to run on sockets."""
-    bound = {"limits": settings.limits, "timeouts": settings.timeouts, "unread": {}, "lingering": set()}
-    wire = type("BoundWire", (HttpProtocol,), {**bound, "counted": Connections(settings)})
+    """Return a server that is ready to run on sockets.
+
+    Args:
+        drain: Called at the first signal: the application is to reject new requests.
+        is_idle: Returns whether all accepted requests are answered.
+    """
+    timeouts = settings.timeouts
+    shared = SharedState(limits=settings.limits, timeouts=timeouts, open_connections=Connections(settings))
     config = uvicorn.Config(
         app,
-        http=wire,
+        http=partial(HttpProtocol, shared),  # type: ignore[arg-type]  # uvicorn calls it with keywords only
         ws="none",
         lifespan="on",
         loop="asyncio",
         log_config=None,
-        log_level="critical",  # each request has its line already
+        log_level="critical",  # the application logs each request
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=max(1, round(settings.timeouts.keep_alive_seconds)),
-        timeout_graceful_shutdown=max(1, round(settings.timeouts.graceful_shutdown_seconds / 5)),
+        timeout_keep_alive=max(1, round(timeouts.keep_alive_seconds)),
+        # for open connections after should_exit: the requests had graceful_shutdown_seconds before it (see on_tick)
+        timeout_graceful_shutdown=max(1, round(timeouts.graceful_shutdown_seconds / 5)),
     )
-    return Server(config, settings.timeouts, drain, idle)
-
-
-def on_hangup(call: Callable[[], None]) -> None:
-    """Call it at SIGHUP, in the running event loop, where there is such a signal."""
-    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, call)
+    return Server(config, shared=shared, drain=drain, is_idle=is_idle)

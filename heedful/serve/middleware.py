@@ -151,7 +151,7 @@ class AccessMiddleware:
             return await send({"type": "websocket.close", "code": 1008})
         now = time.monotonic()
         record = RequestLog(start=now, deadline=now + self.settings.timeouts.request_seconds)
-        record.left = scope.get("heedful.left", record.left)
+        record.left = scope.get("heedful.is_disconnected", record.left)
         for name, value in scope["headers"]:
             record.headers.setdefault(name.lower(), []).append(value)
         scope["heedful"] = record

@@ -19,7 +19,7 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.serve import memory, supervisor
 from heedful.serve.app import create_app
-from heedful.serve.http_protocol import Server, create_server, on_hangup
+from heedful.serve.http_protocol import Server, create_server
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 
@@ -46,7 +46,7 @@ def run(
         log(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = create_app(service, keys=keys, hosts=hosts, wait=False)
-    serving = create_server(app, settings, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
+    serving = create_server(app, settings, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
     try:
         asyncio.run(_serve(serving, service, sockets, log, line))
     finally:
@@ -92,7 +92,8 @@ async def _serve(
             serving.should_exit = True
 
     url = _url(sockets[0])
-    on_hangup(service.reload_all)
+    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reload_all)
     task = asyncio.ensure_future(loading())
     try:
         await serving.serve(sockets=sockets)
@@ -133,7 +134,7 @@ def background(
     chosen = settings or ServeSettings()
     service = Service(runs, chosen, loader=loader)
     app = create_app(service, keys=keys)
-    serving = create_server(app, chosen, drain=service.queue.drain, idle=lambda: service.queue.requests == 0)
+    serving = create_server(app, chosen, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     failed: list[BaseException] = []

@@ -29,6 +29,7 @@ from heedful.data.examples import hash_text
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.families import FAMILIES
 from heedful.runs.finetune import run as finetune_module
+from heedful.runs.label_errors import LabelErrors
 from heedful.runs.report import look_command
 from heedful.runs.results import RunResult
 from heedful.tasks.generation import GenerationConfig
@@ -503,17 +504,34 @@ def test_check_writes_likely_label_errors(run: Any, tmp_path: Path) -> None:
     rows[2] = "the cat is gone,tool"
     data, out = tmp_path / "train.csv", tmp_path / "errors.csv"
     data.write_text("\n".join(["text,label", *rows]) + "\n")
-    done = run("check", str(data), "--label-errors", "--output", str(out))
+    done = run("check", str(data), "--label-errors", "--output", str(out), "--encoding", "utf-8")
     assert done.code == 0 and "of 18 labels" in done.out and "train.csv:4" in done.out
-    assert f"heedful finetune classify {data} --data.corrections {out}" in done.err
+    assert f"heedful finetune classify {data} --data.encoding utf-8 --data.corrections {out}" in done.err
     assert "the cat is gone,tool,tool,animal," in out.read_text(encoding="utf-8-sig")
     done = run("check", str(data), "--label-errors", "-o", str(out))
-    assert done.code == 2 and "exists already" in done.err
+    assert (done.code, done.out) == (2, "") and "exists already" in done.err
     (report,) = run("check", str(data), "--label-errors", "-o", str(tmp_path / "b.csv"), "--json").json
     assert report["label_errors"][0]["suggested_label"] == "animal"
     out.write_text(out.read_text(encoding="utf-8-sig").replace("the cat is gone,tool", "the cat is gone,animal"))
     assert "1 labels corrected by errors.csv" in run("check", str(data), "--data.corrections", str(out)).out
-    assert "for --label-errors" in run("check", str(data), "-o", str(out)).err
+    for option in ("--output", "--model", "--device"):
+        assert f"{option} needs --label-errors" in run("check", str(data), option, "cpu").err
+
+
+def test_check_names_the_file_without_label_errors(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "train.csv", tmp_path / "errors.csv"
+    data.write_text("text,label\na,x\nb,y\n")
+    result = LabelErrors(errors=(), examples=2, accuracy=1.0)
+    monkeypatch.setattr("heedful.runs.label_errors.label_errors_of", lambda *_, **__: result)
+    done = run("check", str(data), "--label-errors", "--output", str(out))
+    assert done.code == 0 and "0 of 2 labels (0.0 %) are likely wrong" in done.out
+    assert f"{out} was written with a header only" in done.err and out.exists()
+
+
+def test_check_reports_texts_above_the_maximum_of_words(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "train.csv"
+    data.write_text("text,label\none two,x\none two three,y\n")
+    assert "1 longer than 2 words: train.csv:3" in run("check", str(data), "--max-words", "2").out
 
 
 def test_predict_chooses_among_candidate_labels(run: Any, tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_no_target_sees_itself_and_no_context_sees_targets(tmp_path: Path) -> No
     assert differs.nonzero().flatten().tolist() == [target]
 
 
-def test_models_with_one_stream_refuse_rows_that_look_on(tmp_path: Path) -> None:
+def test_models_without_a_query_stream_refuse_key_lengths(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel")
     batch, _ = permuted((9,))
-    with pytest.raises(heedful.HeedfulError, match="this model has one stream: all rows of a batch must be keys"):
+    with pytest.raises(heedful.HeedfulError, match="this model has no query stream: leave it out"):
         heedful.load(tmp_path).model(batch)

@@ -520,9 +520,9 @@ def connected(port: int, address: str) -> socket.socket:
 def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -> None:
     limits = Limits(max_connections=6, max_connections_per_address=2)
     with background({"tag": folders["tag"]}, ServeSettings(limits=limits)) as running:
-        counted = running.server.config.http.counted  # type: ignore[union-attr]
+        connections = running.server.shared.open_connections
         held = [connected(running.port, "127.0.0.2") for _ in range(2)]
-        while counted.open < 2:
+        while connections.open < 2:
             time.sleep(0.01)
         for _ in range(100):  # those that are refused count nowhere
             with connected(running.port, "127.0.0.2") as refused:
@@ -534,7 +534,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
         assert (shown["max_connections"], shown["max_connections_per_address"]) == (6, 2)
         for connection in held:
             connection.close()
-        while counted.open:
+        while connections.open:
             time.sleep(0.01)
         with connected(running.port, "127.0.0.2") as again:
             again.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")

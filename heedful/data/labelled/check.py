@@ -235,7 +235,7 @@ def check(
 
     Args:
         source: the dataset.
-        limit: length from which examples count as too long.
+        limit: maximum length; longer examples are reported as long.
         length: length of an example.
         unit: unit of `length`, for the report.
     """

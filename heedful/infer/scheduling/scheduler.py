@@ -243,7 +243,12 @@ class ModelQueue(Generic[EngineType]):
         due = min(now + PACE * total / 4, now + AGED * (deadline - now))  # about four characters to a token
         try:
             future = self.queue._readers.submit(
-                function, characters=total, longest=max(sizes, default=0), due=due, deadline=deadline, left=left
+                function,
+                characters=total,
+                longest=max(sizes, default=0),
+                due=due,
+                deadline=deadline,
+                is_disconnected=left,
             )
             return await asyncio.wrap_future(future)
         except QueueFullError:
@@ -339,7 +344,7 @@ class Scheduler:
     @property
     def characters(self) -> int:
         """Characters of long requests that wait to be tokenised or are being tokenised."""
-        return self._readers.characters
+        return self._readers.queued_characters
 
     @property
     def decodings(self) -> int:

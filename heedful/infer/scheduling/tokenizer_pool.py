@@ -1,4 +1,4 @@
-"""Threads that tokenise: short texts pass long ones, long texts take several turns, and what waits is bounded."""
+"""A pool of tokenizing threads: short texts pass long ones, long texts take several turns, and the queue is bounded."""
 
 from __future__ import annotations
 
@@ -15,43 +15,57 @@ from typing import Any, TypeVar
 
 from heedful.infer.scheduling.errors import DeadlineExceededError, QueueFullError, UnavailableError, public_error
 
-TURN_CHARACTERS = 16_384  # characters that are tokenised in one turn; a request of more counts as long
+TURN_CHARACTERS = 16_384  # characters that are tokenized in one turn; a request of more counts as long
+SPEED_DECAY = 0.9  # weight of earlier tasks in the measured speed, applied once for each new task
 T = TypeVar("T")
-DECAY = 0.9  # of characters and seconds in the threads' speed, after each task
 
 
 @dataclass(kw_only=True, eq=False)
 class _Task:
+    """A function that runs in one turn, or in several if it returns a generator, and the future of its result."""
+
     function: Callable[[], object]
     future: Future[Any]
     characters: int
-    whole: bool  # whether one of its turns may take more than TURN characters
-    deadline: float
-    left: Callable[[], bool]
-    turns: Generator[None, None, object] | None = None  # what is left of it after its first turn
-    seconds: float = 0.0
+    indivisible: bool  # whether a single turn may exceed TURN_CHARACTERS
+    due: float
+    deadline: float  # time.monotonic() from which it takes no further turn
+    is_disconnected: Callable[[], bool]  # whether its client disconnected
+    generator: Generator[None, None, object] | None = None  # runs a turn with each step; None: not started
+    seconds: float = 0.0  # duration of its turns so far
+    order: int = 0  # tie-breaker: of tasks with the same due time the first one queued comes first
+
+    def __lt__(self, other: _Task) -> bool:
+        """Return whether this task comes before another one in a heap."""
+        return (self.due, self.order) < (other.due, other.order)
 
 
 class TokenizerPool:
-    """A pool of tokenising threads with a queue in order of due time.
+    """Threads that run tokenizing functions, the one with the earliest due time first.
 
-    A function may be, or return, a generator: then each of its parts is a turn, and what is due earlier slips in
-    between. Texts that cannot be tokenised in parts occupy all threads but one, so that short texts pass them.
+    If a function returns a generator, each of its steps is a turn, and functions that are due earlier run between them.
+    Functions with an indivisible text, longer than TURN_CHARACTERS, occupy all threads but one, so that short texts
+    pass them.
     """
 
-    def __init__(self, threads: int, most: int) -> None:
-        """`most` bounds the characters of long requests (more than TURN characters) that wait or are tokenised."""
-        self.most = most
-        self.characters = 0  # of long requests that wait or are tokenised
-        self._short: list[tuple[float, int, _Task]] = []
-        self._whole: list[tuple[float, int, _Task]] = []  # tasks with turns of more than TURN characters
-        self._wholes = 0
-        self._wholes_most = max(1, threads - 1)
+    def __init__(self, threads: int, max_characters: int) -> None:
+        """Start the threads.
+
+        Args:
+            threads: Number of threads.
+            max_characters: Maximum `queued_characters`; a single request may have more.
+        """
+        self.max_characters = max_characters
+        self.queued_characters = 0  # of long requests (above TURN_CHARACTERS) that wait or are being tokenized
+        self._divisible: list[_Task] = []  # heap of waiting tasks whose turns have at most TURN_CHARACTERS
+        self._indivisible: list[_Task] = []  # heap of the other waiting tasks
+        self._running_indivisible = 0
+        self._max_indivisible = max(1, threads - 1)  # tasks that run at once
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._read = 0.0  # characters, and the seconds for them, the latest counting most
-        self._took = 0.0  # characters, and the seconds for them, the latest counting most
+        self._measured_characters = 0.0  # of finished long requests, decayed: with the seconds below, the speed
+        self._measured_seconds = 0.0  # that a thread took for them, decayed
         self._threads = [
             threading.Thread(target=self._work, name=f"heedful-tokens_{number}", daemon=True)
             for number in range(threads)
@@ -67,107 +81,125 @@ class TokenizerPool:
         longest: int = 0,
         due: float = 0.0,
         deadline: float = math.inf,
-        left: Callable[[], bool] = lambda: False,
+        is_disconnected: Callable[[], bool] = lambda: False,
     ) -> Future[T]:
-        """Run it in its turn. `longest` is the most characters of it that are tokenised at once.
+        """Queue a function and return the future of its result.
 
-        Raises Full if too many characters of long requests wait. A task whose deadline passed, or whose client has
-        `left`, takes no further turn.
+        Args:
+            function: Returns the result, or a generator that returns it and yields after each turn.
+            characters: Characters of all texts that it tokenizes.
+            longest: Characters of the longest text, which is tokenized in one turn.
+            due: Time that orders the queue; the earliest comes first.
+            deadline: time.monotonic() after which the function takes no further turn.
+            is_disconnected: Whether the client disconnected; then the function takes no further turn.
+
+        Raises:
+            QueueFullError: If too many characters of long requests are queued.
         """
-        long = characters > TURN_CHARACTERS
+        is_long = characters > TURN_CHARACTERS
         future: Future[T] = Future()
         task = _Task(
             function=function,
             future=future,
             characters=characters,
-            whole=longest > TURN_CHARACTERS,
+            indivisible=longest > TURN_CHARACTERS,
+            due=due,
             deadline=deadline,
-            left=left,
+            is_disconnected=is_disconnected,
         )
         with self._changed:
-            if long and self.characters and self.characters + characters > self.most:
-                raise QueueFullError("too many long texts wait already; try again later", self.wait())
-            self.characters += characters if long else 0
-            self._push(due, task)
-        if long:
-            future.add_done_callback(lambda _: self._give_back(characters))
+            if is_long and self.queued_characters and self.queued_characters + characters > self.max_characters:
+                raise QueueFullError("too many long texts are queued: try again later", self.estimated_wait())
+            self.queued_characters += characters if is_long else 0
+            self._push(task)
+        if is_long:
+            future.add_done_callback(lambda _: self._release(characters))
         return future
 
-    def wait(self) -> float:
-        """In about how many seconds all long requests that wait now will have been tokenised."""
-        return self.characters * self._took / max(self._read, 1.0) / self._wholes_most
+    def estimated_wait(self) -> float:
+        """Return the estimated seconds until all long requests that are queued now are tokenized."""
+        seconds_per_character = self._measured_seconds / max(self._measured_characters, 1.0)
+        return self.queued_characters * seconds_per_character / self._max_indivisible
 
     def close(self) -> None:
-        """End the threads after their turns; what waits is cancelled."""
+        """Stop the threads after their current turns. Waiting tasks are cancelled; started ones fail."""
         with self._changed:
             self._closed = True
-            tasks = [task for _, _, task in (*self._short, *self._whole)]
-            self._short.clear()
-            self._whole.clear()
+            tasks = [*self._divisible, *self._indivisible]
+            self._divisible.clear()
+            self._indivisible.clear()
             self._changed.notify_all()
         for task in tasks:
-            task.future.cancel()
+            self._abandon(task)
 
-    def _give_back(self, characters: int) -> None:
+    def _abandon(self, task: _Task) -> None:
+        """Complete the future of a task that will take no further turn because the pool is closed."""
+        if not task.future.cancel():  # it is running: a turn was taken
+            task.future.set_exception(UnavailableError("this server is stopping"))
+
+    def _release(self, characters: int) -> None:
+        """No longer count the characters of a long request."""
         with self._changed:
-            self.characters -= characters
+            self.queued_characters -= characters
 
-    def _push(self, due: float, task: _Task) -> None:
+    def _push(self, task: _Task) -> None:
+        """Queue a task for its next turn. The caller holds the lock."""
         if self._closed:
-            if not task.future.cancel():
-                task.future.set_exception(UnavailableError("this server is stopping"))
+            self._abandon(task)
             return
-        heapq.heappush(self._whole if task.whole else self._short, (due, next(self._order), task))
+        task.order = next(self._order)
+        heapq.heappush(self._indivisible if task.indivisible else self._divisible, task)
         self._changed.notify()
 
-    def _pop(self) -> tuple[float, _Task] | None:
-        """The task that is due first, among those that a free thread may take."""
-        heaps = [self._short] if self._wholes >= self._wholes_most else [self._short, self._whole]
-        heap = min((heap for heap in heaps if heap), key=lambda tasks: tasks[0][:2], default=None)
-        if heap is None:
-            return None
-        due, _, task = heapq.heappop(heap)
-        return due, task
+    def _pop(self) -> _Task | None:
+        """Remove and return the next task that may run now, or None. The caller holds the lock."""
+        heaps = [self._divisible]
+        if self._running_indivisible < self._max_indivisible:
+            heaps.append(self._indivisible)
+        heap = min((heap for heap in heaps if heap), key=lambda heap: heap[0], default=None)
+        return None if heap is None else heapq.heappop(heap)
 
     def _work(self) -> None:
+        """Run turns of tasks until the pool is closed; the body of each thread."""
         while True:
             with self._changed:
-                while (popped := self._pop()) is None:
+                while (task := self._pop()) is None:
                     if self._closed:
                         return
                     self._changed.wait()
-                due, task = popped
-                self._wholes += task.whole
+                self._running_indivisible += task.indivisible
             start = time.monotonic()
-            ended = self._turn(task)
+            done = self._run_turn(task)
             task.seconds += time.monotonic() - start
             with self._changed:
-                self._wholes -= task.whole
-                if not ended:
-                    self._push(due, task)
+                self._running_indivisible -= task.indivisible
+                if not done:
+                    self._push(task)
                 elif task.characters > TURN_CHARACTERS and not task.future.cancelled():
-                    self._read = DECAY * self._read + task.characters
-                    self._took = DECAY * self._took + task.seconds
-                if task.whole:
-                    self._changed.notify()  # another one may begin
-            del task, popped  # what was read is not kept while the thread sleeps
+                    self._measured_characters = SPEED_DECAY * self._measured_characters + task.characters
+                    self._measured_seconds = SPEED_DECAY * self._measured_seconds + task.seconds
+                if task.indivisible:
+                    self._changed.notify()  # another indivisible task may run
+            del task  # frees its texts while the thread waits
 
-    def _turn(self, task: _Task) -> bool:
-        """Take one turn of a task; whether it has ended."""
-        if task.turns is None and task.left():
-            task.future.cancel()
-        if task.turns is None and not task.future.set_running_or_notify_cancel():
-            return True
+    def _run_turn(self, task: _Task) -> bool:
+        """Run one turn of a task and return whether the task is done; its future then is, too."""
+        is_first = task.generator is None
+        if is_first:
+            if task.is_disconnected():
+                task.future.cancel()
+            if not task.future.set_running_or_notify_cancel():
+                return True
         try:
-            if time.monotonic() >= task.deadline or (task.turns is not None and task.left()):
-                raise DeadlineExceededError("the deadline passed before the request was read")
-            if task.turns is None:
+            if time.monotonic() >= task.deadline or (not is_first and task.is_disconnected()):
+                raise DeadlineExceededError("the deadline passed before the request was tokenized")
+            if task.generator is None:
                 result = task.function()
                 if not isinstance(result, Generator):
                     task.future.set_result(result)
                     return True
-                task.turns = result
-            next(task.turns)
+                task.generator = result
+            next(task.generator)
             return False
         except StopIteration as stop:
             task.future.set_result(stop.value)

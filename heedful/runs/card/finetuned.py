@@ -180,8 +180,8 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
         for name in [*key, *(name for name in shown if name not in key)]
     }
     counts = ["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())]
-    heads = ["", *map(escape_markdown, splits)]
-    yield markdown_table(heads, [*(rows[name] for name in key), counts])
+    header = ["", *map(escape_markdown, splits)]
+    yield markdown_table(header, [*(rows[name] for name in key), counts])
     intervals = [interval for split in splits.values() for interval in split.get("intervals", {}).values()]
     about = []
     if intervals:
@@ -189,7 +189,7 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
         about.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join(about + _chosen(results))]
     if others := [row for name, row in rows.items() if name not in key]:
-        yield details(markdown_table(heads, others), "Further metrics", True)
+        yield details(markdown_table(header, others), "Further metrics")
 
 
 def _methods(results: JsonObject) -> Iterator[list[str]]:
@@ -303,8 +303,8 @@ def _classes(results: JsonObject) -> Iterator[list[str]]:
             ]
             for label, row in scores.items()
         ]
-        heads = [what, "precision", "recall", "F1", "examples"]
-        yield details(markdown_table(heads, rows), f"{len(rows)} rows", len(rows) > MANY)
+        table = markdown_table([what, "precision", "recall", "F1", "examples"], rows)
+        yield details(table, f"{len(rows)} rows") if len(rows) > MANY else table
 
 
 def _each_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
@@ -377,7 +377,7 @@ def _picture_and_table(folder: Path, name: str, caption: str, table: list[str]) 
     """A plot of the run, if it was drawn, and its numbers as a table, folded where there is the plot."""
     pictures = list(_picture(folder, name, caption))
     yield from pictures
-    yield details(table, "As a table", bool(pictures))
+    yield details(table, "As a table") if pictures else table
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------
@@ -464,7 +464,8 @@ def _data(results: JsonObject) -> Iterator[list[str]]:
         yield [f"- {escape_markdown(sentence, 400)}" for sentence in stated]
     if files := data.get("files"):
         rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', digest)}`"] for name, digest in files.items()]
-        yield details(markdown_table(["file", "SHA-256"], rows), f"{len(rows)} files", len(rows) > MANY)
+        table = markdown_table(["file", "SHA-256"], rows)
+        yield details(table, f"{len(rows)} files") if len(rows) > MANY else table
 
 
 def _speed(results: JsonObject) -> Iterator[list[str]]:
@@ -492,4 +493,4 @@ def _settings(results: JsonObject) -> Iterator[list[str]]:
         ]
     if settings := results.get("settings"):
         text = json.dumps(hide_local_paths(settings), indent=1, ensure_ascii=False)
-        yield details(["```json", *text.splitlines(), "```"], "All settings", True)
+        yield details(["```json", *text.splitlines(), "```"], "All settings")

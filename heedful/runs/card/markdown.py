@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,50 +11,61 @@ from typing import Any
 
 from heedful.runs.results import as_float
 
-MARKS = re.compile(  # markup of Markdown: anywhere, after words, at the beginning of a line, in links
-    r"[\\`*\[\]|~$]|_(?![^\W_])|^[-+=#]|(?<=^\d)[.)](?= )|(?<=^\d\d)[.)](?= )|:(?=//)|(?<=\bwww)\.",
-    re.IGNORECASE,
+MARKUP = re.compile(  # each match gets a backslash before its last character
+    r"""
+      [\\`*\[\]|~$]             # escapes, code, emphasis, links, cells of tables, strikethrough, formulas
+    | _(?![^\W_])               # emphasis: the end of _word_; between letters and digits "_" has no meaning
+    | ^[-+=#]                   # lists and headings
+    | ^\d{1,9}[.)](?=[ ]|$)     # numbered lists
+    | :(?=//)                   # URLs, which some renderers link
+    | (?<=\bwww)\.              # host names, which some renderers link
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 
 
-def escape_markdown(text: object, most: int = 200) -> str:
-    r"""Escape a text so that Markdown shows it as it is, on one line, without markup, HTML or links; cut it to `most`.
+def escape_markdown(text: object, max_chars: int = 200) -> str:
+    r"""Escape a text so that Markdown shows it as it is, on one line, without markup, HTML or links.
+
+    The text is cut to `max_chars` before it is escaped, so the result may be longer.
 
     >>> print(escape_markdown("<b>a*b</b> | macro_f1 _x_"))
     &lt;b&gt;a\*b&lt;/b&gt; \| macro_f1 _x\_
     """
-    shown = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
-    shown = shown if len(shown) <= most else shown[: most - 1].rstrip() + "…"
-    return html.escape(MARKS.sub(r"\\\g<0>", shown), quote=False)
+    line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
+    line = line if len(line) <= max_chars else line[: max_chars - 1].rstrip() + "…"
+    return html.escape(MARKUP.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", line), quote=False)
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; its cells have to be Markdown already."""
-    lines = [heads, ["---"] * len(heads), *rows]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; its cells must be Markdown already."""
+    lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def details(lines: list[str], summary: str, fold: bool) -> list[str]:
-    """Lines that are folded under a summary, if `fold`."""
-    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"] if fold else lines
+def details(lines: list[str], summary: str) -> list[str]:
+    """Return lines folded under a summary, as an HTML element."""
+    return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def format_number(value: object) -> str:
-    """Show a number with three decimal places, or three digits if it is small or large.
+    """Format a number: three decimal places; below 0.01 three significant digits; from 1,000 on an integer.
 
     >>> format_number(0.91254), format_number(0.00012345), format_number(12345.678), format_number("NaN")
     ('0.913', '0.000123', '12,346', 'NaN')
     """
     number = as_float(value)
-    if number != number or abs(number) == float("inf"):
-        return "NaN" if number != number else "∞" if number > 0 else "-∞"
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "∞" if number > 0 else "-∞"
     if abs(number) >= 1000:
         return f"{number:,.0f}"
     return f"{number:.3g}" if 0 < abs(number) < 0.01 else f"{number:.3f}"
 
 
 def hide_local_paths(value: Any) -> Any:
-    """Settings without the paths of this machine."""
+    """Return settings (nested dicts and lists) in which each local path is cut to its last component."""
     if isinstance(value, dict):
         return {name: hide_local_paths(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -62,5 +74,5 @@ def hide_local_paths(value: Any) -> Any:
 
 
 def without_directory(path: str) -> str:
-    """The last part of a path that has a meaning on one machine only; any other text unchanged."""
+    """Return the last component of a local path: absolute, or with ./, ../ or ~/. Return other texts unchanged."""
     return Path(path).name if Path(path).is_absolute() or path.startswith(("./", "../", "~/")) else path

@@ -1,4 +1,4 @@
-"""Threads that tokenise: order, turns, bounds, and what nobody waits for."""
+"""The tokenizer pool: order, turns, bounds, and tasks that nobody waits for."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from typing import Any
 import pytest
 
 from heedful.errors import HeedfulError
-from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, QueueFullError
+from heedful.infer.scheduling.errors import (
+    DeadlineExceededError,
+    InferenceFailedError,
+    QueueFullError,
+    UnavailableError,
+)
 from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPool
 
 
 @pytest.fixture
 def make_pool() -> Iterator[Callable[..., TokenizerPool]]:
-    """Readers that are closed afterwards."""
-    several: list[TokenizerPool] = []
+    """Make pools that are closed afterwards."""
+    pools: list[TokenizerPool] = []
 
-    def make(threads: int = 1, most: int = 10 * TURN_CHARACTERS) -> TokenizerPool:
-        several.append(TokenizerPool(threads, most))
-        return several[-1]
+    def make(threads: int = 1, max_characters: int = 10 * TURN_CHARACTERS) -> TokenizerPool:
+        pools.append(TokenizerPool(threads, max_characters))
+        return pools[-1]
 
     yield make
-    for readers in several:
-        readers.close()
+    for pool in pools:
+        pool.close()
 
 
-def held(readers: TokenizerPool, **more: Any) -> threading.Event:
+def held(pool: TokenizerPool, **more: Any) -> threading.Event:
     """One of the threads is busy until this is set."""
     go, busy = threading.Event(), threading.Event()
 
@@ -37,15 +42,15 @@ def held(readers: TokenizerPool, **more: Any) -> threading.Event:
         busy.set()
         assert go.wait(20)
 
-    readers.submit(wait, **more)
+    pool.submit(wait, **more)
     assert busy.wait(20)
     return go
 
 
 def test_what_is_due_first_is_read_first(make_pool: Any) -> None:
-    readers, order = make_pool(), []
-    go = held(readers)
-    futures = [readers.submit(lambda due=due: order.append(due), due=due) for due in (3.0, 1.0, 2.0, 1.0)]
+    pool, order = make_pool(), []
+    go = held(pool)
+    futures = [pool.submit(lambda due=due: order.append(due), due=due) for due in (3.0, 1.0, 2.0, 1.0)]
     go.set()
     for future in futures:
         future.result(20)
@@ -53,7 +58,7 @@ def test_what_is_due_first_is_read_first(make_pool: Any) -> None:
 
 
 def test_short_ones_slip_in_between_the_turns_of_a_long_one(make_pool: Any) -> None:
-    readers, order = make_pool(), []
+    pool, order = make_pool(), []
     begun, go = threading.Event(), threading.Event()
 
     def long() -> Generator[None, None, str]:
@@ -64,20 +69,20 @@ def test_short_ones_slip_in_between_the_turns_of_a_long_one(make_pool: Any) -> N
             yield
         return "read"
 
-    future = readers.submit(long, characters=4 * TURN_CHARACTERS, longest=TURN_CHARACTERS, due=9.0)
+    future = pool.submit(long, characters=4 * TURN_CHARACTERS, longest=TURN_CHARACTERS, due=9.0)
     assert begun.wait(20)
-    short = readers.submit(lambda: order.append("short"), characters=5, due=1.0)
+    short = pool.submit(lambda: order.append("short"), characters=5, due=1.0)
     go.set()
     assert future.result(20) == "read" and short.done()
     assert order == ["long 0", "short", "long 1", "long 2", "long 3"]
 
 
 def test_texts_that_cannot_be_divided_leave_a_thread_to_others(make_pool: Any) -> None:
-    readers = make_pool(3)
-    gates = [held(readers, characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS) for _ in range(2)]
-    third = readers.submit(lambda: "long", characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS)
+    pool = make_pool(3)
+    gates = [held(pool, characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS) for _ in range(2)]
+    third = pool.submit(lambda: "long", characters=2 * TURN_CHARACTERS, longest=2 * TURN_CHARACTERS)
     for _ in range(5):
-        assert readers.submit(lambda: "short", due=1e9).result(20) == "short"
+        assert pool.submit(lambda: "short", due=1e9).result(20) == "short"
     assert not third.running() and not third.done()
     gates[0].set()
     assert third.result(20) == "long"
@@ -85,31 +90,31 @@ def test_texts_that_cannot_be_divided_leave_a_thread_to_others(make_pool: Any) -
 
 
 def test_characters_of_long_requests_are_bounded(make_pool: Any) -> None:
-    readers = make_pool(2, 5 * TURN_CHARACTERS)
-    go = held(readers, characters=3 * TURN_CHARACTERS)
-    waits = readers.submit(lambda: None, characters=2 * TURN_CHARACTERS)
+    pool = make_pool(2, 5 * TURN_CHARACTERS)
+    go = held(pool, characters=3 * TURN_CHARACTERS)
+    waits = pool.submit(lambda: None, characters=2 * TURN_CHARACTERS)
     with pytest.raises(QueueFullError) as caught:
-        readers.submit(lambda: None, characters=TURN_CHARACTERS + 1)
+        pool.submit(lambda: None, characters=TURN_CHARACTERS + 1)
     assert caught.value.retry >= 0
-    assert readers.submit(lambda: "short", characters=TURN_CHARACTERS).result(20) == "short"
+    assert pool.submit(lambda: "short", characters=TURN_CHARACTERS).result(20) == "short"
     go.set()
     waits.result(20)
     end = time.monotonic() + 20
-    while readers.characters and time.monotonic() < end:
+    while pool.queued_characters and time.monotonic() < end:
         time.sleep(0.001)
-    assert readers.characters == 0
+    assert pool.queued_characters == 0
     assert (
-        readers.submit(lambda: "alone", characters=100 * TURN_CHARACTERS).result(20) == "alone"
+        pool.submit(lambda: "alone", characters=100 * TURN_CHARACTERS).result(20) == "alone"
     )  # where nothing else waits
 
 
 def test_nothing_is_read_for_nobody(make_pool: Any) -> None:
-    readers, read = make_pool(), []
-    go = held(readers)
-    cancelled = readers.submit(lambda: read.append("cancelled"), characters=2 * TURN_CHARACTERS)
-    left = readers.submit(lambda: read.append("left"), left=lambda: True)
-    late = readers.submit(lambda: read.append("late"), deadline=time.monotonic())
-    assert cancelled.cancel() and readers.characters == 0
+    pool, read = make_pool(), []
+    go = held(pool)
+    cancelled = pool.submit(lambda: read.append("cancelled"), characters=2 * TURN_CHARACTERS)
+    left = pool.submit(lambda: read.append("left"), is_disconnected=lambda: True)
+    late = pool.submit(lambda: read.append("late"), deadline=time.monotonic())
+    assert cancelled.cancel() and pool.queued_characters == 0
     go.set()
     with pytest.raises(DeadlineExceededError):
         late.result(20)
@@ -125,28 +130,53 @@ def test_nothing_is_read_for_nobody(make_pool: Any) -> None:
             yield
 
     with pytest.raises(DeadlineExceededError):
-        readers.submit(turns, left=gone.is_set).result(20)
+        pool.submit(turns, is_disconnected=gone.is_set).result(20)
     assert read == ["turn"]
 
 
 def test_errors_are_told_and_the_threads_live(make_pool: Any) -> None:
-    readers = make_pool()
+    pool = make_pool()
 
     def wrong(error: BaseException) -> Generator[None, None, None]:
         yield
         raise error
 
     with pytest.raises(HeedfulError, match="the askers"):
-        readers.submit(lambda: wrong(HeedfulError("the askers"))).result(20)
+        pool.submit(lambda: wrong(HeedfulError("the askers"))).result(20)
     with pytest.raises(InferenceFailedError):
-        readers.submit(lambda: wrong(BaseException("a panic"))).result(20)
-    assert readers.submit(lambda: 1).result(20) == 1
+        pool.submit(lambda: wrong(BaseException("a panic"))).result(20)
+    assert pool.submit(lambda: 1).result(20) == 1
 
 
 def test_what_waits_when_it_closes_is_cancelled(make_pool: Any) -> None:
-    readers = make_pool()
-    go = held(readers)
-    future = readers.submit(lambda: None)
-    readers.close()
+    pool = make_pool()
+    go = held(pool)
+    future = pool.submit(lambda: None)
+    pool.close()
     go.set()
-    assert future.cancelled() and readers.submit(lambda: None).cancelled()
+    assert future.cancelled() and pool.submit(lambda: None).cancelled()
+
+
+def test_a_task_between_two_turns_fails_when_the_pool_closes(make_pool: Any) -> None:
+    pool = make_pool()
+    begun, blocker_queued, blocker_runs, end = (threading.Event() for _ in range(4))
+
+    def turns() -> Generator[None, None, None]:
+        begun.set()
+        assert blocker_queued.wait(20)
+        yield
+
+    def block() -> None:
+        blocker_runs.set()
+        assert end.wait(20)
+
+    future = pool.submit(turns, characters=2 * TURN_CHARACTERS, due=9.0)
+    assert begun.wait(20)
+    pool.submit(block, due=1.0)
+    blocker_queued.set()
+    assert blocker_runs.wait(20)
+    pool.close()
+    end.set()
+    with pytest.raises(UnavailableError, match="this server is stopping"):
+        future.result(0)
+    assert pool.queued_characters == 0

@@ -394,6 +394,11 @@ def test_long_texts_are_shortened(tmp_path: Path) -> None:
     assert escape_markdown("x" * 300, 10) == "x" * 9 + "…" and escape_markdown("x" * 10, 10) == "x" * 10
 
 
+@pytest.mark.parametrize("text", ["7. a", "12) a", "2024. A year", "123456789) a", "1."])
+def test_numbers_at_the_beginning_make_no_list(text: str) -> None:
+    assert MarkdownIt("commonmark").render(escape_markdown(text)) == f"<p>{text}</p>\n"
+
+
 def test_speed_data_and_settings(tmp_path: Path) -> None:
     found, _ = classified(settings={"train": {"batch_size": 32, "text": "```\n</details>"}})
     text = card(tmp_path, found)
