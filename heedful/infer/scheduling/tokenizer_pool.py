@@ -35,9 +35,9 @@ class _Task:
     seconds: float = 0.0  # duration of its turns so far
     order: int = 0  # tie-breaker: of tasks with the same due time the first one queued comes first
 
-    def __lt__(self, other: _Task) -> bool:
-        """Return whether this task comes before another one in a heap."""
-        return (self.due, self.order) < (other.due, other.order)
+    def __lt__(self, task: _Task) -> bool:
+        """Return whether this task comes before another one."""
+        return (self.due, self.order) < (task.due, task.order)
 
 
 class TokenizerPool:
