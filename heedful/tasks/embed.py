@@ -118,7 +118,7 @@ class Embed(Task[PairExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
-        scored = setup.survey.low is not None
+        scored = setup.survey.min_score is not None
         fields = comparison(setup.survey, settings.group(scored=scored)) | _default_prompt(setup.loaded)
         task, bundle = cls.with_new_head(
             setup,
@@ -250,10 +250,10 @@ class Embed(Task[PairExample]):
 
 def comparison(survey: DatasetStats, group_size: int = 2) -> TaskFields:
     """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
-    if survey.low is None or survey.high is None:
+    if survey.min_score is None or survey.max_score is None:
         return {"scored": False, "group_size": group_size}
-    low = min(0.0, survey.low)
-    return {"scored": True, "low": low, "high": survey.high if survey.high > low else 1.0}
+    low = min(0.0, survey.min_score)
+    return {"scored": True, "low": low, "high": survey.max_score if survey.max_score > low else 1.0}
 
 
 def _default_prompt(loaded: ModelBundle) -> TaskFields:

@@ -154,7 +154,7 @@ class QuestionAnswering(Task[QuestionExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        settings, impossible = setup.settings, setup.survey.impossible
+        settings, impossible = setup.settings, setup.survey.has_unanswerable
         assert isinstance(settings, QASettings)
         max_answer_tokens, threshold = settings.max_answer_tokens, settings.no_answer_threshold
         task, bundle = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=max_answer_tokens)
@@ -176,7 +176,7 @@ class QuestionAnswering(Task[QuestionExample]):
         self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
         """Allow "no answer" if some questions of the split have none."""
-        if self.impossible or split not in survey().unanswered:
+        if self.impossible or split not in survey().splits_with_unanswerable:
             return self, loaded
         loaded = copy(loaded)  # the argument is not changed
         loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}

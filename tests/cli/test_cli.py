@@ -751,9 +751,7 @@ def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, mo
     for seed, share in ((0, "none"), (next(n for n in range(99) if hash_text("the cat sat", n) < 2**64 / 10), "all")):
         flags = sets(**{"data.seed": seed})
         done = run("finetune", "classify", "a.csv", "--output", share, *flags)
-        message = (
-            f"no dev split can be made: chosen by a hash of their texts, {share} of the 20 examples would be in it"
-        )
+        message = f"no dev split can be made: the hash of their texts would put {share} of the 20 examples into it"
         assert done.code == 0 and f"{message}, so all are train" in done.err, done.err
         assert done.out.startswith("nothing was evaluated: ")
         assert f"The run is in {share}: model, plots, report.html, model card." in done.out
@@ -765,7 +763,8 @@ def test_data_too_small_for_a_dev_split_are_refused(run: Any, tmp_path: Path, mo
     Path("b.json").write_text(json.dumps(questions_))
     done = run("finetune", "qa", "b.json", *sets())
     assert (
-        done.code == 2 and "hash of their contexts, none of the 2 examples would be in it; give a dev file" in done.err
+        done.code == 2
+        and "hash of their contexts would put none of the 2 examples into it; give a dev file" in done.err
     )
     assert run("finetune", "qa", "b.json", *sets(**{"task.no_answer_threshold": 0})).code == 0
 

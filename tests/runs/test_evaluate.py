@@ -395,7 +395,7 @@ def test_several_numbers_cannot_be_scored(tmp_path: Path) -> None:
 
 def test_pairs_are_compared_on_their_own_scale() -> None:
     def scale(low: float | None, high: float | None) -> Any:
-        return comparison(DatasetStats(counts={"test": 3}, labels=Counter(), low=low, high=high))
+        return comparison(DatasetStats(counts={"test": 3}, labels=Counter(), min_score=low, max_score=high))
 
     assert scale(None, None) == {"scored": False, "group_size": 2}
     assert scale(0.0, 5.0) == scale(1.0, 5.0) == {"scored": True, "low": 0.0, "high": 5.0}

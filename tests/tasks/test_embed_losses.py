@@ -156,7 +156,7 @@ def test_negatives_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 def stats(**more: Any) -> DatasetStats:
-    return DatasetStats(**{"counts": {"train": 4}, "labels": Counter(), "low": None, "high": None} | more)
+    return DatasetStats(**{"counts": {"train": 4}, "labels": Counter()} | more)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def stats(**more: Any) -> DatasetStats:
     [
         ("cosent", {}, r"task\.loss is cosent, which needs pairs with scores \(the column score\)"),
         ("margin_mse", {}, r"task\.loss is margin_mse, which needs pairs with scores of a teacher"),
-        ("multiple_negatives", {"low": 0.0}, r"task\.loss is multiple_negatives, which needs pairs with no scores"),
+        ("multiple_negatives", {"min_score": 0.0}, r"loss is multiple_negatives, which needs pairs with no scores"),
     ],
 )
 def test_a_loss_that_does_not_fit_the_pairs_is_refused(loss: Any, of: dict[str, Any], message: str) -> None:

@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
         {},
     ),
 }
-EMPTY = DatasetStats(counts={"train": 1}, labels=Counter(), low=None, high=None)
+EMPTY = DatasetStats(counts={"train": 1}, labels=Counter())
 CARRIED = [
     (family, kind) for family in TINY for kind in EXAMPLES if kind == "embedding" or kind in FAMILIES[family].kinds()
 ]

@@ -49,7 +49,7 @@ TAUGHT = [
         (("the cat", ("sat on the mat", "wrote it", "ran")), ("who ?", ("ada", "the dog", "love")))
     )
 ]
-STATS = DatasetStats(counts={"train": 3}, labels=heedful.tasks.task.Counter(), low=None, high=None)
+STATS = DatasetStats(counts={"train": 3}, labels=heedful.tasks.task.Counter())
 
 
 def binary_of(examples: list[RankExample]) -> list[RankExample]:

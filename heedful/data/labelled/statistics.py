@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 from heedful.data.bad_rows import shown
 from heedful.data.examples import (
@@ -24,179 +24,246 @@ from heedful.data.labelled.dataset import Dataset
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import DataError
 
-LARGEST = 1e30  # largest score that can be trained on, in float32
-FINE = 100 * 2.0**-23  # least std relative to the distance from 0: the last bias is float32
+MAX_ABS_SCORE = 1e30  # largest absolute score that can be trained on, in float32
+MIN_RELATIVE_STD = 100 * 2.0**-23  # of scores / the largest absolute score: the bias of the last layer is float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetStats:
-    """Statistics of all examples."""
+    """Statistics of all examples.
+
+    Fields without "by split" describe the first split: train, unless other splits are evaluated alone.
+    """
 
     counts: dict[str, int]  # number of examples by split
-    labels: Counter[str]  # of the first split, as are the scores
-    low: float | None  # None: the examples have no scores
-    high: float | None
-    unanswered: tuple[str, ...] = ()  # splits with unanswerable questions
-    unlearned: Mapping[str, Counter[str]] = field(
-        default_factory=dict
-    )  # labels of other splits that the first split lacks
-    mean: float = 0.0  # of the scores
-    deviation: float = 1.0
-    characters: Mapping[str, int] = field(default_factory=dict)  # characters of all texts by split
-    documents: int = 0  # of all queries of the first split
-    max_relevance: float = 0.0  # of its documents
-    rankable: Mapping[str, int] = field(
-        default_factory=dict
-    )  # queries whose documents differ in relevance, by split; {}: the examples are no queries
-    has_teacher_scores: bool = False  # whether documents, or pairs, have scores of a teacher
-    alike: tuple[str, ...] = ()  # splits whose scores are all equal, so that correlations are undefined
+    labels: Counter[str]
+    # labels that the first split lacks, by split; only of splits with such labels
+    unseen_labels: Mapping[str, Counter[str]] = field(default_factory=dict)
+    min_score: float | None = None  # None: the examples have no scores
+    max_score: float | None = None
+    score_mean: float = 0.0
+    score_std: float = 1.0
+    constant_score_splits: tuple[str, ...] = ()  # splits whose scores are all equal: no correlation is defined
+    splits_with_unanswerable: tuple[str, ...] = ()  # splits with questions that have no answer
+    num_characters: Mapping[str, int] = field(default_factory=dict)  # of all texts, by split
+    num_documents: int = 0  # of all queries
+    max_relevance: float = 0.0  # of these documents
+    # queries whose documents differ in relevance, by split; {}: the examples are no queries
+    num_rankable_queries: Mapping[str, int] = field(default_factory=dict)
+    has_teacher_scores: bool = False  # whether a teacher has scored all documents, or the texts of all pairs
 
     @property
-    def splits(self) -> tuple[str, ...]:
+    def non_empty_splits(self) -> tuple[str, ...]:
         """Splits with examples."""
         return tuple(split for split, count in self.counts.items() if count)
 
     @property
-    def impossible(self) -> bool:
+    def has_unanswerable(self) -> bool:
         """Whether train or dev has unanswerable questions."""
-        return not {"train", "dev"}.isdisjoint(self.unanswered)
+        return not {"train", "dev"}.isdisjoint(self.splits_with_unanswerable)
 
 
-def compute_stats(source: Dataset[Example], splits: Sequence[str]) -> DatasetStats:
+@dataclass(slots=True)
+class _ScoreStats:
+    """Range, mean and standard deviation of scores, from one pass (Welford 1962)."""
+
+    count: int = 0
+    minimum: float = inf
+    maximum: float = -inf
+    mean: float = 0.0
+    sum_of_squares: float = 0.0  # of the deviations from the mean
+
+    def add(self, score: float) -> None:
+        self.count += 1
+        self.minimum = min(self.minimum, score)
+        self.maximum = max(self.maximum, score)
+        delta = score - self.mean
+        self.mean += delta / self.count
+        self.sum_of_squares += delta * (score - self.mean)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 1 if it would be 0, since scores are divided by it."""
+        return sqrt(self.sum_of_squares / self.count) if self.sum_of_squares else 1.0
+
+
+@dataclass(slots=True)
+class _SplitStats:
+    """Statistics of one split, from one pass; see `DatasetStats`."""
+
+    count: int = 0
+    num_characters: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    scores: _ScoreStats = field(default_factory=_ScoreStats)
+    has_unanswerable: bool = False
+    num_documents: int = 0
+    max_relevance: float = 0.0
+    num_rankable_queries: int = 0
+    num_with_teacher_scores: int = 0
+
+    def add(self, example: Example) -> None:
+        self.count += 1
+        self.num_characters += sum(map(len, example.texts))
+        match example:
+            case LabelledExample():
+                self.labels[example.label] += 1
+            case MultiLabelExample():
+                self.labels.update(example.labels)
+            case TaggedExample():
+                self.labels.update(example.tags)
+            case QuestionExample(answers=()):
+                self.has_unanswerable = True
+            case RankExample():
+                self.num_documents += len(example.documents)
+                self.max_relevance = max(self.max_relevance, *example.relevance)
+                self.num_rankable_queries += len({*example.relevance}) > 1
+                self.num_with_teacher_scores += bool(example.teacher_scores)
+            case PairExample(score=None):
+                self.num_with_teacher_scores += bool(example.teacher_scores)
+            case ScoredExample() | PairExample():
+                assert example.score is not None
+                self.scores.add(example.score)
+
+
+def compute_stats(dataset: Dataset[Example], splits: Sequence[str]) -> DatasetStats:
     """Compute statistics of splits in one pass.
 
     Raises:
         DataError: If the first split has no examples.
     """
-    labels: dict[str, Counter[str]] = {split: Counter() for split in splits}
-    ranges: dict[str, tuple[float, float]] = {}  # (lowest, highest) score by split
-    seen, mean, squares = 0, 0.0, 0.0  # running mean and sum of squared deviations (Welford 1962)
-    unanswered: dict[str, bool] = {}
-    documents, max_relevance, has_teacher_scores = 0, 0.0, False
-    rankable: dict[str, int] = dict.fromkeys(splits, 0) if source.kind is RankExample else {}
-    counts, characters = dict.fromkeys(splits, 0), dict.fromkeys(splits, 0)
-    for split in splits:
-        for example in source.examples(split):
-            counts[split] += 1
-            characters[split] += sum(map(len, example.texts))
-            match example:
-                case LabelledExample(label=label):
-                    labels[split][label] += 1
-                case MultiLabelExample(labels=several) | TaggedExample(tags=several):
-                    labels[split].update(several)
-                case QuestionExample(answers=()):
-                    unanswered[split] = True
-                case RankExample(relevance=relevance, teacher_scores=scores):
-                    rankable[split] += len({*relevance}) > 1
-                    has_teacher_scores = bool(scores)
-                    if split == splits[0]:
-                        documents, max_relevance = documents + len(relevance), max(max_relevance, *relevance)
-                case PairExample(score=None, teacher_scores=scores):
-                    has_teacher_scores = bool(scores)
-                case ScoredExample(score=float(score)) | PairExample(score=float(score)):
-                    lowest, highest = ranges.get(split, (score, score))
-                    ranges[split] = min(lowest, score), max(highest, score)
-                    if split == splits[0]:
-                        seen, away = seen + 1, score - mean
-                        mean += away / seen
-                        squares += away * (score - mean)
-    if not counts[splits[0]] and not (source.has_generated_dev and counts.get("dev")):
+    by_split = {split: _SplitStats() for split in splits}
+    for split, stats in by_split.items():
+        for example in dataset.examples(split):
+            stats.add(example)
+    counts = {split: stats.count for split, stats in by_split.items()}
+    first = by_split[splits[0]]
+    # if all examples fell into the generated dev split, dev_split_problem reports that
+    if not first.count and not (dataset.has_generated_dev and counts.get("dev")):
         raise DataError(f"{splits[0]} has no examples: nothing can be learned or measured")
-    low, high = ranges.get(splits[0], (None, None))
+    labels = {split: stats.labels for split, stats in by_split.items()}
+    scores = {split: stats.scores for split, stats in by_split.items() if stats.scores.count}
+    rankable = {split: stats.num_rankable_queries for split, stats in by_split.items()}
     return DatasetStats(
         counts=counts,
-        labels=labels[splits[0]],
-        low=low,
-        high=high,
-        unanswered=tuple(unanswered),
-        unlearned=_unlearned(source, labels, splits),
-        mean=mean,
-        deviation=sqrt(squares / seen) if squares else 1.0,
-        characters=characters,
-        documents=documents,
-        max_relevance=max_relevance,
-        rankable=rankable,
-        has_teacher_scores=has_teacher_scores,
-        alike=tuple(split for split, (lowest, highest) in ranges.items() if lowest == highest),
+        labels=first.labels,
+        unseen_labels=_unseen_labels(labels, are_tags=dataset.kind is TaggedExample),
+        min_score=first.scores.minimum if first.scores.count else None,
+        max_score=first.scores.maximum if first.scores.count else None,
+        score_mean=first.scores.mean,
+        score_std=first.scores.std,
+        constant_score_splits=tuple(split for split, stats in scores.items() if stats.minimum == stats.maximum),
+        splits_with_unanswerable=tuple(split for split, stats in by_split.items() if stats.has_unanswerable),
+        num_characters={split: stats.num_characters for split, stats in by_split.items()},
+        num_documents=first.num_documents,
+        max_relevance=first.max_relevance,
+        num_rankable_queries=rankable if dataset.kind is RankExample else {},
+        has_teacher_scores=0 < first.count == first.num_with_teacher_scores,
     )
 
 
-def _unlearned(
-    source: Dataset[Example], labels: Mapping[str, Counter[str]], splits: Sequence[str]
-) -> dict[str, Counter[str]]:
-    """Labels of other splits that the first split lacks; of tags only those that begin an entity."""
-    first, *others = splits
-    inside = ("I-",) if source.kind is TaggedExample else ()
-    missing = {
+def _unseen_labels(labels: Mapping[str, Counter[str]], *, are_tags: bool) -> dict[str, Counter[str]]:
+    """Return the labels of each split that the first split lacks, without splits that have none of them.
+
+    Tags that begin with I- are not reported: they continue an entity, whose first tag is.
+    """
+    first, *others = labels
+    unseen = {
         split: Counter(
-            {label: n for label, n in labels[split].items() if not labels[first][label] and label[:2] not in inside}
+            {
+                label: count
+                for label, count in labels[split].items()
+                if label not in labels[first] and not (are_tags and label.startswith("I-"))
+            }
         )
         for split in others
     }
-    return {split: lacking for split, lacking in missing.items() if lacking}
+    return {split: counts for split, counts in unseen.items() if counts}
 
 
 def split_warnings(stats: DatasetStats) -> list[str]:
-    """Warnings about empty splits, labels missing in train, and unanswerable questions."""
-    warnings = [f"{split} has no examples and is left out" for split in stats.counts if split not in stats.splits]
-    for split, labels in stats.unlearned.items():
-        some = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
-        warnings.append(f"{split} has labels that nothing is learned of, since no example of train has them: {some}")
-    if stats.unanswered and not stats.impossible:
-        splits = " and ".join(stats.unanswered)
-        warnings.append(
-            f"{splits} has questions without answers, and neither train nor dev has: to tell them is not learned, and "
-            "only where they are measured may there be no answer, above a threshold of 0"
-        )
+    """Return warnings about empty splits, labels that are missing in train, and unanswerable questions."""
+    warnings = [
+        f"{split} has no examples and is left out" for split in stats.counts if split not in stats.non_empty_splits
+    ]
+    for split, labels in stats.unseen_labels.items():
+        listed = ", ".join(f"{shown(label)} ({count:,})" for label, count in labels.most_common(10))
+        warnings.append(f"{split} has labels that do not occur in train, so that they cannot be learned: {listed}")
+    if stats.splits_with_unanswerable and not stats.has_unanswerable:
+        warnings += [
+            f"{split} has unanswerable questions, but train and dev have none: the model is not trained to recognise "
+            "them; in the evaluation of this split the no-answer threshold is 0"
+            for split in stats.splits_with_unanswerable
+        ]
     return warnings
 
 
-def dev_split_problem(source: Dataset[Example], stats: DatasetStats) -> str:
-    """Why no dev split can be generated from train; "" if it can, or a dev split was given."""
-    train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
-    if source.has_generated_dev and train and dev and "dev" in stats.alike:
-        return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
-    if source.has_generated_dev and train and dev and stats.rankable and not stats.rankable["dev"]:
-        return f"no dev split can be made: none of its {dev:,} queries would have documents that differ in relevance"
-    if not source.has_generated_dev or (train and dev):
+def dev_split_problem(dataset: Dataset[Example], stats: DatasetStats) -> str:
+    """Return why no dev split can be generated from train; "" if it can, or a dev split was given."""
+    if not dataset.has_generated_dev:
         return ""
-    what = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}.get(source.kind, "texts")
-    share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
-    return f"no dev split can be made: chosen by a hash of their {what}, {share} would be in it"
-
-
-def check_learnable(source: Dataset[Example], stats: DatasetStats) -> None:
-    """Raise DataError if nothing can be learned: a single label, constant scores, or scores beyond float32."""
-    if source.kind in (LabelledExample, MultiLabelExample) and len(stats.labels) < (
-        2 if source.kind is LabelledExample else 1
-    ):
-        named = " and ".join(f'the label "{label}"' for label in stats.labels) or "no label"
-        remedy = (
-            "; some of it was made dev, and data.dev_fraction=0 leaves all in train" if source.has_generated_dev else ""
+    train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
+    if not train or not dev:
+        hashed = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}
+        share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
+        return (
+            f"no dev split can be made: the hash of their {hashed.get(dataset.kind, 'texts')} would put {share} into it"
         )
-        raise DataError(f"all examples of train have {named}: there is nothing to tell apart{remedy}")
-    doubt = (
-        label_column_warning(stats.labels, sum(stats.counts.values()))
-        if source.kind in (LabelledExample, MultiLabelExample)
-        else ""
-    )
-    if doubt:
-        raise DataError(doubt)
-    if source.labels == (OUTSIDE,):
-        raise DataError(f'all words of train have the tag "{OUTSIDE}": there is nothing to tell apart')
-    if source.kind is RankExample and not stats.rankable["train"]:
+    if "dev" in stats.constant_score_splits:
+        return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
+    if stats.num_rankable_queries and not stats.num_rankable_queries["dev"]:
+        return f"no dev split can be made: none of its {dev:,} queries would have documents that differ in relevance"
+    return ""
+
+
+def check_learnable(dataset: Dataset[Example], stats: DatasetStats) -> None:
+    """Raise DataError if nothing can be learned from train: a single label, constant scores, or scores beyond float32.
+
+    Args:
+        stats: Statistics of train and the other splits.
+    """
+    if dataset.kind in (LabelledExample, MultiLabelExample):
+        _check_labels(dataset, stats)
+    if dataset.labels == (OUTSIDE,):
+        raise DataError(f'all words of train have the tag "{OUTSIDE}": there are no entities to learn')
+    if dataset.kind is RankExample and not stats.num_rankable_queries["train"]:
         raise DataError(
             f"none of the {stats.counts['train']:,} queries of train has documents that differ in relevance: nothing "
             "can be ranked. Give each query relevant and irrelevant documents"
         )
-    if source.kind is ScoredExample and max(map(abs, (stats.low or 0.0, stats.high or 0.0))) > LARGEST:
-        raise DataError(f"scores of train go from {stats.low:g} to {stats.high:g}: scale them down below {LARGEST:g}")
-    if stats.low is not None and stats.low == stats.high:
-        more = "; leave the column out (--data.columns.score='[]'), and pairs are learned as belonging together"
-        more = more if source.kind is PairExample else ""
-        raise DataError(f"all scores of train are {stats.low:g}: nothing can be learned from them{more}")
-    if source.kind is ScoredExample and stats.deviation < FINE * max(map(abs, (stats.low or 0.0, stats.high or 0.0))):
+    if stats.min_score is not None and stats.max_score is not None:
+        _check_scores(dataset.kind, stats, stats.min_score, stats.max_score)
+
+
+def _check_labels(dataset: Dataset[Example], stats: DatasetStats) -> None:
+    """Raise DataError if there are too few labels, or labels that look like ids or texts."""
+    if len(stats.labels) < (2 if dataset.kind is LabelledExample else 1):
+        same = next((f"the label {shown(label)}" for label in stats.labels), "no label")
+        advice = (
+            "; a part of train became the dev split: data.dev_fraction=0 keeps all of it in train"
+            if dataset.has_generated_dev
+            else ""
+        )
+        raise DataError(f"all examples of train have {same}: there is nothing to distinguish{advice}")
+    if warning := label_column_warning(stats.labels, sum(stats.counts.values())):
+        raise DataError(warning)
+
+
+def _check_scores(kind: type[Example], stats: DatasetStats, min_score: float, max_score: float) -> None:
+    """Raise DataError if scores are constant, too large for float32, or too close to each other for it."""
+    max_abs_score = max(abs(min_score), abs(max_score))
+    if kind is ScoredExample and max_abs_score > MAX_ABS_SCORE:
         raise DataError(
-            f"scores of train go from {stats.low:.12g} to {stats.high:.12g}, too far from 0 for what they "
-            f"differ by, as weights are in float32: subtract {stats.mean:.12g}, or what is near it, from all of them"
+            f"scores of train go from {min_score:g} to {max_score:g}: scale them down below {MAX_ABS_SCORE:g}"
+        )
+    if min_score == max_score:
+        advice = (
+            "; leave the column out (--data.columns.score='[]') to learn that the texts of each pair belong together"
+            if kind is PairExample
+            else ""
+        )
+        raise DataError(f"all scores of train are {min_score:g}: nothing can be learned from them{advice}")
+    if kind is ScoredExample and stats.score_std < MIN_RELATIVE_STD * max_abs_score:
+        raise DataError(
+            f"scores of train, from {min_score:.12g} to {max_score:.12g}, vary too little for their size to be "
+            f"represented in float32: subtract about {stats.score_mean:.12g} from all of them"
         )

@@ -148,7 +148,7 @@ def plan_distil(
     if dev_problem := dev_split_problem(source, stats):
         raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
     check_learnable(source, stats)
-    if stats.splits == ("train",):
+    if stats.non_empty_splits == ("train",):
         raise DataError(
             "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
             "trained on, or set data.dev_fraction"
@@ -170,9 +170,9 @@ def plan_distil(
         random_init=isinstance(preview.student, SizeStudent),
         width=width_for_lr(preview.student, teacher),
         classic=isinstance(preview.student, ClassicStudent | StaticStudent),
-        group_size=preview.task.group(scored=stats.low is not None),
+        group_size=preview.task.group(scored=stats.min_score is not None),
         data=preview.data,
-        task_settings=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in stats.splits),
+        task_settings=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in stats.non_empty_splits),
     )
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent | StaticStudent))
@@ -237,7 +237,7 @@ def _read_unlabelled(
         return Unlabelled(examples=(), bad=0, known=0)
     head = teacher.config.head
     assert head is not None
-    evaluated = [example for split in stats.splits if split != "train" for example in source.examples(split)]
+    evaluated = [example for split in stats.non_empty_splits if split != "train" for example in source.examples(split)]
     unlabelled = read_unlabelled(
         settings.unlabelled,
         source.kind,
@@ -303,7 +303,9 @@ def dev_split_settings(run: str) -> JsonObject:
 def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetStats) -> list[str]:
     """A sentence if the teacher was trained on texts of dev or test, which makes its quality there optimistic."""
     splits = [
-        split for split in stats.splits if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
+        split
+        for split in stats.non_empty_splits
+        if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
     ]
     if source.has_generated_dev and files_trained_on(teacher, source.places["train"]):
         own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))

@@ -168,7 +168,7 @@ def distil_task(
                 judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
             if plan.settings.cascade is not None and not (folder / CASCADE).exists():
                 served = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
-                build_cascade(folder, plan.source, plan.survey.splits, plan.settings, served, run.reporter)
+                build_cascade(folder, plan.source, plan.survey.non_empty_splits, plan.settings, served, run.reporter)
             write_report(folder)  # again, with the verdict and the cascade
             write_finetuned_card(folder)
         ranks.barrier()

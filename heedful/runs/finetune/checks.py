@@ -23,7 +23,7 @@ class TaskRunSettings(Protocol):
 
 def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem: str) -> None:
     """Refuse to tune thresholds without a dev split; `dev_problem` says why none could be made, or is ""."""
-    if "dev" not in stats.splits and settings.task.tunes_thresholds(stats):
+    if "dev" not in stats.non_empty_splits and settings.task.tunes_thresholds(stats):
         raise SettingError(
             f"thresholds are tuned on dev, but there is no dev split: {dev_problem or 'set data.dev_fraction'}"
             + ("; give a dev file, or " if dev_problem else ", or ")
@@ -34,8 +34,8 @@ def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem:
 
 def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, classic: bool) -> None:
     """Refuse settings that were changed and would change nothing; `classic`: the model has no Transformer blocks."""
-    train, fit, has_dev = settings.train, settings.fit, "dev" in stats.splits
-    if "dev" in stats.alike and (fit.load_best_at_end or fit.patience):
+    train, fit, has_dev = settings.train, settings.fit, "dev" in stats.non_empty_splits
+    if "dev" in stats.constant_score_splits and (fit.load_best_at_end or fit.patience):
         raise DataError(
             "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "
             "rows, or set fit.load_best_at_end=false and no fit.patience"

@@ -107,7 +107,7 @@ def dry_run(
     linear = settings.method == "linear"
     seconds, speed = _encoding_seconds(loaded, encoded) if linear else estimate_seconds(trainer, encoded.tokens)
     weights, several = 4 * loaded.count(), settings.seeds > 1
-    best = settings.fit.load_best_at_end and "dev" in plan.survey.splits
+    best = settings.fit.load_best_at_end and "dev" in plan.survey.non_empty_splits
     extra = weights * (best + STATE * settings.fit.async_checkpoint)  # the best weights; the copy that is written
     models = settings.seeds * (1 + best) + several + (0 if model_name(init) else settings.seeds)
     states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at the same time

@@ -84,7 +84,7 @@ def _fingerprint(plan: FinetunePlan) -> str:
     """Hash the settings and the training examples."""
     digest = hashlib.blake2b(json.dumps(to_mapping(plan.settings), sort_keys=True).encode(), digest_size=16)
     for split in ("train", "dev"):
-        for example in plan.source.examples(split) if split in plan.survey.splits else ():
+        for example in plan.source.examples(split) if split in plan.survey.non_empty_splits else ():
             digest.update(repr((split, example.texts, example.target)).encode(errors="backslashreplace"))
     return digest.hexdigest()
 
@@ -153,7 +153,7 @@ def _shown(result: JsonObject) -> str:
 def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
     """Return the folds, and a phrase for their held-out examples; with a dev split it is the one fold."""
     train = list(plan.source.examples("train"))
-    if "dev" in plan.survey.splits and not plan.settings.folds:
+    if "dev" in plan.survey.non_empty_splits and not plan.settings.folds:
         dev = list(plan.source.examples("dev"))
         return [Fold(train=train, held_out=dev, numbers=range(len(dev)))], "dev"
     texts = len({example.texts for example in train})

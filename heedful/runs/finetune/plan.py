@@ -89,8 +89,8 @@ def plan_finetune(
         config = config_of(init.model, revision=init.revision or None).model
         width = config.width
     classic = isinstance(init, ClassicInit | RecurrentInit)
-    group_size = preview.task.group(scored=stats.low is not None)
-    targets = sample_targets(source, stats.splits)
+    group_size = preview.task.group(scored=stats.min_score is not None)
+    targets = sample_targets(source, stats.non_empty_splits)
     one_sample_each = classic or preview.long_inputs == "truncate" or spec.truncates
     defaults, why = finetune_defaults(
         spec.name,
@@ -101,9 +101,9 @@ def plan_finetune(
         seq2seq=init if isinstance(init, Seq2Seq) else None,
         group_size=group_size,
         bleu_units=default_bleu_units(targets),
-        characters=0 if one_sample_each else stats.characters["train"],
+        characters=0 if one_sample_each else stats.num_characters["train"],
         method=method,
-        documents=stats.documents,
+        documents=stats.num_documents,
     )
     resolved = resolve_finetune(overrides, defaults)
     settings = replace(resolved.settings, init=init, data=reading)

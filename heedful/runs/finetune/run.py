@@ -202,7 +202,7 @@ class FinetuneTraining:
     def __init__(self, plan: FinetunePlan, run: Run, learner: Learner, *, on_its_own: bool = True) -> None:
         self.plan, self.run, self.learner, self.on_its_own = plan, run, learner, on_its_own
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
-        self.splits = tuple(split for split in plan.survey.splits if split != "train")  # that are evaluated
+        self.splits = tuple(split for split in plan.survey.non_empty_splits if split != "train")  # that are evaluated
 
     def notes(self) -> Iterable[str]:
         """Sentences about data, defaults and the model."""

@@ -239,7 +239,7 @@ def score_words(
     assert kind is not None, "linear_model_of tells"
     outputs = len(task.labels) if kind == "logistic_per_label" or len(task.labels) > 2 else 1
     counts = {split: stats.counts[split] for split in ("train", *splits)}
-    rows = rows_of_splits(counts, stats.characters, outputs, seconds)
+    rows = rows_of_splits(counts, stats.num_characters, outputs, seconds)
     train = [example for _, example in _sampled(source, "train", counts["train"], rows["train"], seed)]
     words = WordBaseline(task)
     result: JsonObject = {

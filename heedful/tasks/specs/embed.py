@@ -55,7 +55,7 @@ class EmbedSettings(TaskSettings):
         return self.loss
 
     def check_data(self, survey: DatasetStats) -> None:
-        scored, loss = survey.low is not None, self.used_loss(scored=survey.low is not None)
+        scored, loss = survey.min_score is not None, self.used_loss(scored=survey.min_score is not None)
         if scored != (loss in ("cosine", "cosent")) or (loss == "margin_mse" and not survey.has_teacher_scores):
             raise SettingError(
                 f"task.loss is {loss}, which needs pairs with {NEEDS[loss]}, and the data has others: leave it out, or "
@@ -67,7 +67,7 @@ class EmbedSettings(TaskSettings):
         return self.group_size if self.used_loss(scored=scored) in ("multiple_negatives", "cosent") else 1
 
     def unused(self, survey: DatasetStats) -> dict[str, str]:
-        loss = self.used_loss(scored=survey.low is not None)
+        loss = self.used_loss(scored=survey.min_score is not None)
         reasons = {}
         if loss in ("cosine", "margin_mse"):
             reasons["group_size"] = f"the loss {loss} compares no pairs with each other"

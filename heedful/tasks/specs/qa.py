@@ -42,7 +42,7 @@ class QASettings(TaskSettings):
             raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
 
     def tunes_thresholds(self, survey: DatasetStats) -> bool:
-        return self.no_answer_threshold == "tuned" and survey.impossible
+        return self.no_answer_threshold == "tuned" and survey.has_unanswerable
 
     def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
         return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,11 +135,26 @@ def test_the_report_counts_queries_that_splits_share(tmp_path: Path) -> None:
 def test_statistics(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.csv", GRADES + "s,x,1\n")
     stats = compute_stats(source, ["train"])
-    assert (stats.counts, stats.documents, stats.max_relevance, stats.rankable) == ({"train": 3}, 6, 2.0, {"train": 2})
+    assert (stats.counts, stats.num_documents, stats.max_relevance) == ({"train": 3}, 6, 2.0)
+    assert stats.num_rankable_queries == {"train": 2}
     check_learnable(source, stats)
     alone = opened(tmp_path / "a.csv", "query,text,label\ns,x,1\nt,x,0\n")
     with pytest.raises(DataError, match="none of the 2 queries of train has documents that differ in relevance"):
         check_learnable(alone, compute_stats(alone, ["train"]))
+
+
+@pytest.mark.parametrize("scored", [["train"], ["dev"], ["train", "dev"]])
+def test_scores_of_a_teacher_are_needed_in_train_alone(scored: list[str]) -> None:
+    """Other splits are evaluated without them; files are read only if all splits have them or none."""
+    example = RankExample(query="q", documents=("p", "a"), relevance=(1.0, 0.0))
+    examples = {
+        split: [replace(example, teacher_scores=(2.0, 1.0)) if split in scored else example]
+        for split in ("train", "dev")
+    }
+    dataset: Any = SimpleNamespace(kind=RankExample, has_generated_dev=False, examples=examples.__getitem__)
+    assert compute_stats(dataset, ["train", "dev"]).has_teacher_scores == ("train" in scored)
+    examples["train"].append(replace(example, teacher_scores=()))
+    assert not compute_stats(dataset, ["train", "dev"]).has_teacher_scores
 
 
 def test_a_dev_split_in_which_nothing_can_be_ranked_is_not_made(tmp_path: Path) -> None:

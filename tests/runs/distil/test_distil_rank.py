@@ -31,7 +31,7 @@ from tests.support.generated_data import data
 from tests.support.model_folders import long_text, make
 
 pytestmark = pytest.mark.usefixtures("quick")
-STATS = DatasetStats(counts={"train": 3}, labels=Counter(), low=None, high=None)
+STATS = DatasetStats(counts={"train": 3}, labels=Counter())
 EXAMPLES = [
     RankExample(query="the cat", documents=("sat on the mat", long_text(60), "ran"), relevance=(1.0, 0.0, 0.0)),
     RankExample(query="who ?", documents=("ada", "the dog"), relevance=(1.0, 0.0)),
