@@ -26,7 +26,6 @@ def read(reader: ConfigReader) -> ModelConfig:
     return bart.read_parts(
         reader,
         positions=Sinusoidal(layout="halves", limit=reader.integer("max_position_embeddings", 1024)),
-        layout={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
         default_start=reader.integer("pad_token_id", least=0, most=vocabulary - 1),
     )
 
@@ -38,7 +37,7 @@ def body(model: ModelConfig) -> NameTable:
     waves = sinusoid(torch.arange(positions.limit), model.embedding.width, positions.layout, positions.base)
     table = bart.body(model)
     rows = tuple(row for row in table.rows if "embed_positions" not in row.hf[0])
-    return replace(table, rows=rows, constants={f"model.{side}.embed_positions.weight": waves for side in bart.SIDES})
+    return replace(table, rows=rows, constants={f"model.{part}.embed_positions.weight": waves for part in bart.PARTS})
 
 
 def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
@@ -59,7 +58,7 @@ FAMILY = Family(
     needs_decoder=True,
     ignored_keys=bart.IGNORED_KEYS,
     generation_defaults={"eos_token_id": 0, "forced_eos_token_id": 0},
-    special_token_ids=bart.SPECIAL_TOKEN_IDS,
+    special_token_ids=bart.BART.special_token_ids,
     tokenizer_defaults={"tokenizer_class": "MarianTokenizer"},
     heads={"MarianModel": head_maps.bare(), "MarianMTModel": bart.language_model()},
     sizes={"opus-mt-en-de": size(58_101, 6, 512)},

@@ -178,7 +178,7 @@ def test_a_folder_with_a_prefix_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changed", "message"),
     [
-        ("bart", {"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1; only 0, None can be loaded: whole layers"),
+        ("bart", {"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1; only 0, None can be loaded: LayerDrop is not"),
         ("bart", {"tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
         ("bart", {"normalize_before": True}, "normalize_before is True; only False"),
         ("bart", {"num_hidden_layers": 9}, "num_hidden_layers is 9; only 4, None can be loaded"),
