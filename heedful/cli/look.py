@@ -278,25 +278,31 @@ def _print_positions(folder: str, as_json: bool) -> None:
     if as_json:
         tensors = [{name: tensor.tolist() for name, tensor in view.tensors.items()} for view in views]
         return print_json(
-            [{"name": view.name, "about": view.about, **values} for view, values in zip(views, tensors, strict=True)]
+            [
+                {"name": view.name, "description": view.description, **values}
+                for view, values in zip(views, tensors, strict=True)
+            ]
         )
     if not views:
         print_text("The model does not represent positions: the order of its tokens changes nothing.")
     for view in views:
-        print_text(f"{view.name}\n{view.about}")
-        if "distance" in view.tensors:
-            values = view.tensors["distance"].tolist()
+        print_text(f"{view.name}\n{view.description}")
+        if "similarity_by_distance" in view.tensors:
+            similarity = view.tensors["similarity_by_distance"].tolist()
+            distances = [distance for distance in DISTANCES if distance < len(similarity)]
             print_table(
-                [[str(gap), f"{values[gap]:+.3f}"] for gap in DISTANCES if gap < len(values)],
+                [[str(distance), f"{similarity[distance]:+.3f}"] for distance in distances],
                 head=["distance", "similarity"],
                 right={0, 1},
                 indent=3,
             )
         elif "bias" in view.tensors:
-            gaps, bias = view.tensors["gaps"].tolist(), view.tensors["bias"]
-            shown = [at for at, gap in enumerate(gaps) if abs(gap) in DISTANCES]
+            bias, rows = view.tensors["bias"], []
+            for distance, biases in zip(view.tensors["distances"].tolist(), bias.T.tolist(), strict=True):
+                if abs(distance) in DISTANCES:
+                    rows.append([f"{distance:+d}", *(f"{value:+.2f}" for value in biases)])
             print_table(
-                [[f"{gaps[at]:+d}", *(f"{value:+.2f}" for value in bias[:, at].tolist())] for at in shown],
+                rows,
                 head=["distance", *(f"head {number}" for number in range(len(bias)))],
                 right=set(range(len(bias) + 1)),
                 indent=3,

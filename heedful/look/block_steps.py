@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heedful.errors import RequestError
 from heedful.look.head_masking import unfused
-from heedful.look.inspection import Inspection
+from heedful.look.inspection import Inspection, eval_mode
 from heedful.model.config import Learned, Sinusoidal
 from heedful.model.embedding import EmbeddingLayer
 from heedful.model.stack import Block, Stack
@@ -92,7 +92,7 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
     block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
     assert isinstance(block, Block)
     record: BlockRecord = {}
-    with _inference(inspection), _recording(block, record):
+    with eval_mode(inspection.loaded), _recording(block, record):
         block(*_block_inputs(inspection, part, stack)[layer])
     inspection.block_record = (part, layer), record
     return record
@@ -106,24 +106,12 @@ def _block_inputs(inspection: Inspection, part: str, stack: Stack) -> list[tuple
         def store(module: nn.Module, arguments: tuple[object, ...]) -> None:
             inputs.append(arguments)  # one block may be several layers
 
-        with _inference(inspection), unfused(inspection.loaded.model), ExitStack() as handles:
+        with eval_mode(inspection.loaded), unfused(inspection.loaded.model), ExitStack() as handles:
             for block in stack.blocks:
                 handles.callback(block.register_forward_pre_hook(store).remove)
             inspection.loaded.hidden_states(inspection.source, inspection.target)
         inspection.block_inputs[part] = inputs
     return inspection.block_inputs[part]
-
-
-@contextmanager
-def _inference(inspection: Inspection) -> Iterator[None]:
-    """Context in which the model is in eval mode and no gradients are computed."""
-    training = inspection.loaded.training
-    inspection.loaded.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        inspection.loaded.train(training)
 
 
 def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[BlockStep]:

@@ -1,119 +1,117 @@
-"""Text generation step by step: the decoder's distribution over the vocabulary, greedy search beside beam search."""
+"""Text generation step by step: the distribution over the vocabulary at each step; greedy decoding and beam search."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from heedful.errors import RequestError
-from heedful.look.inspection import Inspection, token_records
-from heedful.model.decode import BeamSearch, Greedy, beam_search, stream
-from heedful.packed import Packed
-from heedful.tasks.generation import folder_generation, sequence_ends
+from heedful.look.inspection import Inspection, eval_mode, greedy_settings, token_records
+from heedful.model.decode import BeamSearch, GeneratedTokens, Greedy, stream
+from heedful.tasks.generation import generation_inputs, start_generation
+from heedful.tokenizer import Tokenizer
 
 MAX_NEW_TOKENS = 48
-CANDIDATES = 10  # tokens listed at each step
+NUM_CANDIDATES = 10  # of each step
 
 
-class TokenAlternative(TypedDict):
+class TokenCandidate(TypedDict):
     """A token that could be generated at a step."""
 
     text: str
     probability: float
 
 
-class DecodingView(TypedDict):
-    """One step of greedy search."""
+class StepRecord(TypedDict):
+    """One step of greedy decoding."""
 
-    token: str
+    token: str  # the generated one
     entropy: float  # of the distribution, in nats
-    candidates: list[TokenAlternative]  # the most likely tokens, in order
+    candidates: list[TokenCandidate]  # the NUM_CANDIDATES most probable tokens, the most probable first
 
 
 class GeneratedSequence(TypedDict):
     """A generated text."""
 
     text: str
-    log_probability: float
-    tokens: int
+    log_probability: float  # of all its tokens
+    num_tokens: int  # with the one that ends the text
 
 
 class DecodingReport(TypedDict):
-    """Greedy search step by step, and the results of both searches."""
+    """Greedy decoding step by step, and the texts that greedy decoding and beam search generate."""
 
-    steps: list[DecodingView]
+    steps: list[StepRecord]
     greedy: GeneratedSequence
-    beams: list[GeneratedSequence]  # the best first
+    beams: list[GeneratedSequence]  # the most probable first
 
 
 def decoding_report(
     inspection: Inspection, *, num_beams: int = 4, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> DecodingReport:
-    """Generate by greedy search and by beam search.
+    """Generate by greedy decoding and by beam search, otherwise with the model's own generation settings.
+
+    Args:
+        max_new_tokens: Maximum number of generated tokens; the model's settings may allow fewer.
 
     Raises:
         RequestError: If the model has no language modelling head.
     """
-    loaded, tokenizer = inspection.loaded, inspection.tokenizer
+    loaded, tokenizer, texts = inspection.loaded, inspection.tokenizer, inspection.source
     if loaded.head is None or loaded.config.head is None or loaded.config.head.kind != "language_model":
         raise RequestError("this model has no language modelling head: give a model that generates text")
-    ends, folder = sequence_ends(loaded.config.model, tokenizer), folder_generation(loaded)
-    prompt, source = inspection.source, None
-    if ends.start is not None:
-        start = ends.start if folder.start is None else folder.start
-        prompt, source = Packed.of([[start]]), inspection.source
-    stop = [ends.stop]
-    steps: list[DecodingView] = []
-    greedy_ids: list[int] = []
-    log_probability = 0.0
-    for step in stream(
-        loaded.model,
-        loaded.head,
-        prompt,
-        Greedy(),
-        distribution=True,
-        max_new_tokens=max_new_tokens,
-        stop=stop,
-        source=source,
-        constraints=folder.constraints,
-    ):
-        assert step.distribution is not None
-        log_probabilities = step.distribution[0]
-        best = log_probabilities.topk(min(CANDIDATES, len(log_probabilities)))
-        names = token_records(best.indices.tolist(), tokenizer)
-        candidates: list[TokenAlternative] = [
-            {"text": name["text"], "probability": probability}
-            for name, probability in zip(names, best.values.exp().tolist(), strict=True)
-        ]
-        entropy = float(-(log_probabilities.exp() * log_probabilities.clamp(min=-80)).sum())
-        token = token_records([step.tokens[0]], tokenizer)[0]["text"]
-        steps.append({"token": token, "entropy": entropy, "candidates": candidates})
-        greedy_ids.append(step.tokens[0])
-        log_probability += step.log_probabilities[0]
-    beam = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
-    (sequences, *_) = beam_search(
-        loaded.model,
-        loaded.head,
-        prompt,
-        beam,
-        max_new_tokens=max_new_tokens,
-        stop=stop,
-        source=source,
-        constraints=folder.constraints,
-    )
-
-    def decode(ids: list[int]) -> str:
-        """Return the text without its end; an embedding may have more rows than the vocabulary has tokens."""
-        return tokenizer.decode([id for id in ids if id != ends.stop and id < tokenizer.size]).strip()
-
+    settings = greedy_settings(loaded, max_new_tokens)
+    inputs = generation_inputs(loaded, tokenizer, texts, settings)
+    steps: list[StepRecord] = []
+    greedy = GeneratedTokens()
+    with eval_mode(loaded):
+        for step in stream(
+            loaded.model,
+            loaded.head,
+            inputs.prompts,
+            Greedy(),
+            distribution=True,
+            max_new_tokens=settings.max_new_tokens,
+            stop=inputs.stop,
+            source=inputs.source,
+            constraints=inputs.constraints,
+        ):
+            assert step.distribution is not None
+            token = step.tokens[0]
+            steps.append(_step_record(token, step.distribution[0], tokenizer))
+            greedy.log_probability += step.log_probabilities[0]
+            greedy.complete = token in inputs.stop
+            if not greedy.complete:
+                greedy.tokens.append(token)
+        # without a length penalty, so that the page can compare log-probabilities with that of greedy decoding
+        method = BeamSearch(num_beams=num_beams, num_return_sequences=num_beams, normalization="none")
+        (beams,) = start_generation(loaded, tokenizer, texts, replace(settings, how=method)).run()
     return {
         "steps": steps,
-        "greedy": {"text": decode(greedy_ids), "log_probability": log_probability, "tokens": len(greedy_ids)},
-        "beams": [
-            {
-                "text": decode(sequence.tokens),
-                "log_probability": sequence.log_probability,
-                "tokens": len(sequence.tokens) + sequence.complete,
-            }
-            for sequence in sequences
-        ],
+        "greedy": _sequence_record(greedy, tokenizer),
+        "beams": [_sequence_record(generated, tokenizer) for generated in beams],
+    }
+
+
+def _step_record(token: int, log_probabilities: Float[Tensor, " vocabulary"], tokenizer: Tokenizer) -> StepRecord:
+    top = log_probabilities.topk(min(NUM_CANDIDATES, len(log_probabilities)))
+    chosen, *records = token_records([token, *top.indices.tolist()], tokenizer)
+    candidates: list[TokenCandidate] = [
+        {"text": record["text"], "probability": probability}
+        for record, probability in zip(records, top.values.exp().tolist(), strict=True)
+    ]
+    entropy = torch.special.entr(log_probabilities.exp()).sum()
+    return {"token": chosen["text"], "entropy": float(entropy), "candidates": candidates}
+
+
+def _sequence_record(generated: GeneratedTokens, tokenizer: Tokenizer) -> GeneratedSequence:
+    ids = [id for id in generated.tokens if id < tokenizer.size]  # a model may have scores for more tokens
+    return {
+        "text": tokenizer.decode(ids).strip(),
+        "log_probability": generated.log_probability,
+        "num_tokens": len(generated.tokens) + generated.complete,
     }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Literal, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -16,10 +17,18 @@ from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, ModelError, RequestError
 from heedful.look import classic_attention
 from heedful.model.classic import ClassicModel
+from heedful.model.decode import Greedy
 from heedful.model.trace import AttentionTrace, Part, Trace, TraceItem, check_numbers
 from heedful.nn.layout import AttentionArgs
 from heedful.packed import Packed
-from heedful.tasks.generation import GenerationConfig, decoder_prompts, sequence_ends, start_generation
+from heedful.tasks.generation import (
+    GenerationConfig,
+    decoder_prompts,
+    folder_generation,
+    generation_inputs,
+    sequence_ends,
+    start_generation,
+)
 from heedful.tokenizer import Encoding, Tokenizer
 
 MAX_TOKENS = 4096  # of a text, for models without a limit of their own
@@ -101,13 +110,8 @@ class Inspection:
         self.target, self.target_is_generated = self._decoder_input(target)
         wanted: tuple[TraceItem, ...] = ("states", "weights")
         self.trace = ProjectionTrace(what=[what for what in wanted if what in loaded.model.traceable])
-        training = loaded.training
-        loaded.eval()
-        try:
-            with torch.no_grad():
-                self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
-        finally:
-            loaded.train(training)
+        with eval_mode(loaded):
+            self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
         # caches of block_steps.py: the arguments of each part's blocks, and what one block's modules read and return
         self.block_inputs: dict[str, list[tuple[object, ...]]] = {}
         self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
@@ -132,20 +136,16 @@ class Inspection:
             return None, False
         if target is None and loaded.head is None:
             return self.source.shift_right(loaded.config.model.start or 0), False
-        ends = sequence_ends(loaded.config.model, self.tokenizer)
-        start = 0 if ends.start is None else ends.start
         if target is not None:
+            start = sequence_ends(loaded.config.model, self.tokenizer).start or 0
             encoded = self.tokenizer.encode(target)
             ids = [id for id, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
             return Packed.of([[start, *ids]]), False
-        training = loaded.training
-        loaded.eval()
-        config = GenerationConfig(max_new_tokens=GENERATED_TOKENS)
-        try:
-            ((best, *_),) = start_generation(loaded, self.tokenizer, self.source, config).run()
-        finally:
-            loaded.train(training)
-        return Packed.of([[start, *best.tokens]]), True
+        settings = greedy_settings(loaded, GENERATED_TOKENS)
+        prompt = generation_inputs(loaded, self.tokenizer, self.source, settings).prompts.tokens.tolist()
+        with eval_mode(loaded):
+            ((generated,),) = start_generation(loaded, self.tokenizer, self.source, settings).run()
+        return Packed.of([[*prompt, *generated.tokens]]), True
 
     def _generated_tokens(self, target: Packed) -> list[TokenRecord]:
         """Return the token after each token of the target; after the last one, the token that the model predicts."""
@@ -267,6 +267,24 @@ class Inspection:
         """Return the hidden states before each block, and after the last one."""
         stack_part, count = cast(Part, part), self.view(part).layers
         return [self.trace.states[stack_part, layer, 0] for layer in range(count + 1)]
+
+
+@contextmanager
+def eval_mode(loaded: ModelBundle) -> Iterator[None]:
+    """Context in which a model is in eval mode and no gradients are computed."""
+    training = loaded.training
+    loaded.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        loaded.train(training)
+
+
+def greedy_settings(loaded: ModelBundle, max_new_tokens: int) -> GenerationConfig:
+    """Return the model's own generation settings, for greedy decoding of at most that number of tokens."""
+    settings = folder_generation(loaded).defaults
+    return replace(settings, how=Greedy(), max_new_tokens=min(max_new_tokens, settings.max_new_tokens))
 
 
 def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encoding, str]:

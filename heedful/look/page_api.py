@@ -252,15 +252,15 @@ class PageAPI:
     def positions(self, params: Params) -> Json:
         """Return how the model represents positions."""
         return {
-            "clocks": [
-                {"name": view.name, "about": view.about}
+            "views": [
+                {"name": view.name, "description": view.description}
                 | {name: encode_tensor(tensor) for name, tensor in view.tensors.items()}
                 for view in positions_view(self.side(params).loaded)
             ]
         }
 
     def writing(self, params: Params) -> Json:
-        """Return the steps of greedy search, and the results of beam search."""
+        """Return the steps of greedy decoding, and the texts that greedy decoding and beam search generate."""
         return {**decoding_report(self.side(params))}
 
     def compare(self, params: Params) -> Json:

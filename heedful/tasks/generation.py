@@ -317,25 +317,53 @@ def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequen
     return [encoding if len(encoding) else nothing for encoding in cut]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationInputs:
+    """Inputs of text generation, and the tokens that end a text.
+
+    Args:
+        prompts: The tokens that each generated text continues.
+        source: The texts that the encoder reads; None: the model has no encoder.
+    """
+
+    prompts: Packed
+    source: Packed | None
+    stop: tuple[int, ...]
+    constraints: TokenConstraints
+
+
+def generation_inputs(
+    loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
+) -> GenerationInputs:
+    """Return the inputs of generation for each text, which the encoder reads or a decoder-only model continues."""
+    settings, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
+    prompts, source = texts, None
+    if ends.start is not None:
+        start = ends.start if settings.start is None else settings.start
+        prompts, source = Packed.of([[start]] * len(texts)).to(texts.tokens.device), texts
+    return GenerationInputs(
+        prompts=prompts,
+        source=source,
+        stop=tuple(dict.fromkeys((*settings.stop, ends.stop))),
+        constraints=replace(settings.constraints, max_length=generation.max_length),
+    )
+
+
 def start_generation(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> Decoding:
     """Prepare generation for each text, which the encoder reads or a decoder-only model continues."""
-    folder, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
-    if (head := loaded.head) is None:
+    inputs = generation_inputs(loaded, tokenizer, texts, generation)
+    if loaded.head is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot generate text")
-    prompts, source = texts, None
-    if ends.start is not None:
-        start = ends.start if folder.start is None else folder.start
-        prompts, source = Packed.of([[start]] * len(texts)).to(texts.tokens.device), texts
     return decode(
         loaded.model,
-        head,
-        prompts,
+        loaded.head,
+        inputs.prompts,
         generation.how,
         max_new_tokens=generation.max_new_tokens,
-        stop=list(dict.fromkeys((*folder.stop, ends.stop))),
-        source=source,
+        stop=inputs.stop,
+        source=inputs.source,
         seed=generation.seed,
-        constraints=replace(folder.constraints, max_length=generation.max_length),
+        constraints=inputs.constraints,
     )

@@ -137,7 +137,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
     )
     inspection = Inspection(loaded, TEXT, target=TEXT[:11])
     assert [side["text"] for side in inspection.sides["generated"]][:-1] == TEXT[:11].split()
-    assert PageAPI([inside])("positions", {})["clocks"][0]["name"] == "Order itself"
+    assert PageAPI([inside])("positions", {})["views"][0]["name"] == "Order itself"
 
 
 def test_bytes_are_read_as_characters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import heedful
 from heedful.checkpoint import BundleConfig, create
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.look.attribution import explained_score, integrated_gradients
 from heedful.look.block_steps import block_steps
 from heedful.look.compare import align_tokens, hidden_state_similarity
@@ -26,9 +28,18 @@ from heedful.look.positions_view import positions_view
 from heedful.look.qk_spectrum import qk_spectrum, spectrum_of
 from heedful.look.word_vectors import analogy, contextual_similarity
 from heedful.model.classic_config import ClassicConfig, RecurrentSeq2Seq
-from heedful.model.config import EmbeddingConfig, NextToken
+from heedful.model.config import (
+    EmbeddingConfig,
+    Learned,
+    ModelConfig,
+    NextToken,
+    Sinusoidal,
+    StackConfig,
+    TransformerXl,
+)
 from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
 from heedful.nn.inference_linear import Int8Linear, OneDnnLinear, cannot_use_onednn
+from heedful.nn.positions import TransformerXlPosition
 from heedful.packed import Packed
 from heedful.tasks.generation import GenerationConfig
 from heedful.tokenizer import SpecialIds
@@ -116,9 +127,52 @@ def test_every_family_shows_its_positions(tmp_path: Path, family: str) -> None:
     assert views and all(tensor.isfinite().all() for view in views for tensor in view.tensors.values())
     if family == "deberta-v2":
         (view,) = views
-        gaps, table = view.tensors["gaps"], reference.base_model.encoder.get_rel_embedding()
-        near = gaps.abs() <= 4  # half of the 8 buckets are single distances
-        assert torch.allclose(view.tensors["bands"][near], table[8 - gaps[near]], atol=1e-6)
+        distances, table = view.tensors["distances"], reference.base_model.encoder.get_rel_embedding()
+        near = distances.abs() <= 4  # half of the 8 buckets are single distances
+        assert torch.allclose(view.tensors["vectors"][near], table[8 - distances[near]], atol=1e-6)
+    if family == "bart":  # encoder and decoder have tables of their own
+        assert [view.name for view in views] == ["Encoder: learned table", "Decoder: learned table"]
+        for view, part in zip(views, (reference.base_model.encoder, reference.base_model.decoder), strict=True):
+            assert torch.equal(view.tensors["vectors"], part.embed_positions.weight[2:])
+
+
+def transformer(positions: Learned | Sinusoidal | None = None, **stack: Any) -> heedful.ModelBundle:
+    """Return a model with one stack of one layer: a decoder if it is causal."""
+    embedding = EmbeddingConfig(vocabulary=9, width=6, positions=positions)
+    config = StackConfig(width=6, layers=1, heads=2, head_width=4, inner_width=8, **stack)
+    stacks = {"decoder" if config.causal else "encoder": config}
+    return create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, **stacks)), seed=1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_relative_sinusoids_are_those_that_attention_reads(causal: bool) -> None:
+    loaded = transformer(relation=TransformerXl(reach=5), causal=causal)
+    (relation,) = (part for part in loaded.model.modules() if isinstance(part, TransformerXlPosition))
+    _, waves = relation.prepare(Packed.of([[7] * 9]), torch.zeros(1, dtype=torch.float64), keep=True)
+    (view,) = positions_view(loaded)
+    distances = view.tensors["distances"]
+    assert int(distances.min()) == -64 and int(distances.max()) == (0 if causal else 64)
+    near = distances.abs() <= 8
+    assert torch.equal(view.tensors["vectors"][near], waves[distances[near] + 8])
+
+
+@pytest.mark.parametrize(
+    ("positions", "count"),
+    [(Learned(count=9, join="concatenate", width=4), 9), (Sinusoidal(join="concatenate", width=4), 128)],
+)
+def test_concatenated_positions_are_not_described_as_added(positions: Learned | Sinusoidal, count: int) -> None:
+    (view,) = positions_view(transformer(positions))
+    assert "concatenated with the token's vector" in view.description
+    assert view.tensors["vectors"].shape == (count, 4)
+
+
+def test_positions_of_a_model_that_is_prepared_for_inference(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "deberta-v2", "DebertaV2Model")
+    loaded = heedful.load(tmp_path)
+    (before,) = positions_view(loaded)
+    apply_plan(loaded, ExecutionPlan(precision="float32"))  # which adds the projected distances of each layer
+    (after,) = positions_view(loaded)
+    assert torch.equal(after.tensors["vectors"], before.tensors["vectors"])
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
@@ -304,6 +358,34 @@ def test_the_decoder_writes_as_the_engine_does(tmp_path: Path) -> None:
     moved = hidden_state_similarity(inside, shorter, "cross")  # what looks across are the decoder's rows
     assert len(moved.tokens) == len(shorter.sides["target"]) < len(inside.sides["target"])
     assert torch.allclose(moved.cosines[0], torch.ones(len(moved.tokens)), atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", ["eos_token_id", "max_length"])
+def test_the_decoder_obeys_the_generation_settings_of_the_folder(tmp_path: Path, setting: str) -> None:
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
+    loaded = heedful.load(tmp_path)
+    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    free = Inspection(loaded, TEXT).sides["target"][1:]
+    assert len(free) > 8 and loaded.config.generation is not None
+    value = {"eos_token_id": [1, free[4]["id"]], "max_length": 5}[setting]
+    loaded.config = replace(loaded.config, generation=loaded.config.generation | {setting: value})
+    (answer,) = heedful.Engine(loaded)([TEXT])
+    assert answer["tokens"] < 8
+    inside = Inspection(loaded, TEXT)
+    report = decoding_report(inside)
+    assert report["greedy"]["text"] == answer["text"]
+    assert report["greedy"]["num_tokens"] == len(report["steps"]) == answer["tokens"] + answer["complete"]
+    assert report["greedy"]["log_probability"] == pytest.approx(answer["log_probability"], abs=1e-4)
+    assert len(inside.sides["target"]) == 1 + answer["tokens"]
+
+
+def test_decoding_leaves_a_model_in_training_mode(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "t5", "T5ForConditionalGeneration", vocab_size=96)
+    loaded = heedful.load(tmp_path)
+    loaded.tokenizer = ending(word_tokenizer(WORDS))
+    expected = decoding_report(Inspection(loaded, TEXT), max_new_tokens=4, num_beams=2)
+    loaded.train()
+    assert decoding_report(Inspection(loaded, TEXT), max_new_tokens=4, num_beams=2) == expected and loaded.training
 
 
 def test_static_vectors_have_analogies_and_neighbours() -> None:

@@ -31,9 +31,9 @@ def test_positions_of_a_learned_table(capsys: pytest.CaptureFixture[str]) -> Non
     text = printed(capsys, "heedful-mini-en", "--positions")
     assert "Learned table" in text and "A trained vector for each of 512 positions" in text
     (view,) = json.loads(printed(capsys, "heedful-mini-en", "--positions", "--json"))
-    assert view["distance"][0] == pytest.approx(1.0) and len(view["dots"]) == 128
+    assert view["similarity_by_distance"][0] == pytest.approx(1.0) and len(view["similarity"]) == 128
     row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["8"])
-    assert row[1] == f"{view['distance'][8]:+.3f}"
+    assert row[1] == f"{view['similarity_by_distance'][8]:+.3f}"
 
 
 @pytest.mark.parametrize(

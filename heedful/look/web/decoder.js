@@ -1,5 +1,5 @@
 // @ts-check
-// Decoder: each step's distribution over the vocabulary, what the step attended to, and greedy beside beams.
+// Decoder: each step's distribution over the vocabulary, what the step attended to, and greedy decoding beside beam search.
 
 import { arrows, cut, make, note, percent, plain, short } from "./parts.js";
 import { rowOf, unpack } from "./numbers.js";
@@ -31,7 +31,7 @@ export async function decoderView(context) {
     beams.append(
       make(
         "tr", {}, make("td", {}, number ? `beam ${number}` : "greedy"), make("td", { class: "number" }, short(each.log_probability)),
-        make("td", { class: "number" }, String(each.tokens)), make("td", {}, number ? differing(each.text, found.greedy.text) : make("bdi", {}, plain(each.text, 400))),
+        make("td", { class: "number" }, String(each.num_tokens)), make("td", {}, number ? differing(each.text, found.greedy.text) : make("bdi", {}, plain(each.text, 400))),
       ),
     );
   }
@@ -40,9 +40,9 @@ export async function decoderView(context) {
     make("div", { class: "panel" }, make("h3", {}, "Written, one by one"), list),
     step,
     savable(make(
-      "div", { class: "panel full" }, make("h3", {}, "Greedy and beams"), beams,
-      note("Greedy takes the most probable token each time; beams follow several beginnings and may find a more probable whole. Words that greedy did not write are marked."),
-    ), "greedy and beams"),
+      "div", { class: "panel full" }, make("h3", {}, "Greedy decoding and beam search"), beams,
+      note("Greedy decoding takes the most probable token at each step; beam search follows several beginnings and may find a text that is more probable as a whole. Words that greedy decoding did not generate are marked."),
+    ), "greedy decoding and beam search"),
   );
 }
 

@@ -1,5 +1,5 @@
 // @ts-check
-// Positions: the clock by which a model tells places apart.
+// Positions: how a model represents the positions of tokens, or their distances.
 
 import { make, note, short } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
@@ -13,26 +13,26 @@ import { lines } from "./plots.js";
  * @returns {Promise<HTMLElement>}
  */
 export async function positionsView(context) {
-  const { clocks } = await context.source.ask("positions", { side: context.state.side });
+  const { views } = await context.source.ask("positions", { side: context.state.side });
   const made = make("section", { class: "positions-view" });
-  for (const clock of clocks) made.append(clockPanel(context, clock));
-  if (!clocks.length) made.append(note("This model has no positions: it reads a text as a bag of words."));
+  for (const view of views) made.append(viewPanel(context, view));
+  if (!views.length) made.append(note("This model has no positions: it reads a text as a bag of words."));
   return made;
 }
 
 /**
  * @param {Context} context
- * @param {any} clock
+ * @param {any} view
  */
-function clockPanel(context, clock) {
-  const panel = make("div", { class: "panel" }, make("h2", {}, clock.name), note(clock.about));
+function viewPanel(context, view) {
+  const panel = make("div", { class: "panel" }, make("h2", {}, view.name), note(view.description));
   const pictures = make("div", { class: "beside" });
-  const gaps = clock.gaps ? unpack(clock.gaps).values : null;
-  const what = gaps ? "distance" : "position";
-  if (clock.bands) {
-    const { shape, values } = unpack(clock.bands);
-    const [places, width] = shape;
-    const [down, across] = [gaps ? [...gaps].map(String) : numbered(places), numbered(width)];
+  const distances = view.distances ? unpack(view.distances).values : null; // key position - query position
+  const what = distances ? "distance" : "position";
+  if (view.vectors) {
+    const { shape, values } = unpack(view.vectors);
+    const [count, width] = shape;
+    const [down, across] = [distances ? [...distances].map(String) : numbered(count), numbered(width)];
     const name = `Rows: ${what}s; columns: dimensions`;
     pictures.append(
       heatmap(context.root, values, {
@@ -41,9 +41,9 @@ function clockPanel(context, clock) {
       }),
     );
   }
-  if (clock.dots) {
-    const { shape, values } = unpack(clock.dots);
-    const names = gaps ? [...gaps].map(String) : numbered(shape[0]);
+  if (view.similarity) {
+    const { shape, values } = unpack(view.similarity);
+    const names = distances ? [...distances].map(String) : numbered(shape[0]);
     pictures.append(
       heatmap(context.root, values, {
         rows: names, columns: names, signed: true, limit: 1, name: `Similarity of two ${what}s`, size: 380,
@@ -51,18 +51,18 @@ function clockPanel(context, clock) {
       }),
     );
   }
-  if (clock.distance) {
-    pictures.append(lines("Similarity by distance", [unpack(clock.distance).values], { across: "distance in tokens" }));
+  if (view.similarity_by_distance) {
+    pictures.append(lines("Similarity by distance", [unpack(view.similarity_by_distance).values], { across: "distance in tokens" }));
   }
-  if (clock.buckets && gaps) {
-    const { shape, values } = unpack(clock.bias);
+  if (view.buckets && distances) {
+    const { shape, values } = unpack(view.bias);
     const heads = [...Array(shape[0]).keys()];
     pictures.append(
-      lines("Bucket of each distance", [unpack(clock.buckets).values], { from: gaps[0], across: "key minus query, in tokens" }),
+      lines("Bucket of each distance", [unpack(view.buckets).values], { from: distances[0], across: "key minus query, in tokens" }),
       lines(
         "What each head adds to its scores",
         heads.map((head) => values.subarray(head * shape[1], (head + 1) * shape[1])),
-        { from: gaps[0], across: "key minus query, in tokens", names: heads.map((head) => `head ${head}`) },
+        { from: distances[0], across: "key minus query, in tokens", names: heads.map((head) => `head ${head}`) },
       ),
     );
   }
