@@ -19,7 +19,7 @@ MAX_NEW_TOKENS = 48
 NUM_CANDIDATES = 10  # of each step
 
 
-class TokenCandidate(TypedDict):
+class CandidateRecord(TypedDict):
     """A token that could be generated at a step."""
 
     text: str
@@ -31,7 +31,7 @@ class StepRecord(TypedDict):
 
     token: str  # the generated one
     entropy: float  # of the distribution, in nats
-    candidates: list[TokenCandidate]  # the NUM_CANDIDATES most probable tokens, the most probable first
+    candidates: list[CandidateRecord]  # the NUM_CANDIDATES most probable tokens, the most probable first
 
 
 class GeneratedSequence(TypedDict):
@@ -100,7 +100,7 @@ def decoding_report(
 def _step_record(token: int, log_probabilities: Float[Tensor, " vocabulary"], tokenizer: Tokenizer) -> StepRecord:
     top = log_probabilities.topk(min(NUM_CANDIDATES, len(log_probabilities)))
     chosen, *records = token_records([token, *top.indices.tolist()], tokenizer)
-    candidates: list[TokenCandidate] = [
+    candidates: list[CandidateRecord] = [
         {"text": record["text"], "probability": probability}
         for record, probability in zip(records, top.values.exp().tolist(), strict=True)
     ]
