@@ -80,7 +80,8 @@ static inline Total softmax(const float* scores, Seen s, int64_t from, int64_t t
     return {top, sum(total)};
 }
 
-// whether the products of a sequence with `n` queries are by tiles; does not depend on the other sequences
+// whether a sequence of `n` queries is computed by tiles: decided for each sequence alone, so that its bits do not
+// depend on its batch
 template <class E> static inline bool by_tiles([[maybe_unused]] const Call& c, [[maybe_unused]] int64_t n) {
 #if defined(HAS_TILES)
     if constexpr (std::is_same_v<E, Half>)
@@ -90,8 +91,8 @@ template <class E> static inline bool by_tiles([[maybe_unused]] const Call& c, [
 }
 
 template <class E> struct Item {  // one head of one sequence
-    // queries, keys, width, words of the width and of the keys, keys in whole vectors; whole tiles where `tiles`
-    int64_t n, m, d, depth_d, depth_m, wide;
+    int64_t n, m, d;                 // queries, keys, width
+    int64_t depth_d, depth_m, wide;  // words of the width and of the keys; keys in whole vectors, or in pairs of tiles
     Item(const Call& c, const int64_t* span, bool tiles = false)
         : n(span[1] - span[0]),
           m(span[3] - span[2]),
@@ -134,8 +135,8 @@ typedef TileShapes Tiles;
 struct Tiles {};
 #endif
 
-// the panels from `first` to `last` of a product, as rows of floats that are `stride` apart, from panel `first` on;
-// by tiles unless `tiles` is null
+// writes the panels [first, last) of a product to `to`, with `stride` floats between rows; by tiles unless `tiles` is
+// null: then whole pairs of vectors, also beyond `columns`, for which a row must have room
 template <class E>
 __attribute__((noinline)) static void product_lines(Left a, int64_t rows, const uint32_t* b, int64_t depth,
                                                     int64_t columns, int64_t first, int64_t last, float* to,
@@ -219,7 +220,8 @@ static inline void add_position_scores(const RelativePositions& positions, const
         }
 }
 
-// done(row, column, sums) for the product of weights with the packed values of `d` columns, from word `skip` on
+// done(row, column, sums) for the product of weights, `wide` numbers between rows, with the values of `d` columns, over
+// the words [skip, skip + deep) of the keys; a packed panel of values has `depth` words
 template <class E, class Done>
 static inline INLINE void mix_values(const typename E::T* weights, int64_t rows, int64_t wide, const uint32_t* packed,
                                      int64_t depth, int64_t skip, int64_t deep, int64_t d, Tiles* tiles, Done done) {
@@ -342,14 +344,14 @@ static void forward(const Call& c, const typename E::T* q, const typename E::T* 
     }
 }
 
-// adds dS' Q, or P' dO, of a block of queries to the sums of `keys` rows of `d` columns; dS' or P' is packed as words
-// [query pairs, keys], and Q or dO in panels of `deep` words
+// sums[keys, d] += transpose(dS) Q, or transpose(P) dO, for a block of queries: `turned` has dS or P as words [query
+// pair, key], `wide` words between lines, and `packed` has Q or dO in panels of `deep` words
 template <class E>
 static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t keys, const uint32_t* packed,
                                   int64_t deep, int64_t d, float* sums, Tiles* tiles) {
 #if defined(HAS_TILES)
     if constexpr (std::is_same_v<E, Half>)
-        if (tiles) {  // `deep` is TILE, and the rows of sums are whole tiles
+        if (tiles) {  // `deep` is TILE, and `keys` a multiple of 2 * TILE
             tiles->configure(2 * TILE);
             for (int64_t key = 0; key < keys; key += 2 * TILE) {
                 alignas(64) uint32_t lines[2][TILE * TILE];  // words of pairs of queries for each key

@@ -1,6 +1,7 @@
 // Matrix products by the tile registers of AMX, of operands that are packed as products.h says.
 //
-// A pass takes up to 2 TILE rows of the left side. Products of bytes have the same bits as those by vectors.
+// One pass computes up to 2 * TILE rows of the left side. Products of bytes have the same bits as those by vectors;
+// those of bfloat16 may differ.
 #pragma once
 
 #include "products.h"
@@ -11,8 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int64_t TILE = 16;         // rows of a tile register; each has TILE words, or as many sums
-constexpr int64_t MIN_AMX_ROWS = 5;  // below, vectors are faster than tiles
+constexpr int64_t TILE = 16;         // rows of a tile register, and words or sums in a row
+constexpr int64_t MIN_AMX_ROWS = 5;  // for fewer, vectors are faster than tiles
+static_assert(TILE == LANES);
 
 // whether the operating system lets this process use tile registers
 static bool tiles_allowed() {
@@ -21,8 +23,8 @@ static bool tiles_allowed() {
     return allowed;
 }
 
-// The shapes of the tile registers, as this thread configured them. Tiles 0 to 3 are sums, 4 and 5 rows of the left
-// side, and 6 and 7 columns of the right one.
+// The shapes of the tile registers, as this thread configured them; a thread uses one at a time. Tiles 0 to 3 are sums,
+// 4 and 5 rows of the left side, and 6 and 7 columns of the right one.
 struct TileShapes {
     int64_t upper = 0, lower = 0;  // rows of the left side in the first and in the second tile
     void configure(int64_t rows) {
@@ -34,7 +36,7 @@ struct TileShapes {
             uint16_t bytes[16] = {};
             uint8_t rows[16] = {};
         } shapes;
-        second = std::max<int64_t>(1, second);  // clearing a tile with 0 rows is an illegal instruction
+        second = std::max<int64_t>(1, second);  // multiply_tiles clears all sums, and a tile without rows cannot be
         const int64_t all_rows[8] = {first, first, second, second, first, second, TILE, TILE};
         for (int i = 0; i < 8; i++) shapes.bytes[i] = 64, shapes.rows[i] = (uint8_t)all_rows[i];
         _tile_loadconfig(&shapes);
@@ -44,9 +46,11 @@ struct TileShapes {
     }
 };
 
-// sums of the configured rows with two vectors of columns of a panel, in tiles 0 to 3; `depth` is whole tiles
+// the product of the configured rows with 2 * LANES columns of a panel, from `b` on, in tiles 0 to 3; `stride` is the
+// words between rows of `a`, `depth` the words of a row, a multiple of TILE, and `two` whether there are lower rows
 template <class E>
-static inline INLINE void multiply_tiles(const uint32_t* a, int64_t row, int64_t depth, bool two, const uint32_t* b) {
+static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int64_t depth, bool two,
+                                         const uint32_t* b) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -54,8 +58,8 @@ static inline INLINE void multiply_tiles(const uint32_t* a, int64_t row, int64_t
     for (int64_t k = 0; k < depth; k += TILE, b += TILE * PANEL) {
         _tile_loadd(6, b, PANEL * 4);
         _tile_loadd(7, b + LANES, PANEL * 4);
-        _tile_loadd(4, a + k, row * 4);
-        if (two) _tile_loadd(5, a + TILE * row + k, row * 4);
+        _tile_loadd(4, a + k, stride * 4);
+        if (two) _tile_loadd(5, a + TILE * stride + k, stride * 4);
         if constexpr (std::is_same_v<E, Half>) {
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
@@ -72,13 +76,13 @@ static inline INLINE void multiply_tiles(const uint32_t* a, int64_t row, int64_t
     }
 }
 
-// the product of the configured rows with up to a panel of columns; done(row, column, LANES sums)
+// the product of the configured rows with `columns` columns of a panel; done(row, first column, LANES sums) takes it
 template <class E, class Done>
-static inline INLINE void product_tiles(const TileShapes& shapes, const uint32_t* a, int64_t row, int64_t depth,
+static inline INLINE void product_tiles(const TileShapes& shapes, const uint32_t* a, int64_t stride, int64_t depth,
                                         const uint32_t* panel, int64_t columns, Done done) {
     alignas(64) typename E::Sum sums[4][TILE];
     for (int64_t column = 0; column < columns; column += 2 * LANES) {
-        multiply_tiles<E>(a, row, depth, shapes.lower, panel + column);
+        multiply_tiles<E>(a, stride, depth, shapes.lower, panel + column);
         _tile_stored(0, sums[0], 64);
         _tile_stored(1, sums[1], 64);
         if (shapes.lower) {
