@@ -4,7 +4,7 @@
 // cache. Scores are computed again in the backward pass, from the logarithm of each row's sum (Dao et al. 2022).
 #include "tiles.h"
 
-static constexpr int64_t BLOCK = 48;  // queries in a block; two tiles of them, if products are by tiles
+static constexpr int64_t BLOCK = 48;  // queries in a block; where tiles compute the products, a block has 2 * TILE
 
 static inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -106,7 +106,7 @@ template <class E> struct Item {  // one head of one sequence
     int64_t packed_words() const { return panels(d) * PANEL * depth_m; }
 };
 
-// panels of the transpose, in which the columns from `count` to `columns` are 0
+// packs the transpose of x [count, d] as the right side of a product; its columns from `count` to `columns` are 0
 template <class E>
 static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t count, int64_t d, int64_t columns,
                             uint32_t* out) {
@@ -118,7 +118,8 @@ static void pack_all_turned(const typename E::T* x, int64_t stride, int64_t coun
     }
 }
 
-// panels of `deep` words, of which those after the last row are 0
+// packs x [count, d] as the right side of a product, panel after panel; a panel has `deep` lines of words, and those
+// beyond the last row of x are 0
 template <class E>
 static void pack_all(const typename E::T* x, int64_t stride, int64_t count, int64_t d, int64_t deep, uint32_t* out) {
     int64_t used = words(count, E::IN_WORD);
@@ -395,7 +396,7 @@ static inline void add_transposed(const uint32_t* turned, int64_t wide, int64_t 
 // the sum of the weights times their gradients (Dao et al. 2022, appendix B).
 struct GradientRow {
     Seen sees;
-    uint32_t key;  // of its dropout
+    uint32_t key;  // from which the dropout of the row is drawn
     float log_sum, level;
 };
 
@@ -452,7 +453,8 @@ static void backward(const Call& c, const typename E::T* q, const typename E::T*
                 Left b = {(const uint32_t*)(g + first * dout_stride), dout_stride / E::IN_WORD, 1};
                 product_lines<E>(a, many, turned_k, it.depth_d, wide, from, last, scores + left, wide, tiles);
                 product_lines<E>(b, many, turned_v, it.depth_d, wide, from, last, slopes + left, wide, tiles);
-                for (int64_t pair = 0; pair < deep; pair++) {  // the rows of a word at once
+                // a word holds E::IN_WORD queries, which are computed together
+                for (int64_t pair = 0; pair < deep; pair++) {
                     uint32_t *p_line = p_turned + pair * wide, *s_line = s_turned + pair * wide;
                     GradientRow rows[E::IN_WORD];
                     const int64_t row = pair * E::IN_WORD, here = std::clamp<int64_t>(many - row, 0, E::IN_WORD);

@@ -16,7 +16,7 @@ static Share shared(int64_t count, int64_t threads) {
 }
 
 #if defined(HAS_TILES)
-// `whole` by tiles; `depth` is whole tiles
+// computes what `whole` does, by tiles; `depth` is a multiple of TILE
 template <class E, class Done>
 static void whole_by_tiles(const uint32_t* x, int64_t in_row, int64_t rows, const uint32_t* b, int64_t depth,
                            int64_t columns, int threads, Done done) {

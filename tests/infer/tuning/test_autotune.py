@@ -261,12 +261,12 @@ def test_attention_is_measured_with_the_bias_of_the_model(
 
 
 @pytest.mark.parametrize(
-    ("family", "architecture", "taken"), [("bert", "BertModel", "native"), ("gpt2", "GPT2Model", "onednn")]
+    ("family", "architecture", "expected"), [("bert", "BertModel", "native"), ("gpt2", "GPT2Model", "onednn")]
 )
 def test_native_layers_may_take_longer_where_a_block_is_one_call(
     family: str,
     architecture: str,
-    taken: str,
+    expected: str,
     native: Any,
     tmp_path: Path,
     measuring: Path,
@@ -284,7 +284,7 @@ def test_native_layers_may_take_longer_where_a_block_is_one_call(
     times = {"plain": 1.0, "onednn": 0.5, "native": 0.6}
     monkeypatch.setattr(module, "median_times", lambda runs: {name: times.get(name, 1.0) for name in runs})
     loaded = load(tmp_path, dtype=torch.bfloat16)
-    assert module.fastest_plan(loaded, "bfloat16").linears == taken
+    assert module.fastest_plan(loaded, "bfloat16").linears == expected
     times["native"] = 0.8
     monkeypatch.setattr(module.tuning_cache, "read_entry", lambda *arguments: None)
     assert module.fastest_plan(loaded, "bfloat16").linears == "onednn"

@@ -274,8 +274,8 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
     settings = {"data.seed": rare, "task.class_weight": "balanced", "train.epochs": 1}
     done = tune("classify", tmp_path / "a.csv", tmp_path / "run", settings)
     assert done.results["labels"] == ["bad", "good", "rare"]
-    told = 'dev has labels that do not occur in train, so that they cannot be learned: "rare" (1)'
-    assert told in done.results["notes"]
+    warning = 'dev has labels that do not occur in train, so that they cannot be learned: "rare" (1)'
+    assert warning in done.results["notes"]
 
 
 def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
@@ -668,9 +668,9 @@ def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
         if not list(read(given, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
     )
     done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=told)
-    said = "the hash of their texts would put none of the 6 examples into it, so all are train"
-    assert f"no dev split can be made: {said}" in told.messages
-    assert done.results["splits"] == {} and f"no dev split can be made: {said}" in done.results["notes"]
+    reason = "the hash of their texts would put none of the 6 examples into it, so all are train"
+    assert f"no dev split can be made: {reason}" in told.messages
+    assert done.results["splits"] == {} and f"no dev split can be made: {reason}" in done.results["notes"]
 
 
 DULL = {
