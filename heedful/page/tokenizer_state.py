@@ -17,6 +17,8 @@ NORMALIZERS = {
     "NFD",
     "NFKC",
     "NFKD",
+    "Nmt",
+    "Precompiled",
     "Prepend",
     "Replace",
     "Strip",
@@ -28,7 +30,7 @@ PRE_TOKENIZERS = {
 MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
 UNSUPPORTED_OPTIONS = ("dropout", "end_of_word_suffix")  # of models
 DIFFERENT_PATTERN = re.compile(  # regex syntax that JavaScript interprets differently
-    r"\\[^sSdDpPnrt^$\\.*+?()\[\]{}|/]"  # other escapes, such as \\w, whose class is ASCII in JavaScript
+    r"\\[^sSdDAzpPnrt^$\\.*+?()\[\]{}|/]"  # other escapes, such as \\w, whose class is ASCII in JavaScript
     r"|\(\?(?![:=!]|<[=!])"  # other groups, such as (?i: and (?>
     r"|[*+?}]\+"  # possessive quantifiers
     r"|&&|\[\[?:"  # intersections and POSIX classes
@@ -59,7 +61,6 @@ def tokenizer_state(tokenizer: Tokenizer) -> State:
     _check_patterns([*normalizers, *pre_tokenizers])
     processors = _steps(state["post_processor"], "processors")
     trims = [step for step in processors if step["type"] in BYTE_LEVEL and step.get("trim_offsets")]
-    decoders = _steps(state["decoder"], "decoders")
     return {
         "normalizers": normalizers,
         "pre_tokenizers": pre_tokenizers,
@@ -67,8 +68,18 @@ def tokenizer_state(tokenizer: Tokenizer) -> State:
         "added": state["added_tokens"],
         "templates": [_template(tokenizer.encode("a")), _template(tokenizer.encode(("a", "a")))],
         "trim": trims[0] if trims else None,
-        "decoder": decoders[0]["type"] if decoders else None,
+        "decoder": _decoder(_steps(state["decoder"], "decoders")),
     }
+
+
+def _decoder(steps: list[State]) -> str | None:
+    """Return the type of the first decoder; "Metaspace" too for one that replaces its character by a space."""
+    if not steps:
+        return None
+    first = steps[0]
+    if first["type"] == "Replace" and (first["pattern"], first["content"]) == ({"String": "\u2581"}, " "):
+        return "Metaspace"
+    return str(first["type"])
 
 
 def _steps(part: State | None, key: str) -> list[State]:

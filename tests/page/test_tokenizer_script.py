@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -12,11 +14,13 @@ from tokenizers import normalizers, pre_tokenizers
 
 from heedful.bundled import BUNDLED_ENCODER, bundled_model
 from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
 from heedful.look.inspection import readable_token
 from heedful.page.tokenizer_state import tokenizer_state
 from heedful.tokenizer import Tokenizer
 from tests.support.page_scripts import page_encodings, run_scripts
 from tests.support.page_tokenizers import random_texts, trained
+from tests.support.sentencepiece_models import train_sentencepiece
 
 
 def check(folder: Path, name: str, count: int) -> None:
@@ -88,6 +92,24 @@ def of_steps(folder: Path) -> Tokenizer:
     return Tokenizer(backend)
 
 
+def sentencepiece(**options: Any) -> Callable[[Path], Tokenizer]:
+    """Return a function that trains a SentencePiece model and reads it as T5's."""
+
+    def read(folder: Path) -> Tokenizer:
+        special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+        (folder / "spiece.model").write_bytes(train_sentencepiece(**special, **options))
+        return Tokenizer.load(folder, FAMILIES["t5"].tokenizer_defaults)
+
+    return read
+
+
+def with_cleaning(folder: Path) -> Tokenizer:
+    """A Unigram vocabulary behind SentencePiece's cleaning for machine translation."""
+    backend = tokenizers.Tokenizer.from_str(json.dumps(trained(algorithm="unigram")(folder).tokenizer_json()))
+    backend.normalizer = normalizers.Nmt()
+    return Tokenizer(backend)
+
+
 TOKENIZERS = {
     "the encoder that ships": shipped,
     "wordpiece, cased": trained(algorithm="wordpiece", lower_case=False),
@@ -95,6 +117,9 @@ TOKENIZERS = {
     "unigram, joined characters": trained(algorithm="unigram"),
     "bpe, added tokens, joined characters": with_added_tokens,
     "unigram, other steps, joined characters": of_steps,
+    "unigram, cleaned": with_cleaning,
+    "sentencepiece unigram, joined characters": sentencepiece(),
+    "sentencepiece bpe, joined characters": sentencepiece(model_type="bpe", byte_fallback=True, vocab_size=560),
 }
 
 
@@ -120,6 +145,14 @@ def test_classes_of_patterns_are_those_of_unicode(tmp_path: Path) -> None:
         assert (got["ids"], got["words"]) == (list(expected.ids), list(expected.words))
 
 
+def test_ends_of_patterns_are_those_of_the_text_and_of_lines(tmp_path: Path) -> None:
+    texts = ["a a\na a", "a\r\na", "\na", "a\n", "a\u2028a", "ab"]
+    for pattern in (r"\Aa", r"a\z", "^a", "a$", "a.", "[^$.]", r"\^"):
+        tokenizer = with_pattern(shipped(tmp_path), pattern)
+        for text, encoding in zip(texts, page_encodings(tmp_path, tokenizer, texts), strict=True):
+            assert encoding["words"] == list(tokenizer.encode(text).words), (pattern, text)
+
+
 @pytest.mark.parametrize(
     ("pattern", "part"), [(r"(?i:'s)|\d", "(?"), (r"\w+", r"\\w"), (r"\s++", "++"), (r"[[:alpha:]]", "[[:")]
 )
@@ -130,9 +163,9 @@ def test_patterns_that_javascript_interprets_differently_are_refused(tmp_path: P
 
 def test_other_parts_are_refused(tmp_path: Path) -> None:
     backend = tokenizers.Tokenizer.from_str(json.dumps(shipped(tmp_path).tokenizer_json()))
-    backend.normalizer = normalizers.Nmt()
+    backend.normalizer = normalizers.ByteLevel()
     with pytest.raises(
-        HeedfulError, match="a part of the type Nmt, which HTML export does not support; it supports Bert"
+        HeedfulError, match="a part of the type ByteLevel, which HTML export does not support; it supports Bert"
     ):
         tokenizer_state(Tokenizer(backend))
 

@@ -104,12 +104,82 @@ const bertNormalizer = ({ clean_text, handle_chinese_chars, strip_accents, lower
 const inTurn = (steps) => (piece) => steps.reduce((made, step) => step(made), piece);
 const escaped = (text) => text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 
-const CLASSES = { s: "\\p{White_Space}", S: "\\P{White_Space}", d: "\\p{Nd}", D: "\\P{Nd}" };
+// How JavaScript writes what a pattern of tokenizer.json means (Oniguruma's Ruby syntax): classes are those of Unicode,
+// \A and \z are the ends of the text, ^ and $ those of a line, and only a line feed ends a line.
+const TRANSLATIONS = {
+  "\\s": "\\p{White_Space}", "\\S": "\\P{White_Space}", "\\d": "\\p{Nd}", "\\D": "\\P{Nd}",
+  "\\A": "(?<![^])", "\\z": "(?![^])",
+};
+const TRANSLATIONS_OUTSIDE_CLASSES = { "^": "(?<![^\n])", $: "(?![^\n])", ".": "[^\n]" };
 
-// A pattern of tokenizer.json, whose classes are those of Unicode; tokenizer_state.py refuses syntax that differs here.
+// tokenizer_state.py refuses other syntax that JavaScript interprets differently.
 function regexOf({ String: text, Regex: source }) {
-  const translated = (source ?? "").replace(/\\(.)/gsu, (whole, letter) => CLASSES[letter] ?? whole);
-  return new RegExp(text === undefined ? translated : escaped(text), "gu");
+  if (text !== undefined) return new RegExp(escaped(text), "gu");
+  let inClass = false;
+  const translated = source.replace(/\\.|[[\]^$.]/gsu, (part) => {
+    if (part === "[") inClass = true;
+    if (part === "]") inClass = false;
+    return TRANSLATIONS[part] ?? (inClass ? part : TRANSLATIONS_OUTSIDE_CLASSES[part] ?? part);
+  });
+  return new RegExp(translated, "gu");
+}
+
+// SentencePiece's cleaning for machine translation: most control characters are removed, and what separates words or
+// has no width becomes a space.
+const REMOVED_BY_NMT = /[\x01-\x08\x0b\x0e-\x1f\x7f\x8f\x9f]/u;
+const SPACE_OF_NMT = /[\t\n\f\r\u1680\u200b-\u200f\u2028\u2029\u2581\ufeff\ufffd]/u;
+const nmt = (piece) => replaceChars(piece, (char) => {
+  if (REMOVED_BY_NMT.test(char)) return "";
+  return SPACE_OF_NMT.test(char) ? " " : char;
+});
+
+// SentencePiece's table of replacements, which tokenizer.json has as base64: the number of bytes of a double-array trie
+// (Darts) as uint32, the trie's units (uint32), and the replacements, UTF-8 that ends with a zero byte each. Numbers
+// are little-endian.
+function replacementTable(base64) {
+  const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  const size = view.getUint32(0, true);
+  const units = Uint32Array.from({ length: size / 4 }, (_, i) => view.getUint32(4 + 4 * i, true));
+  const replacements = bytes.subarray(4 + size);
+  const childrenOf = (unit) => (unit >>> 10) << ((unit & 0x200) >>> 6);
+
+  // The replacement of the shortest prefix that the trie has, which the library takes for the whole text; or undefined.
+  return (text) => {
+    let node = childrenOf(units[0]);
+    for (const byte of utf8.encode(text)) {
+      node ^= byte;
+      const unit = units[node];
+      if (byte === 0 || unit === undefined || ((unit & 0x800000ff) >>> 0) !== byte) return undefined;
+      node ^= childrenOf(unit);
+      if (unit & 0x100) { // a replacement ends here
+        const start = units[node] & 0x7fffffff;
+        return new TextDecoder().decode(replacements.subarray(start, replacements.indexOf(0, start)));
+      }
+    }
+    return undefined;
+  };
+}
+
+const MOST_CLUSTER_BYTES = 5; // longer clusters are replaced character by character
+
+// Graphemes are replaced as a whole where the table has them, else each of their characters.
+function precompiled({ precompiled_charsmap: base64 }) {
+  if (!base64) return (piece) => piece;
+  const replacementOf = replacementTable(base64);
+  const segmenter = new Intl.Segmenter("und", { granularity: "grapheme" });
+  return (piece) => {
+    const groups = [];
+    let from = 0;
+    for (const { segment } of segmenter.segment(piece.chars.join(""))) {
+      const chars = [...segment];
+      const whole = utf8.encode(segment).length <= MOST_CLUSTER_BYTES ? replacementOf(segment) : undefined;
+      if (whole !== undefined) groups.push([from, from + chars.length, whole]);
+      else chars.forEach((char, i) => groups.push([from + i, from + i + 1, replacementOf(char) ?? char]));
+      from += chars.length;
+    }
+    return replaceGroups(piece, groups);
+  };
 }
 
 const NORMALIZERS = {
@@ -119,6 +189,8 @@ const NORMALIZERS = {
   NFD: () => normalForm("NFD"),
   NFKC: () => normalForm("NFKC"),
   NFKD: () => normalForm("NFKD"),
+  Nmt: () => nmt,
+  Precompiled: precompiled,
   StripAccents: () => without(COMBINING),
   Prepend: ({ prepend }) => (piece) => (
     piece.chars.length ? replaceGroups(piece, [[0, 1, prepend + piece.chars[0]], [1, piece.chars.length, piece.chars.slice(1).join("")]]) : piece
