@@ -1,13 +1,22 @@
-"""Pages with the encoder that ships in them: their size, the time until they are ready, and the time for a sentence."""
+"""Pages with the encoder that ships in them: their size, the time until they are ready, and the time for a sentence.
+
+With --transformers-js FOLDER, transformers.js runs the same model beside them. FOLDER is where
+`npm install --ignore-scripts @huggingface/transformers` was run.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import heedful
 from heedful.checkpoint import ModelBundle
+from heedful.infer.export import export
 from heedful.look.inspection import Inspection
 from heedful.look.page_api import PageAPI
 from heedful.look.page_with_model import render_html_with_model
@@ -29,14 +39,33 @@ of `heedful look --html --with-model`. In each of {rounds} rounds each page is l
 start of navigation until it takes a text, and `sentence` that from the click until the answer or the view of a text of
 {tokens} tokens is in the document, the median of {calls} clicks after {warm} that are not counted. Tables show medians
 over the rounds, and extremes."""
+ABOUT_PEER = """
+
+transformers.js {version} runs the same model, exported to ONNX by `heedful export`, in float32 or with the weights of
+matrices in int8 (`quantize_dynamic` of onnxruntime), by WebAssembly on one thread. Its files come from a server on the
+same machine, so that its time until it is ready includes no network; its size counts every file that the page fetched.
+A sentence is from the call of the pipeline until its candidates are in the document."""
 FIRST = "He opened the [MASK] and went inside."
 SENTENCE = "The old man put the [MASK] on the table, closed the door and went to town."
 TOKENS = 20  # of the sentence, with special tokens
 CALLS, WARM = 20, 3
-OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND"
+OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
+PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # the dtypes that its pipelines call so
+PEER_PAGE = """<!doctype html><html lang="en"><title>transformers.js</title><p id="answer"></p>
+<script type="module">
+import {{ env, pipeline }} from "./transformers.js";
+Object.assign(env, {{ allowRemoteModels: false, localModelPath: "/", useBrowserCache: false }});
+Object.assign(env.backends.onnx.wasm, {{ wasmPaths: "/", numThreads: 1 }});
+const fill = await pipeline("fill-mask", "model", {{ device: "wasm", dtype: "{dtype}" }});
+window.ask = async (text) => {{
+  document.getElementById("answer").textContent = (await fill(text)).map((answer) => answer.token_str).join(" ");
+}};
+document.body.dataset.state = "ready";
+</script></html>"""
 READY = {  # scripts that return whether a page takes a text
     "form": "document.getElementById('status')?.textContent === 'ready'",
     "explorer": "document.querySelector('[data-model=ready] .body[aria-busy=false]') !== null",
+    **dict.fromkeys(PEERS, "document.body?.dataset.state === 'ready'"),
 }
 WATCH = """
 new MutationObserver(() => {{
@@ -65,6 +94,14 @@ field.dataset.old = "true";
 field.value = text;
 document.querySelector(".reading button").click();
 """,
+    **dict.fromkeys(
+        PEERS,
+        """
+const [text, done] = arguments;
+const start = performance.now();
+window.ask(text).then(() => done(performance.now() - start));
+""",
+    ),
 }
 
 
@@ -72,6 +109,47 @@ def pages(bundle: ModelBundle) -> dict[str, str]:
     """Return the HTML of each page."""
     api = PageAPI([Inspection(bundle, FIRST, name="heedful-mini-en")])
     return {"form": render_page(bundle), "explorer": render_html_with_model(api, precision="int8")}
+
+
+def peer_files(bundle: ModelBundle, node: Path, folder: Path) -> None:
+    """Write the library, its WebAssembly, and the model in both precisions, as transformers.js looks for them."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    packages = node / "node_modules"
+    shutil.copy(packages / "@huggingface/transformers/dist/transformers.web.min.js", folder / "transformers.js")
+    for file in packages.glob("onnxruntime-web/dist/ort-*"):
+        shutil.copy(file, folder)
+    export(bundle, folder / "model")
+    (folder / "model/onnx").mkdir()
+    model = (folder / "model/model.onnx").rename(folder / "model/onnx/model.onnx")
+    quantize_dynamic(model, folder / "model/onnx/model_quantized.onnx", weight_type=QuantType.QInt8)
+
+
+class CountingHandler(SimpleHTTPRequestHandler):
+    """Serves a folder and counts the bytes of the files that are fetched."""
+
+    def __init__(self, *arguments: Any, fetched: dict[str, int], **more: Any) -> None:
+        self.fetched = fetched
+        super().__init__(*arguments, **more)
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Note the file's size and send it."""
+        self.fetched[self.path] = Path(self.translate_path(self.path)).stat().st_size
+        super().copyfile(source, outputfile)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, dict[str, int]]]:
+    """Serve a folder; the address, and the size of each file that was fetched."""
+    fetched: dict[str, int] = {}
+    handler = partial(CountingHandler, directory=str(folder), fetched=fetched)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", fetched
+        server.shutdown()
 
 
 @contextmanager
@@ -83,14 +161,14 @@ def opened(kind: str) -> Iterator[Browser]:
         yield chromium
 
 
-def measure(kind: str, file: Path, calls: int) -> dict[str, Any]:
+def measure(kind: str, address: str, calls: int) -> dict[str, Any]:
     """Return milliseconds until a page is ready and of each sentence, and the browser's version."""
     with opened(kind) as chromium:
-        chromium.driver.get(file.as_uri())
+        chromium.driver.get(address)
         ready = chromium.until(lambda: chromium.js("return window.readyAfter ?? null"))
         texts = [f"{SENTENCE[:-1]}{end}" for _ in range(calls + WARM) for end in ".!"]  # the text changes each time
         times = [chromium.driver.execute_async_script(ASK[kind], text) for text in texts[: calls + WARM]]
-        assert not chromium.complaints()
+        assert kind in PEERS or not chromium.complaints()
         version = chromium.driver.capabilities["browserVersion"]
     return {"ready": float(ready), "sentence": Spread.of(times[WARM:]).median, "version": version}
 
@@ -101,22 +179,35 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="rehearse, without a record")
     parser.add_argument("--output", type=Path, default=RESULTS, help="another folder for the record")
+    parser.add_argument("--transformers-js", type=Path, help="the folder with node_modules of transformers.js")
     options = parser.parse_args()
     check_destination(options.output)
     rounds, calls = (1, 3) if options.quick else (options.rounds, CALLS)
     bundle = heedful.load("heedful-mini-en", head="masked_lm")
     assert bundle.tokenizer is not None and len(bundle.tokenizer.encode(SENTENCE)) == TOKENS
     parameters = bundle.count()
-    with tempfile.TemporaryDirectory() as folder:
-        files = {}
+    with tempfile.TemporaryDirectory() as name, served(folder := Path(name)) as (address, fetched):
+        addresses, sizes = {}, {}
         for kind, content in pages(bundle).items():
-            files[kind] = Path(folder) / f"{kind}.html"
-            files[kind].write_text(content, encoding="utf-8")
-        sizes = {kind: file.stat().st_size for kind, file in files.items()}
-        measured = [{kind: measure(kind, file, calls) for kind, file in files.items()} for _ in range(rounds)]
+            file = folder / f"{kind}.html"
+            file.write_text(content, encoding="utf-8")
+            addresses[kind], sizes[kind] = file.as_uri(), file.stat().st_size
+        if options.transformers_js:
+            peer_files(bundle, options.transformers_js, folder)
+            for kind, dtype in PEERS.items():
+                (folder / f"{dtype}.html").write_text(PEER_PAGE.format(dtype=dtype), encoding="utf-8")
+                addresses[kind] = f"{address}/{dtype}.html"
+        measured: list[dict[str, Any]] = []
+        for _ in range(rounds):
+            measured.append({})
+            for kind, place in addresses.items():
+                fetched.clear()
+                measured[-1][kind] = measure(kind, place, calls)
+                if kind in PEERS:
+                    sizes[kind] = sum(fetched.values())
     spreads = {
         kind: {name: Spread.of([values[kind][name] for values in measured]) for name in ("ready", "sentence")}
-        for kind in files
+        for kind in addresses
     }
     columns = ["page", "MB", "bytes a parameter", "ready, ms", "sentence, ms"]
     rows = [
@@ -127,7 +218,7 @@ def main() -> None:
             spreads[kind]["ready"].text(0),
             spreads[kind]["sentence"].text(1),
         ]
-        for kind in files
+        for kind in addresses
     ]
     print(grid(columns, rows))
     if not options.quick:
@@ -142,8 +233,11 @@ def main() -> None:
         data = {
             kind: {"bytes": sizes[kind], "parameters": parameters}
             | {name: asdict(spread) for name, spread in spreads[kind].items()}
-            for kind in files
+            for kind in addresses
         }
+        if options.transformers_js:
+            package = options.transformers_js / "node_modules/@huggingface/transformers/package.json"
+            about += ABOUT_PEER.format(version=json.loads(package.read_text())["version"])
         print(write("page", about, [grid(columns, rows)], data, options.output))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
 
 import heedful
 from heedful.cli import main
@@ -20,6 +22,7 @@ from heedful.page import html as module
 from heedful.page.html import export_page, render_page
 from tests.support.browser import Browser, browser
 from tests.support.model_folders import make
+from tests.support.page_checks import axe_violations
 
 LABELS = ["</script><img src=x onerror=alert(1)>", "javascript:alert(2)", "\u202egood\u200b <b>bold</b> {{weights}}"]
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND"
@@ -81,6 +84,38 @@ def test_a_page_answers_offline(tmp_path: Path, chromium: Browser, name: str) ->
     assert chromium.js("return document.documentElement.scrollWidth") == 390
     assert not chromium.complaints()
     assert not [url for url in chromium.requests() if not url.startswith(BROWSER_PAGES)]
+
+
+def test_keyboard_and_screen_reader(tmp_path: Path, chromium: Browser) -> None:
+    """A text is typed and sent by keys alone; fields, rows and the answer have names, and the answer is announced."""
+    export_page(heedful.load(make(tmp_path / "model", "single")), tmp_path / "page.html")
+    open_page(chromium, tmp_path / "page.html")
+    actions = ActionChains(chromium.driver, duration=0).send_keys(Keys.TAB, "the cat sat", Keys.TAB, Keys.TAB)
+    actions.send_keys(Keys.ENTER).perform()
+    labels = list(json.loads(chromium.text("#answer"))["probabilities"])
+    assert chromium.js("return document.activeElement.textContent") == "Ask"
+    nodes = chromium.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    shown = [
+        (node["role"]["value"], node.get("name", {}).get("value"), {p["name"]: p["value"] for p in node["properties"]})
+        for node in nodes
+        if not node["ignored"]
+    ]
+    named = {(role, name) for role, name, _ in shown}
+    assert {("textbox", "Text"), ("button", "Ask"), ("region", "Answer"), ("table", "Answer")} <= named
+    assert {name for role, name, _ in shown if role == "rowheader"} == set(labels)
+    (row,) = [states for role, name, states in shown if (role, name) == ("rowheader", labels[0])]
+    assert row["live"]["value"] == "polite"
+    assert [states["live"]["value"] for role, _, states in shown if role == "status"] == ["polite"]
+
+
+def test_no_rule_of_accessibility_is_violated(tmp_path: Path, chromium: Browser) -> None:
+    export_page(heedful.load(make(tmp_path / "model", "masked")), tmp_path / "page.html")
+    open_page(chromium, tmp_path / "page.html")
+    ask(chromium, text="the [MASK] on [MASK]")
+    for dark in (False, True):
+        chromium.dark(dark)
+        assert not axe_violations(chromium)
+    chromium.dark(False)
 
 
 def test_labels_are_text(tmp_path: Path, chromium: Browser) -> None:

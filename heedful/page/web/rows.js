@@ -15,7 +15,10 @@ function percent(probability) {
 // A row of a name, perhaps its kind, and a probability with a bar, or another number.
 export function rowOf({ name, kind, probability, number }) {
   const row = element("tr");
-  row.insertCell().append(element("bdi", name));
+  const heading = element("th");
+  heading.scope = "row";
+  heading.append(element("bdi", name));
+  row.append(heading);
   if (kind !== undefined) {
     const cell = row.insertCell();
     cell.className = "kind";

@@ -73,6 +73,7 @@ function inputOf() {
 
 function show(head, answer, input) {
   const table = element("table");
+  table.setAttribute("aria-labelledby", "answer-heading");
   const groups = GROUPS[head](answer, input);
   groups.forEach((rows, number) => {
     const body = table.createTBody();
@@ -83,9 +84,9 @@ function show(head, answer, input) {
     }
     body.append(...rows.map(rowOf));
   });
+  at("found").hidden = false; // before the answer goes in: what changes in a hidden region is not announced
   at("shown").replaceChildren(...(table.rows.length ? [table] : [element("p", answer.note ?? "(nothing)")]));
   at("answer").textContent = JSON.stringify(answer, null, 2);
-  at("found").hidden = false;
 }
 
 export async function startPage() {
