@@ -54,7 +54,7 @@ PEERS = {"transformers.js int8": "q8", "transformers.js float32": "fp32"}  # the
 PEER_PAGE = """<!doctype html><html lang="en"><title>transformers.js</title><p id="answer"></p>
 <script type="module">
 import {{ env, pipeline }} from "./transformers.js";
-Object.assign(env, {{ allowRemoteModels: false, localModelPath: "/", useBrowserCache: false }});
+Object.assign(env, {{ allowLocalModels: true, allowRemoteModels: false, localModelPath: "/", useBrowserCache: false }});
 Object.assign(env.backends.onnx.wasm, {{ wasmPaths: "/", numThreads: 1 }});
 const fill = await pipeline("fill-mask", "model", {{ device: "wasm", dtype: "{dtype}" }});
 window.ask = async (text) => {{
@@ -66,6 +66,10 @@ READY = {  # scripts that return whether a page takes a text
     "form": "document.getElementById('status')?.textContent === 'ready'",
     "explorer": "document.querySelector('[data-model=ready] .body[aria-busy=false]') !== null",
     **dict.fromkeys(PEERS, "document.body?.dataset.state === 'ready'"),
+}
+FIRST_CANDIDATE = {  # scripts that return the most likely token of the last answer
+    "form": "return JSON.parse(document.getElementById('answer').textContent).masks[0].candidates[0].text",
+    **dict.fromkeys(PEERS, "return document.getElementById('answer').textContent.split(' ')[0]"),
 }
 WATCH = """
 new MutationObserver(() => {{
@@ -116,7 +120,7 @@ def peer_files(bundle: ModelBundle, node: Path, folder: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     packages = node / "node_modules"
-    shutil.copy(packages / "@huggingface/transformers/dist/transformers.web.min.js", folder / "transformers.js")
+    shutil.copy(packages / "@huggingface/transformers/dist/transformers.min.js", folder / "transformers.js")
     for file in packages.glob("onnxruntime-web/dist/ort-*"):
         shutil.copy(file, folder)
     export(bundle, folder / "model")
@@ -162,7 +166,7 @@ def opened(kind: str) -> Iterator[Browser]:
 
 
 def measure(kind: str, address: str, calls: int) -> dict[str, Any]:
-    """Return milliseconds until a page is ready and of each sentence, and the browser's version."""
+    """Return milliseconds until a page is ready and of a sentence, the browser's version, and the last answer."""
     with opened(kind) as chromium:
         chromium.driver.get(address)
         ready = chromium.until(lambda: chromium.js("return window.readyAfter ?? null"))
@@ -170,7 +174,8 @@ def measure(kind: str, address: str, calls: int) -> dict[str, Any]:
         times = [chromium.driver.execute_async_script(ASK[kind], text) for text in texts[: calls + WARM]]
         assert kind in PEERS or not chromium.complaints()
         version = chromium.driver.capabilities["browserVersion"]
-    return {"ready": float(ready), "sentence": Spread.of(times[WARM:]).median, "version": version}
+        token = chromium.js(FIRST_CANDIDATE[kind]) if kind in FIRST_CANDIDATE else None
+    return {"ready": float(ready), "sentence": Spread.of(times[WARM:]).median, "version": version, "token": token}
 
 
 def main() -> None:
@@ -205,6 +210,7 @@ def main() -> None:
                 measured[-1][kind] = measure(kind, place, calls)
                 if kind in PEERS:
                     sizes[kind] = sum(fetched.values())
+                    assert measured[-1][kind]["token"] == measured[-1]["form"]["token"], measured[-1]
     spreads = {
         kind: {name: Spread.of([values[kind][name] for values in measured]) for name in ("ready", "sentence")}
         for kind in addresses
