@@ -87,11 +87,11 @@ def arms(jobs: Mapping[str, Job]) -> list[Arm]:
             stock=job.engine != "openvino rows",
         )
         for name, job in jobs.items()
-        if _fast(job)
+        if fast_here(job)
     ]
 
 
-def _fast(job: Job) -> bool:
+def fast_here(job: Job) -> bool:
     """Whether this machine has instructions for an arm; without them one takes minutes, and nobody would choose it."""
     from heedful.csrc import kernels
     from heedful.device import has_fast_bfloat16

@@ -40,8 +40,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
     "scores8": (None, [_P, _P, _I, _I, _P, _P, _I, _P, _N]),
     "matches": (None, [_P, _I, _I, _P, _I, _P, _N]),
-    "block_space": (_I, [_P, _I]),
-    "block": (None, [_P, _P, _I, _I, _P, _I, _P, _P, _N]),
+    "block_space": (_I, [_P, _I, _N]),
+    "block": (None, [_P, _N, _P, _I, _I, _P, _I, _P, _P, _N]),
     "adamw": (None, [_I, _P, _P, _F, _D, _D, _D, _N]),
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
 }

@@ -1,6 +1,8 @@
-// A whole encoder block for inference in bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). For a single short
-// text, one call instead of seven saves time; for many rows, a thread takes its rows through the whole block while they
-// are in its cache.
+// A whole encoder block for inference, in float32 or bfloat16: norm(x + attention(x)), then norm(y + mlp(y)). For a
+// single short text, one call instead of seven saves time; for many rows, a thread takes its rows through the whole
+// block while they are in its cache.
+#include <type_traits>
+
 #include "vectors.h"
 
 extern "C" {
@@ -33,30 +35,37 @@ struct Block {
     double scale;
 };
 
-static void apply(const Linear& l, const uint16_t* x, int64_t rows, uint16_t* y, char* space, int threads) {
+// T is float, or uint16_t for bfloat16
+template <class T> static constexpr int HALF = std::is_same_v<T, uint16_t>;
+
+template <class T>
+static void apply(const Linear& l, const T* x, int64_t rows, T* y, char* space, int threads) {
     int gelu = (int)l.gelu;
     if (!l.scales)
-        return heedful_linear(x, l.depth, rows, l.panels, l.depth, l.columns, l.bias, gelu, 1, 0, y, threads);
+        return heedful_linear(x, l.depth, rows, l.panels, l.depth, l.columns, l.bias, gelu, HALF<T>, !HALF<T>, y,
+                              threads);
     float* scales = (float*)space;
     uint8_t* whole = (uint8_t*)(scales + 2 * rows);
-    heedful_round_rows(x, l.depth, rows, l.depth, 1, whole, scales, threads);
-    heedful_linear8(whole, scales, rows, l.panels, l.depth, l.columns, l.scales, l.sums, l.bias, gelu, 1, y,
+    heedful_round_rows(x, l.depth, rows, l.depth, HALF<T>, whole, scales, threads);
+    heedful_linear8(whole, scales, rows, l.panels, l.depth, l.columns, l.scales, l.sums, l.bias, gelu, HALF<T>, y,
                     threads);
 }
 
-static void add_norm(const Norm& n, const uint16_t* x, const uint16_t* y, int64_t rows, int64_t width, uint16_t* z,
-                     int threads) {
-    heedful_add_norm(rows, width, (float)n.eps, n.gain, n.bias, 0, 0, x, 1, y, 1, z, 1, nullptr, nullptr, threads);
+template <class T>
+static void add_norm(const Norm& n, const T* x, const T* y, int64_t rows, int64_t width, T* z, int threads) {
+    int half = HALF<T>;
+    heedful_add_norm(rows, width, (float)n.eps, n.gain, n.bias, 0, 0, x, half, y, half, z, half, nullptr, nullptr,
+                     threads);
 }
 
 static constexpr int64_t FEW = 512;   // up to this many rows, all threads share each part
 static constexpr int64_t LINES = 96;  // above, a thread takes at most this many rows at a time
 
 // from the attention to the end of the block
-static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64_t rows, uint16_t* z, char* space,
-                 int threads) {
+template <class T>
+static void rest(const Block& b, const T* x, const T* mixed, int64_t rows, T* z, char* space, int threads) {
     int64_t width = b.qkv.depth;
-    uint16_t *y = (uint16_t*)space, *attended = y + rows * width, *up = attended + rows * width;
+    T *y = (T*)space, *attended = y + rows * width, *up = attended + rows * width;
     space = (char*)(up + rows * b.up.columns);
     apply(b.out, mixed, rows, y, space, threads);
     add_norm(b.attended, x, y, rows, width, attended, threads);
@@ -66,43 +75,57 @@ static void rest(const Block& b, const uint16_t* x, const uint16_t* mixed, int64
 }
 
 // bytes for each row: what `rest` keeps, and a row of the widest input as int8 with its scales
-static int64_t kept(const Block& b) {
+template <class T> static int64_t kept(const Block& b) {
     int64_t widest = std::max(b.qkv.depth, std::max(b.out.depth, b.down.depth));
-    return 2 * (2 * b.qkv.depth + b.up.columns) + widest + 8;
+    return (int64_t)sizeof(T) * (2 * b.qkv.depth + b.up.columns) + widest + 8;
 }
 
 // some(first, count, space, threads) of all rows
-template <class Some>
+template <class T, class Some>
 static void each_part(const Block& b, int64_t rows, char* space, int threads, Some some) {
     if (rows <= FEW) return some(0, rows, space, threads);
     int64_t parts = (rows + LINES * threads - 1) / (LINES * threads) * threads, size = (rows + parts - 1) / parts;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < rows; first += size) {
         static thread_local Scratch scratch;
-        scratch.begin(size * kept(b) + 64);
+        scratch.begin(size * kept<T>(b) + 64);
         some(first, std::min(size, rows - first), scratch.take<char>(0), 1);
     }
 }
 
-extern "C" int64_t heedful_block_space(const void* block, int64_t rows) {
-    const Block& b = *(const Block*)block;
-    return rows * 2 * (b.qkv.columns + b.out.depth) + (rows <= FEW ? rows * kept(b) : 0);
+template <class T> static int64_t space_of(const Block& b, int64_t rows) {
+    return rows * (int64_t)sizeof(T) * (b.qkv.columns + b.out.depth) + (rows <= FEW ? rows * kept<T>(b) : 0);
 }
 
-// x and z [rows, width] may not be the same; `space` has heedful_block_space bytes
-extern "C" void heedful_block(const void* block, const uint16_t* x, int64_t rows, int64_t sequences,
-                              const int64_t* spans, int64_t window, uint16_t* z, char* space, int threads) {
-    const Block& b = *(const Block*)block;
+template <class T>
+static void block(const Block& b, const T* x, int64_t rows, int64_t sequences, const int64_t* spans, int64_t window,
+                  T* z, char* space, int threads) {
     int64_t width = b.qkv.depth, inner = b.out.depth;
-    uint16_t *qkv = (uint16_t*)space, *mixed = qkv + rows * 3 * inner;
+    T *qkv = (T*)space, *mixed = qkv + rows * 3 * inner;
     space = (char*)(mixed + rows * inner);
-    each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+    each_part<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
         apply(b.qkv, x + first * width, count, qkv + first * 3 * inner, to, shared);
     });
     heedful_attention(sequences, b.heads, b.heads, inner / b.heads, spans, qkv, 3 * inner, qkv + inner, 3 * inner,
-                      qkv + 2 * inner, 3 * inner, (float)b.scale, (int)b.causal, window, 0, 0, 1, mixed, inner, nullptr,
-                      threads);
-    each_part(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+                      qkv + 2 * inner, 3 * inner, (float)b.scale, (int)b.causal, window, 0, 0, HALF<T>, mixed, inner,
+                      nullptr, threads);
+    each_part<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
         rest(b, x + first * width, mixed + first * inner, count, z + first * width, to, shared);
     });
+}
+
+extern "C" int64_t heedful_block_space(const void* which, int64_t rows, int half) {
+    const Block& b = *(const Block*)which;
+    return half ? space_of<uint16_t>(b, rows) : space_of<float>(b, rows);
+}
+
+// x and z [rows, width], bfloat16 where `half` and else float32, may not be the same; `space` has heedful_block_space
+// bytes
+extern "C" void heedful_block(const void* which, int half, const void* x, int64_t rows, int64_t sequences,
+                              const int64_t* spans, int64_t window, void* z, char* space, int threads) {
+    const Block& b = *(const Block*)which;
+    if (half)
+        block(b, (const uint16_t*)x, rows, sequences, spans, window, (uint16_t*)z, space, threads);
+    else
+        block(b, (const float*)x, rows, sequences, spans, window, (float*)z, space, threads);
 }

@@ -42,11 +42,10 @@ def _cases(library: Kernels) -> Iterator[Case]:
             for name, ours, expected in cases(library, _Sampler(dtype)):
                 tolerance = SINGLE if dtype == torch.float32 else HALF
                 yield f"{name} in {str(dtype).removeprefix('torch.')}", ours, expected, tolerance
+        yield _block(library, _Sampler(dtype))
     yield from _steps(library, _Sampler(torch.float32))
     yield from _int8(library, _Sampler(torch.float32))
     yield from _search(library, _Sampler(torch.float32))
-    if library.has_bfloat16:
-        yield _block(library, _Sampler(torch.bfloat16))
 
 
 class _Sampler:
@@ -333,8 +332,8 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
     parts += [struct.pack("2qd", *(each.data_ptr() for each in pair), EPS) for pair in gains]
     described = torch.frombuffer(bytearray(b"".join(parts) + struct.pack("2qd", HEADS, 0, 0.2)), dtype=torch.uint8)
     z, place = _empty(*x.shape, dtype=x.dtype), described.data_ptr()
-    space = _empty(library.block_space(place, ROWS), dtype=torch.uint8)
-    arguments = (place, x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
+    space = _empty(library.block_space(place, ROWS, _half(x)), dtype=torch.uint8)
+    arguments = (place, _half(x), x.data_ptr(), ROWS, len(spans), spans.data_ptr(), -1)
     library.block(*arguments, z.data_ptr(), space.data_ptr(), 1)
     qkv, out, up, down = (
         partial(_affine, weight=weight.float(), bias=bias) for weight, bias in zip(weights, biases, strict=True)
@@ -344,7 +343,8 @@ def _block(library: Kernels, sample: _Sampler) -> Case:
         ((0.2 * q[a:b, None] * k[None, a:b]).sum(-1).softmax(1)[..., None] * v[None, a:b]).sum(1) for a, b, *_ in SPANS
     ]
     y = _normed(x.float() + out(torch.cat(mixed).flatten(1)))[0] * gains[0, 0] + gains[0, 1]
-    return "block", z, _normed(y + down(F.gelu(up(y))))[0] * gains[1, 0] + gains[1, 1], 2 * HALF
+    expected = _normed(y + down(F.gelu(up(y))))[0] * gains[1, 0] + gains[1, 1]
+    return f"block in {str(x.dtype).removeprefix('torch.')}", z, expected, 2 * (HALF if _half(x) else SINGLE)
 
 
 # -- the optimizer ----------------------------------------------------------------------------------------------

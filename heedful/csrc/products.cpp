@@ -70,13 +70,23 @@ static inline INLINE void whole(const void* x, int64_t stride, int64_t rows, con
     }
 }
 
+// GELU as exact as the kind of its result
+template <class Out> static inline V gelu_for(V x) {
+    if constexpr (std::is_same_v<Out, Single>) {
+        V bell;
+        return x * normal(x, bell);
+    } else {
+        return gelu_of(x);
+    }
+}
+
 template <class E, class Out>
 static void linear(const typename E::T* x, int64_t stride, int64_t rows, const uint32_t* b, int64_t depth,
                    int64_t columns, const float* bias, int gelu, typename Out::T* y, int threads) {
     whole<E>(x, stride, rows, b, words(depth, E::IN_WORD), columns, threads,
              [=](int64_t row, int64_t column, V sums) INLINE {
                  if (bias) sums += *(const AnyV*)(bias + column);
-                 if (gelu) sums = gelu_of(sums);
+                 if (gelu) sums = gelu_for<Out>(sums);
                  Out::store(y + row * columns + column, sums);
              });
 }

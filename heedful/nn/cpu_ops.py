@@ -57,6 +57,16 @@ def pack_weight(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bo
     return packed
 
 
+def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return W [out, width] of `pack_weight(W, turned=True, ...)`."""
+    library = kernels()
+    assert library is not None
+    in_word = 4 // dtype.itemsize  # numbers of one row of W that lie side by side
+    words, panel_columns = -(-width // in_word), library.packed_words(1, 1, 1)
+    panels = packed.view(dtype).view(-1, words, panel_columns, in_word)
+    return panels.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:out, :width].contiguous()
+
+
 def linear(
     x: Float[Tensor, "rows width"],
     packed_weight: Int[Tensor, " words"],

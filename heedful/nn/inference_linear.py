@@ -51,34 +51,33 @@ class OneDnnLinear(nn.Module):
 
 
 class NativeLinear(nn.Module):
-    """activation(W x + b) by the C++ kernels, with W in the panels that they read; bfloat16."""
+    """activation(W x + b) by the C++ kernels, with W in the panels that they read; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
         weight = linear.weight.detach()
         self.out, self.width = weight.shape
-        self.original_weight = weight
+        self.dtype = weight.dtype
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.gelu = activation == "gelu"
-        self.panels = cpu_ops.pack_weight(weight.contiguous(), turned=True, half=True)
+        self.panels = cpu_ops.pack_weight(weight.contiguous(), turned=True, half=weight.dtype == torch.bfloat16)
 
     def parts(self) -> dict[str, Tensor]:
         """Return weight and bias as they were loaded."""
-        bias = {} if self.bias is None else {"bias": self.bias.to(self.original_weight.dtype)}
-        return {"weight": self.original_weight} | bias
+        bias = {} if self.bias is None else {"bias": self.bias.to(self.dtype)}
+        return {"weight": cpu_ops.unpack_weight(self.panels, self.out, self.width, self.dtype)} | bias
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
         rows = x.reshape(-1, self.width)
-        y = cpu_ops.linear(rows.to(torch.bfloat16), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
+        y = cpu_ops.linear(rows.to(self.dtype), self.panels, self.out, self.bias, gelu=self.gelu).to(x.dtype)
         return y.view(*x.shape[:-1], self.out)
 
 
 def cannot_use_native(linear: nn.Linear) -> str:
     """Return why `NativeLinear` cannot replace a layer, or an empty string."""
-    if linear.weight.dtype != torch.bfloat16:
-        return f"our products take bfloat16, not {linear.weight.dtype}"
     if cpu_ops.usable_kernels(linear.weight) is None or len(linear.weight) % 16:
-        return unavailable_reason() or f"our products take whole vectors, not {tuple(linear.weight.shape)}"
+        shape, dtype = tuple(linear.weight.shape), str(linear.weight.dtype).removeprefix("torch.")
+        return unavailable_reason() or f"the C++ kernels take float32 or bfloat16 in whole vectors, not {dtype} {shape}"
     return ""
 
 

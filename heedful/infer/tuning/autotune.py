@@ -28,24 +28,22 @@ from heedful.infer.tuning.execution_plan import (
     exchange_linears,
     unsupported_reason,
 )
-from heedful.infer.tuning.fused_block import can_fuse
+from heedful.infer.tuning.fused_block import FusedBlock, can_fuse
 from heedful.model.config import Shaw, StackConfig, TransformerXl
-from heedful.model.stack import Block
+from heedful.model.stack import AttentionContext, Block, ExecutionOptions, LayerContext
 from heedful.nn.attend import KERNELS, attend_with
 from heedful.nn.layers import Mlp
 from heedful.nn.layout import AttentionArgs, Layout
+from heedful.nn.positions import RelativePosition
 
 AUTOTUNE_VARIABLE = (
     "HEEDFUL_AUTOTUNE"  # "off": nothing is measured, and every machine uses the same kernels: reproducible, but slower
 )
-LINEAR_ROWS = (16, 1024)  # rows of input at which a linear layer is timed: a short text, and a batch
+LINEAR_ROWS = (16, 1024)  # rows at which linear layers, or blocks, are timed: a short text, and a batch
+LINEAR_TEXT = 64  # tokens of each text of that batch, where whole blocks are timed
 TEXT_LENGTHS = (256, 128, *[64] * 6, *[24] * 10)  # tokens of the texts whose attention is timed
 ROUNDS = 7
 MAX_TIME_RATIO = 0.97  # a linear kernel replaces the plain one if the geometric mean of its time ratios is at most this
-# With native layers a block is one call. With MiniLM on a processor with AMX, this took 0.36 (a text of 16 tokens) and
-# 0.9 (a batch) of the time with oneDNN's layers, which alone were as fast: the product of the ratios of native layers
-# over LINEAR_ROWS is divided by a cautious 2, not by 1 / (0.36 * 0.9).
-FUSED_GAIN = 2.0
 
 
 def autotune(bundle: ModelBundle, precision: Precision) -> ExecutionPlan:
@@ -112,8 +110,8 @@ def _measured(loaded: ModelBundle, config: StackConfig, precision: Precision) ->
         if precision == "int8":
             return replace(way, linears="int8", why=(*way.why, "linear layers: products of whole numbers"))
         linear = next(module for module in loaded.modules() if isinstance(module, Mlp)).up
-        encoder = loaded.model.encoder
-        return _with_linears(way, linear, fuses=encoder is not None and _fuses_if_native(encoder.blocks[0]))
+        block = None if loaded.model.encoder is None else loaded.model.encoder.blocks[0]
+        return _with_linears(way, config, linear, block if isinstance(block, Block) else None)
 
 
 def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype) -> ExecutionPlan:
@@ -131,33 +129,58 @@ def _with_attention(way: ExecutionPlan, config: StackConfig, dtype: torch.dtype)
     return replace(way, attention=best, why=(*way.why, f"attention: {best} ({_shown(times)} for {bounds[-1]} tokens)"))
 
 
-def _fuses_if_native(block: nn.Module) -> bool:
-    """Return whether one call of the C++ kernels could compute a block if its linear layers were native."""
-    blocks = nn.ModuleList([copy.deepcopy(block)])
-    exchange_linears(blocks, "native")
-    return isinstance(blocks[0], Block) and can_fuse(blocks[0])
-
-
-def _with_linears(way: ExecutionPlan, plain: nn.Linear, *, fuses: bool) -> ExecutionPlan:
+def _with_linears(way: ExecutionPlan, config: StackConfig, plain: nn.Linear, block: Block | None) -> ExecutionPlan:
+    """Add the fastest linear layers to a plan: of whole blocks where native ones make a single call of a block."""
     reasons: dict[LinearKernel, str] = {
         name: kernel.cannot(plain) for name, kernel in LINEAR_KERNELS.items() if name != "int8"
     }
-    layers = {name: LINEAR_KERNELS[name].make(plain, None) for name, reason in reasons.items() if not reason}
+    usable: list[LinearKernel] = [name for name, reason in reasons.items() if not reason]
+    layers: dict[LinearKernel, Callable[[Tensor], object]] = {
+        "plain": plain,
+        **{name: LINEAR_KERNELS[name].make(plain, None) for name in usable},
+    }
+    timed = "a layer"
+    if "native" in usable and block is not None and config.relation is None and way.attention in ("", "native"):
+        blocks = {name: _exchanged(block, name) for name in layers}
+        if can_fuse(blocks["native"]):
+            timed, layers = "a block", {name: _block_run(blocks[name], config, way.attention) for name in blocks}
     ratios: dict[LinearKernel, float] = dict.fromkeys(layers, 1.0)
     notes = []
-    for rows in LINEAR_ROWS if layers else ():
+    for rows in LINEAR_ROWS if usable else ():
         x = _rows(rows, plain.in_features, plain.weight.dtype)
-        times = median_times({name: partial(layer, x) for name, layer in {"plain": plain, **layers}.items()})
+        times = median_times({name: partial(run, x) for name, run in layers.items()})
         ratios = {name: ratio * times[name] / times["plain"] for name, ratio in ratios.items()}
-        notes.append(f"{_shown(times)} for {rows} rows")
-    if fuses and "native" in ratios and way.attention in ("", "native"):
-        ratios["native"] /= FUSED_GAIN
-        notes.append(f"native counted {FUSED_GAIN:.0f} times as fast: a block in one call")
-    best: LinearKernel = min(ratios, key=ratios.__getitem__, default="plain")
-    if layers and ratios[best] > MAX_TIME_RATIO ** len(LINEAR_ROWS):
+        notes.append(f"{_shown(times)} for {rows} rows of {timed}")
+    best = min(ratios, key=ratios.__getitem__)
+    if ratios[best] > MAX_TIME_RATIO ** len(LINEAR_ROWS):
         best = "plain"
     notes += [f"no {name}: {reason}" for name, reason in reasons.items() if reason]
     return replace(way, linears=best, why=(*way.why, f"linear layers: {best} ({'; '.join(notes)})"))
+
+
+def _exchanged(block: Block, linears: LinearKernel) -> Block:
+    """Return a copy of a block with other linear layers."""
+    blocks = nn.ModuleList([copy.deepcopy(block)])
+    if linears != "plain":
+        exchange_linears(blocks, linears)
+    copied = blocks[0]
+    assert isinstance(copied, Block)
+    return copied.eval()
+
+
+def _block_run(block: Block, config: StackConfig, attention: str) -> Callable[[Tensor], object]:
+    """Return a function that computes a block for rows, which are texts of LINEAR_TEXT tokens or a shorter one."""
+    execution = ExecutionOptions(encoder_kernel=attention, fused_block=FusedBlock() if can_fuse(block) else None)
+    layer = LayerContext(
+        part="encoder", layer=0, window=config.window_of(0), relation=RelativePosition(), prepared=None
+    )
+
+    def run(x: Tensor) -> Tensor:
+        layout = Layout.of(range(0, len(x) + 1, min(LINEAR_TEXT, len(x))))
+        y: Tensor = block(x, AttentionContext(layout=layout, execution=execution), layer)
+        return y
+
+    return run
 
 
 def _rows(count: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from heedful.csrc import kernels
 from heedful.model.stack import AttentionContext, Block, LayerContext
 from heedful.nn.cpu_attention import cannot_attend, span_table
-from heedful.nn.cpu_ops import address, empty
+from heedful.nn.cpu_ops import DTYPE_CODES, address, empty, usable_kernels
 from heedful.nn.inference_linear import Int8Linear, NativeLinear
 from heedful.nn.layout import AttentionArgs
 from heedful.nn.positions import RelativePosition
@@ -48,6 +48,7 @@ class _Descriptor(NamedTuple):
     ]  # their parameters by name, without what asking the module costs each time
     addresses: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
     held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
+    dtype: torch.dtype | None  # of the rows that its weights multiply; None: any, as int8 weights do
 
 
 class FusedBlock:
@@ -67,12 +68,9 @@ class FusedBlock:
             return None
         if sight.cache is not None or sight.memory is not None or sight.trace is not None:
             return None
-        if (
-            x.dtype != torch.bfloat16
-            or not x.is_contiguous()
-            or type(placed.relation) is not RelativePosition
-            or len(x) == 0
-        ):
+        if usable_kernels(x) is None or not x.is_contiguous() or len(x) == 0:
+            return None
+        if type(placed.relation) is not RelativePosition:
             return None
         call = AttentionArgs(layout=sight.layout, scale=block.attention.scale)
         heads = x[:, None]
@@ -83,13 +81,17 @@ class FusedBlock:
             if not can_fuse(block):
                 return None
             descriptor = self._described[id(block)] = _described(block)
+        if descriptor.dtype not in (None, x.dtype):
+            return None
         described = ctypes.addressof(descriptor.block)
         library, where = kernels(), span_table(sight.layout)
         assert library is not None
-        z, space = torch.empty_like(x), empty(library.block_space(described, len(x)), dtype=torch.uint8)
+        half = DTYPE_CODES[x.dtype]
+        z, space = torch.empty_like(x), empty(library.block_space(described, len(x), half), dtype=torch.uint8)
         window = -1 if placed.window is None else placed.window
         library.block(
             described,
+            half,
             x.data_ptr(),
             len(x),
             len(where),
@@ -118,6 +120,7 @@ def can_fuse(block: Block) -> bool:
         and not mlp.gated
         and all(isinstance(layer, NativeLinear) or (isinstance(layer, Int8Linear) and layer.panels) for layer in layers)
         and (mlp.up.gelu if isinstance(mlp.up, NativeLinear) else mlp.up.activation == "gelu")
+        and len({layer.dtype for layer in layers if isinstance(layer, NativeLinear)}) <= 1
         and all(isinstance(norm, nn.LayerNorm) and norm.weight.dtype == torch.float32 for norm in norms)
     )
 
@@ -141,7 +144,8 @@ def _described(block: Block) -> _Descriptor:
     read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
     read += [parameter for norm in norms for parameter in norm.parameters()]
     held, named = [tensor.detach() for tensor in read if tensor is not None], [norm._parameters for norm in norms]
-    return _Descriptor(native, named, _addresses(named), held)
+    dtype = next((layer.dtype for layer in layers if isinstance(layer, NativeLinear)), None)
+    return _Descriptor(native, named, _addresses(named), held, dtype)
 
 
 def _linear(layer: NativeLinear | Int8Linear) -> _Linear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import heedful.infer.tuning.autotune as module
 import heedful.infer.tuning.execution_plan as execution_plan
 from heedful.checkpoint import load, save
+from heedful.csrc import library
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.batch.file_prediction import fingerprint
 from heedful.infer.engine import Engine
@@ -260,20 +261,22 @@ def test_attention_is_measured_with_the_bias_of_the_model(
     assert stack is not None and calls[0].bias.table.shape[0] == stack.heads  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("family", "architecture", "expected"), [("bert", "BertModel", "native"), ("gpt2", "GPT2Model", "onednn")]
+    ("family", "architecture", "timed"), [("bert", "BertModel", "block"), ("gpt2", "GPT2Model", "layer")]
 )
-def test_native_layers_may_take_longer_where_a_block_is_one_call(
+def test_whole_blocks_are_timed_where_native_layers_make_them_one_call(
     family: str,
     architecture: str,
-    expected: str,
+    timed: str,
+    dtype: torch.dtype,
     native: Any,
     tmp_path: Path,
     measuring: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """BERT's blocks can be one call, GPT-2's, with the norm first, cannot."""
-    if not native.has_bfloat16:
+    if dtype == torch.bfloat16 and not native.has_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     wide = (
         {"n_embd": 64, "n_head": 4}
@@ -281,10 +284,21 @@ def test_native_layers_may_take_longer_where_a_block_is_one_call(
         else {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64}
     )
     save_tiny(tmp_path, family, architecture, **wide)
-    times = {"plain": 1.0, "onednn": 0.5, "native": 0.6}
-    monkeypatch.setattr(module, "median_times", lambda runs: {name: times.get(name, 1.0) for name in runs})
-    loaded = load(tmp_path, dtype=torch.bfloat16)
-    assert module.fastest_plan(loaded, "bfloat16").linears == expected
-    times["native"] = 0.8
-    monkeypatch.setattr(module.tuning_cache, "read_entry", lambda *arguments: None)
-    assert module.fastest_plan(loaded, "bfloat16").linears == "onednn"
+    fused: list[int] = []
+
+    def times(runs: dict[str, Any]) -> dict[str, float]:
+        """Compute each once; for what has linear layers, native ones are the fastest."""
+        for run in runs.values():
+            run()
+        return {name: 0.5 if name == "native" else 1.0 for name in runs}
+
+    def block(*arguments: Any) -> None:
+        fused.append(arguments[3])  # number of rows
+        native.block(*arguments)
+
+    stand_in = replace(native, block=block)
+    monkeypatch.setattr(library, "_library_or_reason", lambda: stand_in)
+    monkeypatch.setattr(module, "median_times", times)
+    plan = module.fastest_plan(load(tmp_path, dtype=dtype), "float32" if dtype == torch.float32 else "bfloat16")
+    assert plan.linears == "native" and f"rows of a {timed}" in plan.why[-1]
+    assert fused == (list(module.LINEAR_ROWS) if timed == "block" else [])

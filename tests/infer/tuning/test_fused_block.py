@@ -16,12 +16,16 @@ from torch import Tensor
 import heedful.infer.tuning.autotune as module
 from heedful.checkpoint import BundleConfig, ModelBundle, create
 from heedful.csrc import Kernels, kernels, library
+from heedful.infer.precision import Precision
 from heedful.infer.tuning.autotune import autotune
 from heedful.infer.tuning.execution_plan import ExecutionPlan
 from heedful.infer.tuning.fused_block import _Block
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
+from heedful.model.stack import AttentionContext, LayerContext
 from heedful.model.trace import Trace
 from heedful.nn.cpu_ops import address
+from heedful.nn.layout import Layout
+from heedful.nn.positions import RelativePosition
 from heedful.packed import Packed
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -31,7 +35,12 @@ MANY = Packed.of([[5, 6, 7] * 40, [8] * 599, [9, 10], [], [11, 12, 13, 14] * 20]
 
 
 def ready(
-    monkeypatch: pytest.MonkeyPatch, linears: Any, heads: int = 4, attention: str = "native", **more: Any
+    monkeypatch: pytest.MonkeyPatch,
+    linears: Any,
+    heads: int = 4,
+    attention: str = "native",
+    dtype: torch.dtype = torch.bfloat16,
+    **more: Any,
 ) -> ModelBundle:
     native = kernels()
     if native is None or not (native.has_bfloat16 and native.has_int8):
@@ -41,11 +50,12 @@ def ready(
     loaded = create(
         BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=None), seed=1
     )
-    precision = "int8" if linears == "int8" else "bfloat16"
+    names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    precision: Precision = "int8" if linears == "int8" else names[dtype]
     monkeypatch.setattr(
         module, "fastest_plan", lambda *_: ExecutionPlan(precision=precision, linears=linears, attention=attention)
     )
-    bundle = loaded.bfloat16().eval()
+    bundle = loaded.to(dtype).eval()
     autotune(bundle, precision)
     return bundle
 
@@ -59,20 +69,40 @@ def fused(loaded: ModelBundle) -> Any:
     return loaded.model.execution.fused_block
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("linears", ["native", "int8"])
 @pytest.mark.parametrize("batch", [BATCH, MANY], ids=["few", "many"])
 @pytest.mark.parametrize(
     "more", [{}, {"causal": True}, {"window": 2}, {"attention_bias": False, "mlp_bias": False}], ids=str
 )
 def test_it_computes_what_the_parts_do(
-    monkeypatch: pytest.MonkeyPatch, linears: str, batch: Packed, more: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, linears: str, batch: Packed, more: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    loaded = ready(monkeypatch, linears, **more)
+    loaded = ready(monkeypatch, linears, dtype=dtype, **more)
     assert fused(loaded)
     outputs = rows(loaded, batch)
     assert len(fused(loaded)._described) == len(loaded.model.encoder.blocks)  # type: ignore[union-attr]  # it was used
     loaded.model.execution = replace(loaded.model.execution, fused_block=None)
     assert torch.equal(outputs, rows(loaded, batch))
+
+
+def test_float32_is_as_exact_as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = rows(ready(monkeypatch, "plain", dtype=torch.float32), MANY)
+    outputs = rows(ready(monkeypatch, "native", dtype=torch.float32), MANY)
+    assert (outputs - expected).abs().max() < 2e-6 * expected.abs().max()
+
+
+def test_a_block_in_another_dtype_is_computed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ready(monkeypatch, "native", dtype=torch.float32)
+    expected, encoder = rows(loaded), loaded.model.encoder
+    assert encoder is not None
+    block, half = encoder.blocks[0], torch.randn(4, 64).bfloat16()
+    context = AttentionContext(layout=Layout.of((0, 4)), execution=loaded.model.execution)
+    layer = LayerContext(part="encoder", layer=0, window=None, relation=RelativePosition(), prepared=None)
+    with torch.inference_mode():
+        assert fused(loaded)(block, half, context, layer) is None
+        assert fused(loaded)(block, half.float(), context, layer) is not None
+    assert torch.equal(rows(loaded), expected)
 
 
 @pytest.mark.parametrize(("linears", "error"), [("native", 2e-2), ("int8", 5e-2)])
