@@ -34,6 +34,7 @@ def kernels(
         "library": None if loaded is None else str(loaded.path),
         "compiler": None if loaded is None else loaded.compiler,
         "bfloat16": loaded is not None and loaded.has_bfloat16,
+        "amx": loaded is not None and loaded.has_tiles,
         "vector": 0 if loaded is None else loaded.lanes,
     }
     if as_json:
@@ -46,5 +47,6 @@ def kernels(
             ["compiler", str(loaded.compiler)],
             ["vectors", f"{loaded.lanes} numbers"],
             ["bfloat16", "multiplied" if loaded.has_bfloat16 else "not multiplied by this processor"],
+            ["AMX", "used" if loaded.has_tiles else "not used: the processor, the compiler or the system lacks it"],
         ]
     )

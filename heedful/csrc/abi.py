@@ -22,6 +22,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "lanes": (_I, []),
     "half": (_N, []),
     "bytes": (_N, []),
+    "tiles": (_N, []),
     "compiler": (ctypes.c_char_p, []),
     "packed_words": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _N, _I, _I, _N, _N, _P, _N]),
@@ -56,6 +57,7 @@ class Kernels:
     path: Path
     has_bfloat16: bool  # whether it multiplies bfloat16
     has_int8: bool  # whether it multiplies int8
+    has_tiles: bool  # whether it multiplies by the tile registers of AMX
     lanes: int  # widths must be multiples of this
     compiler: str  # name and version
     pack: Function

@@ -227,6 +227,7 @@ def load_library(path: Path) -> Kernels:
         path=path,
         has_bfloat16=bool(functions.pop("half")()),
         has_int8=bool(functions.pop("bytes")()),
+        has_tiles=bool(functions.pop("tiles")()),
         lanes=functions.pop("lanes")(),
         compiler=functions.pop("compiler")().decode(errors="replace"),
         **functions,

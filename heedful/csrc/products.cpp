@@ -211,6 +211,15 @@ int heedful_bytes() {
 #endif
 }
 
+// whether the library multiplies by the tile registers of AMX, and the operating system lets it
+int heedful_tiles() {
+#if defined(HAS_TILES)
+    return tiles_allowed();
+#else
+    return 0;
+#endif
+}
+
 // number of words that pack_weight writes
 int64_t heedful_packed_words(int64_t columns, int64_t depth, int64_t in_word) {
     return panels(columns) * words(depth, in_word) * PANEL;

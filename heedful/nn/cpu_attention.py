@@ -63,7 +63,12 @@ def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
         return ""
     if q.dtype != torch.bfloat16 or not torch.cpu.get_capabilities().get("amx_bf16"):
         return ""
-    if args.bias is None and q.shape[-1] % TILE_WIDTH:
+    if args.bias is not None:
+        return ""
+    library = kernels()
+    if library is not None and not library.has_tiles:
+        return "PyTorch's products use AMX here, and its own do not: the compiler or the operating system lacks AMX"
+    if q.shape[-1] % TILE_WIDTH:
         return f"PyTorch's products use AMX here, and its own only where head widths are multiples of {TILE_WIDTH}"
     return ""
 

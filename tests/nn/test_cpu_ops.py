@@ -515,3 +515,19 @@ def test_cross_entropy_of_large_scores(native: Kernels, level: float) -> None:
     assert result is not None
     for mine, expected_result in zip(result, published(scores, targets), strict=True):
         assert off(mine, expected_result) < 3e-7
+
+
+@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize("has_tiles", [True, False])
+@pytest.mark.parametrize("width", [16, 32])
+def test_training_on_amx_takes_our_attention_where_it_uses_tiles(
+    native: Kernels, monkeypatch: pytest.MonkeyPatch, amx: bool, has_tiles: bool, width: int
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(attending, "kernels", lambda: replace(native, has_tiles=has_tiles))
+    rows = torch.zeros(4, 2, width, dtype=torch.bfloat16)
+    args = AttentionArgs(layout=Layout.of([0, 4]), scale=1.0)
+    reason = attending.slow_to_attend(rows, rows, rows, args)
+    assert (reason == "") == (not amx or (has_tiles and width == 32))
+    assert not attending.slow_to_attend(rows, rows, rows, replace(args, preferred="native"))
+    assert not attending.slow_to_attend(rows.float(), rows.float(), rows.float(), args)
