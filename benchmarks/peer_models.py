@@ -1,6 +1,7 @@
-"""Turns a folder of BERT's shape into what a peer runs: python peer_models.py PEER FOLDER OUT.
+"""Turns a folder of BERT's shape into what a peer runs: python peer_models.py PEER FOLDER OUT [CALIBRATION].
 
-From token ids to mean-pooled vectors, from float32 weights; a file `made` says that all of it is there.
+From token ids to mean-pooled vectors, from float32 weights; a file `made` says that all of it is there. CALIBRATION, a
+JSON file with lists of token ids, is what static quantisation sees in place of random ids.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def source(folder: str, attention: str) -> Any:
 
 
 def openvino(folder: str, out: Path) -> None:
-    """Float models of padded batches and of packed rows; int8 by nncf's static quantisation, calibrated on MIXED."""
+    """Float models of padded batches and of packed rows; int8 by nncf's static quantisation, calibrated on samples."""
     import nncf
     import openvino
 
@@ -92,7 +93,10 @@ def openvino(folder: str, out: Path) -> None:
 
 
 def calibration() -> list[list[int]]:
-    """Sequences of the middle distribution that no arm is timed on."""
+    """Sequences that no arm is timed on: those of the file that was named, else of the middle distribution."""
+    if len(sys.argv) > 4:
+        sequences: list[list[int]] = json.loads(Path(sys.argv[4]).read_text("utf-8"))
+        return sequences
     return lengths.sequences("MIXED", SAMPLE, seed=1)
 
 
@@ -155,8 +159,8 @@ def ctranslate2(folder: str, out: Path) -> None:
 
 def main() -> None:
     """One peer's models."""
-    peer, folder, shape = sys.argv[1:]
-    out = Path(shape)
+    peer, folder, destination = sys.argv[1:4]
+    out = Path(destination)
     out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")  # of conversion: it is compared with the others before timing
     with torch.no_grad():

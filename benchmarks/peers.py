@@ -61,8 +61,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=Path, help="keep their models in this folder, and take those that are there")
 
 
-def made(shape: str, asked: Sequence[str], folder: str, models: Path) -> tuple[list[str], str]:
-    """The peers whose models are there now, each made by a process of its own; and a sentence that names the others."""
+def made(
+    shape: str, asked: Sequence[str], folder: str, models: Path, calibration: Path | None = None
+) -> tuple[list[str], str]:
+    """The peers whose models are there now, each made by a process of its own; and a sentence that names the others.
+
+    Args:
+        calibration: A JSON file with the token ids that static quantisation sees; None: random ones.
+    """
     available, why = [], {}
     for peer, title in TITLES.items():
         if peer not in asked:
@@ -80,7 +86,8 @@ def made(shape: str, asked: Sequence[str], folder: str, models: Path) -> tuple[l
         if not (models / peer / "made").exists():
             print(f"making {TITLES[peer]}'s models", file=sys.stderr, flush=True)
             script = Path(__file__).with_name("peer_models.py")
-            subprocess.run([sys.executable, script, peer, folder, models / peer], check=True, stdout=sys.stderr)
+            command = [sys.executable, script, peer, folder, models / peer, *([calibration] if calibration else [])]
+            subprocess.run(command, check=True, stdout=sys.stderr)
     return available, unmeasured
 
 
