@@ -108,7 +108,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
     known = None
     if settings.vectors:
         form = partial(as_single_word, lower_case=settings.lower_case)
-        known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine), form=form)
+        known = read_vectors(settings.vectors, wanted=mine, max_other_words=most - len(mine), normalise=form)
         if not set(known.words) & set(mine):
             raise HeedfulError(
                 f"{settings.vectors} has a vector for none of the {len(mine):,} words of the training texts: is it of "

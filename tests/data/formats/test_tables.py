@@ -243,9 +243,9 @@ def test_set_aside(tmp_path: Path) -> None:
     found = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
     assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
-    with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; bad rows are set aside in a new file"):
+    with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; give a new file for bad rows"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
-    with pytest.raises(HeedfulError, match="bad rows cannot be set aside there: No such file or directory"):
+    with pytest.raises(HeedfulError, match="bad rows cannot be written there: No such file or directory"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=tmp_path / "no" / "aside.jsonl")))
 
 
