@@ -25,7 +25,7 @@ class WordVectors:
     """Words in the order of the file (by frequency in published files), and their vectors."""
 
     words: tuple[str, ...]
-    rows: Float32[np.ndarray, "words width"]
+    vectors: Float32[np.ndarray, "words width"]
 
 
 def read_vectors(
@@ -51,22 +51,22 @@ def read_vectors(
         DataError: If the file cannot be read or is damaged, or no word is kept.
     """
     path, wanted_words, other_words = Path(path), frozenset(wanted), 0
-    rows_by_word: dict[str, np.ndarray] = {}
+    vector_by_word: dict[str, np.ndarray] = {}
     exact: set[str] = set()  # words with a vector of their exact spelling
     for written, read_vector in _read_binary(path) if ".bin" in path.suffixes else _read_text(path, wanted_words):
         word = normalise(written)
-        if word is None or word in exact or (word in rows_by_word and word != written):
+        if word is None or word in exact or (word in vector_by_word and word != written):
             continue
-        if word not in rows_by_word:
+        if word not in vector_by_word:
             if word not in wanted_words and max_other_words is not None and other_words >= max_other_words:
                 continue
             other_words += word not in wanted_words
-        rows_by_word[word] = read_vector()
+        vector_by_word[word] = read_vector()
         if word == written:
             exact.add(word)
-    if not rows_by_word:
+    if not vector_by_word:
         raise DataError(f"{path} has no vector of a wanted word: is it for another language, or in capitals?")
-    return WordVectors(words=tuple(rows_by_word), rows=np.stack(list(rows_by_word.values())))
+    return WordVectors(words=tuple(vector_by_word), vectors=np.stack(list(vector_by_word.values())))
 
 
 def _read_text(path: Path, wanted_words: frozenset[str]) -> Iterator[tuple[str, ReadVector]]:

@@ -21,9 +21,9 @@ def test_both_formats_are_read_alike(tmp_path: Path) -> None:
     for name in ("glove.txt", "word2vec.txt.gz"):
         found = read_vectors(tmp_path / name)
         assert found.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
-        assert found.rows.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        assert found.vectors.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
         some = read_vectors(tmp_path / name, wanted=["café", "tea"], max_other_words=1)
-        assert some.words == ("the", "café") and some.rows.shape == (2, 3)
+        assert some.words == ("the", "café") and some.vectors.shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_word2vec_itself_writes(tmp_path: Path, end: bytes) -> None:
     for name in ("news.bin", "news.bin.gz"):
         found = read_vectors(tmp_path / name)
         assert found.words == tuple(WORDS)
-        assert np.array_equal(found.rows, np.array(list(WORDS.values()), "float32"))
+        assert np.array_equal(found.vectors, np.array(list(WORDS.values()), "float32"))
         assert read_vectors(tmp_path / name, wanted=["café"], max_other_words=0).words == ("café",)
 
 

@@ -57,7 +57,7 @@ def classic_model(
     config = ClassicConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
-            width=words.width if known is None else known.rows.shape[1],
+            width=words.width if known is None else known.vectors.shape[1],
             dropout=words.dropout,
         ),
         reader=with_sentence_ends(settings.reader, tokenizer),
@@ -126,7 +126,7 @@ def assign_vectors(loaded: ModelBundle, known: WordVectors, mine: Sequence[str])
     ids = [tokenizer.id(word) for word in known.words]
     there = [number for number, id in enumerate(ids) if id is not None]
     table = loaded.model.embedding.tokens.weight
-    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.rows[there]).to(table)
+    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.vectors[there]).to(table)
     have = len(set(mine) & set(known.words))
     return (
         f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others random ones; "
