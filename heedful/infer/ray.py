@@ -68,7 +68,7 @@ class Predict:
     ) -> tuple[list[tuple[object, str | None]], bool]:
         """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
-        table = Table(display_name="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
+        table = Table(display_name="the batch", names=names, first_row=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.input_kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         inputs: list[tuple[object, str | None]] = []

@@ -49,7 +49,7 @@ def read_sentences(
         start = start if words or bad else number
         width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
         size += len(line)
-        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else missing_blank_line(file)
+        reason = _reason(cells, width, word, tag) if size <= file.max_row_bytes // 10 else missing_blank_line(file)
         if wrong is not None or reason:
             bad = bad or wrong or BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
         elif bad is None:
@@ -76,7 +76,9 @@ def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
 
 
 def missing_blank_line(file: TextFile) -> str:
-    return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
+    return (
+        f"a sentence of more than {file.max_row_bytes // 10:,} characters: is a blank line missing between sentences?"
+    )
 
 
 def _sentence(

@@ -48,7 +48,7 @@ def read_table(file: TextFile, row_errors: RowErrors, several: bool | None) -> T
     return Table(
         display_name=file.display_name,
         names=("labels" if several else "label", "text"),
-        first=first[1],
+        first_row=first[1],
         rows=rows,
         notes=tuple(notes),
     )

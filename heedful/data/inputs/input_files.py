@@ -271,7 +271,7 @@ class InputFile:
 
 def first_cells(table: Table, columns: Columns) -> Iterator[str]:
     """Yield the first cell of each column without a name, so that the user can see a wrong choice."""
-    first = table.first
+    first = table.first_row
     if isinstance(first, list) and table.names[:1] == ("1",):
         for role, names in columns.of.items():
             for name in names:

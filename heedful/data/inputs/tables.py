@@ -29,7 +29,7 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
     if form == "class-files":
         return open_table(path, replace(settings, format=SUFFIXES.get(suffix, "text")), row_errors)
     if form in (None, "text", "conll", "json", "squad"):
-        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
         if form == "squad" or (form == "json" and is_squad(file)):
             return squad_table(file, row_errors)
         if form == "conll" or (settings.format is None and form != "json" and conll.is_conll(read_head(file))):
@@ -45,7 +45,7 @@ def _table(
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{shown}: has no rows")
-    return Table(display_name=shown, names=names, first=first[1], rows=rows, notes=(note,))
+    return Table(display_name=shown, names=names, first_row=first[1], rows=rows, notes=(note,))
 
 
 def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
@@ -77,10 +77,10 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
                 words, size, bad, ended = [], 0, None, False
             start = start if words or bad else number
             size += len(text)
-            if size > file.longest // 10:
+            if size > file.max_row_bytes // 10:
                 lines.clear()
             lines.append(text)
-            reason = _reason(cells, word) if size <= file.longest // 10 else conll.missing_blank_line(file)
+            reason = _reason(cells, word) if size <= file.max_row_bytes // 10 else conll.missing_blank_line(file)
             if wrong is not None or reason:
                 bad = (
                     bad

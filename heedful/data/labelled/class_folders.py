@@ -269,7 +269,7 @@ LAYOUT_NOTES: dict[Layout, str] = {
 
 
 def _lines_of(path: Path, label: str, settings: DataSettings, row_errors: RowErrors) -> Iterator[Example]:
-    file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     for example in read_texts(file, row_errors):
         yield LabelledExample(file=example.file, line=example.line, text=example.text, label=label)
 
@@ -306,7 +306,7 @@ def list_text_files(folder: Path, ancestors: tuple[Path, ...] = ()) -> Iterator[
 def read_text_file(path: Path, settings: DataSettings, row_errors: RowErrors) -> str | None:
     """Read a file as one text, without line ends at its end; "" if it is empty, None if it is a bad row."""
     try:
-        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     except NoRowsError:
         return ""
     except HeedfulError as error:

@@ -55,7 +55,7 @@ def _setting(role: str, numbers: Sequence[int]) -> str:
 
 def has_no_header(table: Table) -> bool:
     """Whether a table of cells has no header."""
-    return isinstance(table.first, list) and table.names[:1] == ("1",)
+    return isinstance(table.first_row, list) and table.names[:1] == ("1",)
 
 
 def guess_columns(table: Table, roles: Sequence[str], taken: Sequence[str] = ()) -> ColumnGuess | None:

@@ -187,14 +187,18 @@ def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: Keys
         except MissingColumnError:
             continue
         else:
-            if guess is not MultiLabelExample or isinstance(table.first, list) or _is_list(table, guessed, "labels"):
+            if (
+                guess is not MultiLabelExample
+                or isinstance(table.first_row, list)
+                or _is_list(table, guessed, "labels")
+            ):
                 return guessed
     raise _missing(table, "text", None if keys_by_role else guess_columns(table, ("text", "label")))
 
 
 def _is_list(table: Table, columns: Columns, role: str) -> bool:
-    assert isinstance(table.first, dict)
-    return isinstance(table.first.get(columns.of[role][0]), list)
+    assert isinstance(table.first_row, dict)
+    return isinstance(table.first_row.get(columns.of[role][0]), list)
 
 
 def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Columns:
@@ -228,7 +232,7 @@ def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) ->
 
 def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
     """Raise DataError for an unused column of labels: all pairs would be trained as positive pairs."""
-    by_number = isinstance(table.first, list)
+    by_number = isinstance(table.first_row, list)
     places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
     top = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
     for name, place in places.items():
@@ -346,7 +350,7 @@ def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> Mi
     if has_no_header(table):
         if proposal is not None and proposal.doubt:
             return MissingColumnError(f"{which} {proposal.doubt}", role)
-        cells = ", ".join(map(shown, [*table.first][:5]))
+        cells = ", ".join(map(shown, [*table.first_row][:5]))
         say = f"Say {column_option(role, 'NUMBER')} (from 1)"
         looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
         return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
@@ -367,10 +371,10 @@ class RowReader:
 
     def __init__(self, table: Table, columns: Columns, longest: int) -> None:
         self._at: dict[str, list[tuple[Any, str]]] = {}
-        self.words = {role: table.words.get(names[0], ()) for role, names in columns.of.items()}
+        self.label_names = {role: table.label_names.get(names[0], ()) for role, names in columns.of.items()}
         self._longest = longest
         for role, names in columns.of.items():
-            by_number = isinstance(table.first, list)
+            by_number = isinstance(table.first_row, list)
             self._at[role] = [(table.names.index(name) if by_number else name, name) for name in names]
 
     def has(self, role: str) -> bool:

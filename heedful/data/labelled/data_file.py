@@ -150,7 +150,7 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
         check_file(path)
         return from_table(read_parquet(path, row_errors), kind, settings)
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     form = settings.format or _detect_format(file, kind)
     if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
         return _squad(file, kind, settings, notes)
@@ -189,7 +189,7 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
         check_file(path)
         return read_parquet(path, row_errors)
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     form = settings.format or SUFFIXES.get(suffix)
     if form in (None, "text") and settings.format is None and label_text.is_label_text(file, strict=True):
         form = "label-text"
@@ -201,7 +201,7 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         table = Table(
             display_name=file.display_name,
             names=("text",),
-            first=[""],
+            first_row=[""],
             rows=lambda row_errors: _as_rows(file, row_errors),
         )
         return replace(table, notes=(*notes, TEXT))
@@ -210,7 +210,7 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
     table = _rows_of(file, form, settings, row_errors)
     names = (
-        tuple(table.first) if isinstance(table.first, dict) else table.names
+        tuple(table.first_row) if isinstance(table.first_row, dict) else table.names
     )  # rows with other keys are reported when they are read
     return replace(table, names=names, notes=(*notes, *table.notes))
 
@@ -242,7 +242,12 @@ def from_table(
     """Use a table as part of a split."""
     columns = resolve_columns(table, kind, settings.columns or {})
     label = columns.of.get("label")
-    if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
+    if (
+        label
+        and isinstance(table.first_row, dict)
+        and table.first_row.get(label[0]) == -1
+        and table.label_names.get(label[0])
+    ):
         raise MissingColumnError(
             f"{table.display_name}: labels are hidden: {shown(label[0])} is -1, which means no label", "label"
         )
@@ -265,7 +270,7 @@ def from_table(
 
 def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
     roles = [role for role in ("label", "labels") if role in columns.of]
-    return table.words.get(columns.of[roles[0]][0], ()) if roles else ()
+    return table.label_names.get(columns.of[roles[0]][0], ()) if roles else ()
 
 
 # ---------------------------------------------------------------------------------------------------- formats

@@ -132,10 +132,12 @@ def _part(
 def _table(
     path: Path, kind: type[Example], columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
-    least = max(numbers) if numbers else None
-    table = read_delimited(file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
+    min_cells = max(numbers) if numbers else None
+    table = read_delimited(
+        file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, min_cells=min_cells
+    )
     if kind is PairExample:
         columns = {PAIR_ROLES.get(role, role): name for role, name in columns.items()}
     resolved = resolve_columns(table, kind, columns)

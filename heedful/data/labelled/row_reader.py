@@ -31,12 +31,12 @@ def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
 
 def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     value, name = read.values(cells, "label")[0]
-    label = read.label(value, name, read.words["label"])
+    label = read.label(value, name, read.label_names["label"])
     yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
 
 
 def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    values, words = read.values(cells, "labels"), read.words["labels"]
+    values, words = read.values(cells, "labels"), read.label_names["labels"]
     labels: list[str] = []
     if len(values) > 1:  # one column per label
         for value, name in values:
@@ -66,7 +66,7 @@ def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     tag_values = value.split() if isinstance(value, str) else value
     if not isinstance(tag_values, list | tuple):
         raise CellError(name, "is missing" if tag_values is None else f"is {shown(value)}, expected a list of tags")
-    tags = tuple(read.label(tag, f"{name}[{index}]", read.words["tags"]) for index, tag in enumerate(tag_values))
+    tags = tuple(read.label(tag, f"{name}[{index}]", read.label_names["tags"]) for index, tag in enumerate(tag_values))
     if len(tags) != len(words):
         raise CellError(name, f"has {len(tags)} tags for {len(words)} words")
     yield {"words": words, "tags": tags}

@@ -151,7 +151,7 @@ def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
     suffix = stem_and_suffix(path)[1]
     if kind is TaggedExample and SUFFIXES.get(suffix) in (None, "text"):
-        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+        file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
         return suffix in LABELLED or settings.format == "conll" or is_conll(read_head(file))
     return suffix in LABELLED or (kind is QuestionExample and suffix == ".json")
 

@@ -106,7 +106,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
     assert [each.line for each in source.examples("train")] == [1, 8, 17]
     assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.row_errors.first] == [
         "5: has one column, expected a word and i",
-        "12:3: byte 0xff is no utf-8: invalid sta",
+        "12:3: byte 0xff is not valid utf-8: inva",
         "15:1: holds a NUL character: the file is",
         "21: has one column, expected a word and ",
     ]
