@@ -63,7 +63,7 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
         ended, left = False, header
         for number, text, wrong in all_lines(file):
             cells = conll.split_columns(text.strip(BLANK)) if wrong is None else ["?"]
-            if left or not cells[0] or cells[0] == conll.BORDER:
+            if left or not cells[0] or cells[0] == conll.DOCUMENT_BORDER:
                 left = left and not cells[0]
                 ended = ended or bool(words or bad)
                 lines.append(text)
