@@ -77,7 +77,7 @@ class Predict:
                 inputs.append((ask.make(reader, row), None))
             except CellError as wrong:
                 inputs.append((None, f"{wrong.column}: {wrong.reason}"))
-        return inputs, bool(PAIR_ROLES & {*columns.of})
+        return inputs, bool(PAIR_ROLES & {*columns.names_by_role})
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """Return a matrix of vectors, with a row of NaN for each missing one."""

@@ -46,7 +46,7 @@ class InputSpec:
 
 
 def _text(read: RowReader, cells: Cells) -> object:
-    text, pair = read.text(cells, "text"), read.pair(cells)
+    text, pair = read.text(cells, "text"), read.text_pair(cells)
     return text if pair is None else (text, pair)
 
 
@@ -132,7 +132,9 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
                 raise
         else:
             by_cells = guessed_roles(table, columns, keys_by_role)
-            return spec, Columns(kind=TextExample, of=columns, unused=unused_columns(table, columns), proposed=by_cells)
+            return spec, Columns(
+                kind=TextExample, names_by_role=columns, unused=unused_columns(table, columns), guessed=by_cells
+            )
     raise AssertionError
 
 
@@ -188,7 +190,7 @@ class InputFile:
             keys_by_role.pop("words", None)  # number of a column in the file, not a name
         self._spec, columns = choose_spec(self.table, kind, keys_by_role)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
-        self.roles = tuple(columns.of)
+        self.roles = tuple(columns.names_by_role)
         self.notes = [*self.table.notes, f"{name}: {columns.note}"]
         self.echo = [f"{name}: {first_cell}" for first_cell in first_cells(self.table, columns)]
         self.form = format_of(path, settings.format)
@@ -273,7 +275,7 @@ def first_cells(table: Table, columns: Columns) -> Iterator[str]:
     """Yield the first cell of each column without a name, so that the user can see a wrong choice."""
     first = table.first_row
     if isinstance(first, list) and table.names[:1] == ("1",):
-        for role, names in columns.of.items():
+        for role, names in columns.names_by_role.items():
             for name in names:
                 yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
 

@@ -241,7 +241,7 @@ def from_table(
 ) -> DataFile:
     """Use a table as part of a split."""
     columns = resolve_columns(table, kind, settings.columns or {})
-    label = columns.of.get("label")
+    label = columns.names_by_role.get("label")
     if (
         label
         and isinstance(table.first_row, dict)
@@ -256,7 +256,7 @@ def from_table(
         return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
     all_notes = (*(notes or ()), *table.notes, columns.note)
-    optional_roles = frozenset(columns.of) & OPTIONAL_ROLES - {*columns.kind.needed}
+    optional_roles = frozenset(columns.names_by_role) & OPTIONAL_ROLES - {*columns.kind.needed}
     return DataFile(
         display_name=table.display_name,
         kind=columns.kind,
@@ -264,13 +264,13 @@ def from_table(
         notes=all_notes,
         labels=_label_names(table, columns),
         optional_roles=optional_roles,
-        columns=columns.of,
+        columns=columns.names_by_role,
     )
 
 
 def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
-    roles = [role for role in ("label", "labels") if role in columns.of]
-    return table.label_names.get(columns.of[roles[0]][0], ()) if roles else ()
+    roles = [role for role in ("label", "labels") if role in columns.names_by_role]
+    return table.label_names.get(columns.names_by_role[roles[0]][0], ()) if roles else ()
 
 
 # ---------------------------------------------------------------------------------------------------- formats

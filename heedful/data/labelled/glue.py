@@ -141,7 +141,7 @@ def _table(
     if kind is PairExample:
         columns = {PAIR_ROLES.get(role, role): name for role, name in columns.items()}
     resolved = resolve_columns(table, kind, columns)
-    roles = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
+    roles = Columns(kind=resolved.kind, names_by_role=resolved.names_by_role, unused=()).note
     return table, resolved, [*notes, f"{path.name}: {roles}"]
 
 

@@ -32,7 +32,7 @@ def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
 def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     value, name = read.values(cells, "label")[0]
     label = read.label(value, name, read.label_names["label"])
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "label": label}
 
 
 def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
@@ -53,11 +53,11 @@ def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
             else:
                 raise CellError(name, f"is {shown(value)}, expected a list of labels")
         labels = [read.label(label_value, name, words) for label_value in label_values]
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
 def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "score": read.number(cells, "score")}
 
 
 def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
@@ -81,7 +81,7 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
         texts, starts = (answers and [answer.get(key) for answer in answers] for key in ("text", "answer_start"))
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
-    pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
+    pairs = [(read.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
     impossible = read.value(cells, "impossible") if read.has("impossible") else not pairs
     spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
     question = read.text(cells, "question")
@@ -101,10 +101,10 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
             )
         for number, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
             where = f"[{number}]"
-            question = read.checked(question, read.name("question") + where)
+            question = read.check_text(question, read.name("question") + where)
             if not isinstance(texts, list):
                 raise CellError(read.name("candidates") + where, f"is {shown(texts)}, expected a list of texts")
-            candidates = tuple(read.checked(candidate, read.name("candidates") + where) for candidate in texts)
+            candidates = tuple(read.check_text(candidate, read.name("candidates") + where) for candidate in texts)
             yield _choice(read, cells, question, candidates, answer, ())
         return
     question = read.text(cells, "question") if read.has("question") else None
