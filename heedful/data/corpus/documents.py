@@ -20,7 +20,7 @@ from heedful.data.formats.text_files import (
     read_head,
     read_text_lines,
 )
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, open_data_file, stem_and_suffix
+from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import DataError, HeedfulError, SettingError
 
 LEAST = 100  # characters that a document counts at least: an empty one takes memory too
@@ -29,7 +29,7 @@ LINE = 50  # characters that a line counts in addition
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # (text, whether each line is a sentence) of each document
 TEXT_SUFFIXES = [
-    suffix for suffix, form in SUFFIXES.items() if form != "conll"
+    suffix for suffix, form in FORMAT_BY_SUFFIX.items() if form != "conll"
 ]  # suffixes of text; tagged words are excluded
 
 
@@ -169,7 +169,7 @@ class DocumentReader:
             self._at = path
             if not size:
                 self._add_note(f"{path.name}: is empty")
-            elif SUFFIXES.get(stem_and_suffix(path)[1], "text") == "text":
+            elif FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1], "text") == "text":
                 yield from self._text(path)
             else:
                 column = self._settings.text_column

@@ -12,7 +12,14 @@ from heedful.data.bad_rows import RowErrors, Skip
 from heedful.data.formats.text_files import NoRowsError, read_head
 from heedful.data.formats.text_files import detect_encoding as find_file
 from heedful.data.labelled.columns import KeysByRole, has_number
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, open_table, stem_and_suffix
+from heedful.data.labelled.data_file import (
+    FORMAT_BY_SUFFIX,
+    DataSettings,
+    Format,
+    format_of,
+    open_table,
+    stem_and_suffix,
+)
 from heedful.data.labelled.headers import names_known_roles
 from heedful.data.labelled.in_memory import is_in_memory
 from heedful.data.labelled.split_files import find_split_files
@@ -60,7 +67,9 @@ def inherit_settings(
     """
     trained = replace(trained, corrections=None)
     run_files = [Path(name) for name in names]
-    known = {trained.format} if trained.format else {SUFFIXES.get(stem_and_suffix(path)[1]) for path in run_files}
+    known = (
+        {trained.format} if trained.format else {FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1]) for path in run_files}
+    )
     if trained.format and not all(_same_suffix(path, run_files, trained.format) for path in files):
         trained = replace(trained, format=None)
     forms = {format_of(path, chosen.format or trained.format) for path in files}
@@ -103,7 +112,9 @@ def _same_suffix(path: Path, run_files: Sequence[Path], form: Format) -> bool:
     """Whether a file has the suffix of those for which the format was set."""
     suffix = stem_and_suffix(path)[1]
     return (
-        suffix in {stem_and_suffix(file)[1] for file in run_files} if run_files else SUFFIXES.get(suffix, form) == form
+        suffix in {stem_and_suffix(file)[1] for file in run_files}
+        if run_files
+        else FORMAT_BY_SUFFIX.get(suffix, form) == form
     )
 
 

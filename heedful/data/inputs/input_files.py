@@ -28,7 +28,7 @@ from heedful.data.labelled.columns import (
     has_number,
     unused_columns,
 )
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, stem_and_suffix
+from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, Format, format_of, stem_and_suffix
 from heedful.data.labelled.row_reader import fill_blank
 from heedful.errors import DataError, did_you_mean
 
@@ -289,7 +289,7 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
         kind: kind of the head; token classification reads CoNLL too.
         exclude: folder of predictions, whose files are skipped.
     """
-    conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
+    conll = [suffix for suffix, of in FORMAT_BY_SUFFIX.items() if of == "conll"]
     known = [*TEXT_SUFFIXES, *(conll if kind == "token_classification" else [])]
     listed: list[tuple[Path, str]] = []
     for path in files:

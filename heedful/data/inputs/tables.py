@@ -12,7 +12,14 @@ from heedful.data.formats import conll, squad
 from heedful.data.formats.tables import Rows, Table
 from heedful.data.formats.text_files import NoRowsError, TextFile, all_lines, detect_encoding, read_head
 from heedful.data.labelled.class_folders import list_text_files, read_text_file
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, column_number, is_squad, open_table, stem_and_suffix
+from heedful.data.labelled.data_file import (
+    FORMAT_BY_SUFFIX,
+    DataSettings,
+    column_number,
+    is_squad,
+    open_table,
+    stem_and_suffix,
+)
 
 CONLL_COLUMNS, SQUAD_COLUMNS = ("words", "lines"), ("id", "question", "context")  # columns
 BLANK = " \t\r\n\v\f"
@@ -23,11 +30,11 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
     if os.path.isdir(path):
         return folder_table(Path(path), settings, row_errors)
     suffix = stem_and_suffix(path)[1]
-    form = settings.format or SUFFIXES.get(suffix)
+    form = settings.format or FORMAT_BY_SUFFIX.get(suffix)
     if form == "class-folders":
         return file_table(path, settings, row_errors)
     if form == "class-files":
-        return open_table(path, replace(settings, format=SUFFIXES.get(suffix, "text")), row_errors)
+        return open_table(path, replace(settings, format=FORMAT_BY_SUFFIX.get(suffix, "text")), row_errors)
     if form in (None, "text", "conll", "json", "squad"):
         file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
         if form == "squad" or (form == "json" and is_squad(file)):

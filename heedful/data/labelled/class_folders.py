@@ -15,7 +15,7 @@ from heedful.data.examples import Example, LabelledExample, sort_labels
 from heedful.data.formats import conll, label_text
 from heedful.data.formats.text_files import NoRowsError, TextFile, all_lines, detect_encoding, read_head
 from heedful.data.labelled.data_file import (
-    SUFFIXES,
+    FORMAT_BY_SUFFIX,
     DataFile,
     DataSettings,
     check_column_roles,
@@ -123,7 +123,7 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _may_be_text(file: Path) -> bool:
     """Whether a file's suffix is not that of another format: ".txt", any unknown one, or none."""
-    return SUFFIXES.get(stem_and_suffix(file)[1]) in (None, "text")
+    return FORMAT_BY_SUFFIX.get(stem_and_suffix(file)[1]) in (None, "text")
 
 
 def is_named_as_text(file: Path) -> bool:

@@ -17,7 +17,7 @@ from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
 from heedful.data.labelled.corrections import Corrections, corrected, read_corrections
 from heedful.data.labelled.data_file import (
-    SUFFIXES,
+    FORMAT_BY_SUFFIX,
     DataFile,
     DataSettings,
     from_object,
@@ -335,7 +335,7 @@ def _have_several(data: object, settings: DataSettings) -> bool:
 def _refuse_unused(source: Dataset[Example]) -> None:
     settings = source.settings
     files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
-    forms = {settings.format or SUFFIXES.get(stem_and_suffix(file)[1], "conll") for file in files}
+    forms = {settings.format or FORMAT_BY_SUFFIX.get(stem_and_suffix(file)[1], "conll") for file in files}
     forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
     tables = forms & {"csv", "tsv", "glue"}
     columns = tables or (source.kind is TaggedExample and forms & {"conll", "text"})
