@@ -22,7 +22,7 @@ from heedful.data.labelled.data_file import (
     read_texts,
     stem_and_suffix,
 )
-from heedful.data.labelled.split_files import IGNORED, SPLITS, parse_split_name
+from heedful.data.labelled.split_files import IGNORED, SPLIT_BY_WORD, parse_split_name
 from heedful.errors import DataError, HeedfulError
 
 Layout = Literal["class-files", "class-folders"]
@@ -230,7 +230,7 @@ def _shared(sequences: Collection[Sequence[object]]) -> int:
 def _words(name: str) -> list[tuple[str, str]]:
     """Split a file's name into (separator, word), without the names of splits."""
     parts = re.findall(r"([._\-\s]*)([^._\-\s]+)", name)
-    return [(separator, word) for separator, word in parts if word.casefold() not in SPLITS] or [("", name)]
+    return [(separator, word) for separator, word in parts if word.casefold() not in SPLIT_BY_WORD] or [("", name)]
 
 
 # ---------------------------------------------------------------------------------------------------- reading

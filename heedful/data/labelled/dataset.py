@@ -15,7 +15,7 @@ from heedful.data.examples import Example, LabelledExample, MultiLabelExample, T
 from heedful.data.formats import conll
 from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
-from heedful.data.labelled.corrections import Corrections, corrected, read_corrections
+from heedful.data.labelled.corrections import Corrections, apply_corrections, read_corrections
 from heedful.data.labelled.data_file import (
     FORMAT_BY_SUFFIX,
     DataFile,
@@ -25,7 +25,7 @@ from heedful.data.labelled.data_file import (
     stem_and_suffix,
 )
 from heedful.data.labelled.in_memory import is_in_memory, to_dataset_object
-from heedful.data.labelled.split_files import SPLITS, assign_splits, find_split_files
+from heedful.data.labelled.split_files import SPLIT_BY_WORD, assign_splits, find_split_files
 from heedful.data.tag_schemes import to_iob2, unknown_labels
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
@@ -363,7 +363,7 @@ def _source(
 ) -> Dataset[Example]:
     kind = next(iter(parts.values()))[0].kind
     if corrections is not None:
-        parts = corrected(parts, corrections)
+        parts = apply_corrections(parts, corrections)
     return Dataset(kind, parts, [f"each example is {kind.about}", *notes], settings, row_errors)
 
 
@@ -371,7 +371,7 @@ def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
     if isinstance(data, str | Path) or is_in_memory(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
-        named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
+        named = {SPLIT_BY_WORD.get(str(name).casefold(), str(name)): name for name in data}
         if len(named) < len(data) or not data:
             raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
         order = sorted(named, key=lambda split: split != "train")
