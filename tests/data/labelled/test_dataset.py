@@ -113,6 +113,8 @@ def test_files_by_split(tmp_path: Path) -> None:
         read({"val": path / "a.csv", "dev": path / "a.csv"})
     with pytest.raises(HeedfulError, match="which column is the label"):
         read({"train": path / "a.csv", "dev": path / "c.csv"})
+    with pytest.raises(HeedfulError, match="which column is the label"):
+        read({"test": path / "c.csv", "test-b": path / "c.csv"}, LabelledExample)
 
 
 def test_labels(tmp_path: Path) -> None:
