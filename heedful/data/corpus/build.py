@@ -117,7 +117,7 @@ def build_corpus(
         names, bad = {str(path): name for path, name in listed}, Counter[str]()
         for file, rows in source.row_errors.bad.items():  # by the names in the plan
             bad[names.get(file, file)] += rows
-        rest = {"stated": source.notes, "cut": source.cut, "bad_rows": dict(bad)}
+        rest = {"stated": source.notes, "cut": source.num_split, "bad_rows": dict(bad)}
         finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
         _tidy(output_dir)
     return Corpus.open(output_dir)
@@ -371,7 +371,7 @@ class _Run:
             duplicates=was.duplicates + tally.get("exact", 0) + tally.get("near", 0),
             short=was.short + tally.get("short", 0) + tally.get("empty", 0),
             seconds=now - self._start,
-            share=self._source.share,
+            share=self._source.fraction_read,
         )
         if self._on_progress is not None and (tally or now - self._last > 0.1):
             self._last = now

@@ -141,7 +141,7 @@ def test_layouts_of_text(
     ],
 )
 def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
-    assert documents.layout(head) == expected
+    assert documents.detect_layout(head) == expected
 
 
 def test_lines_are_parted_as_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -158,11 +158,13 @@ def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> No
     corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
     assert [each["name"] for each in corpus.about["files"]] == ["a.txt"]
     assert corpus.about["stated"][0] == "data: 2 files of unknown kinds are not used"
-    message = r"train\.conll: \.conll is a kind of file of words with tags, which are no text: write what is to be read"
+    message = r"train\.conll: \.conll files hold words with tags, not text: write their text to a \.txt file"
     with pytest.raises(HeedfulError, match=message):
         build_corpus([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
     (tmp_path / "data" / "a.txt").unlink()
-    with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, \.label, packed or not"):
+    with pytest.raises(
+        HeedfulError, match=r"data: holds no file of text: expected \.csv, .*\.label, compressed or not"
+    ):
         build_corpus([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 

@@ -159,7 +159,11 @@ def test_plain_text(tmp_path: Path) -> None:
         ("text,label\na,1\nb\rb,2\nc,2\n", "3: is not CSV: new-line character seen in unquoted field", "ac"),
         (b"text,label\na,1\nb\0,2\nc,2\n", "3:2: holds a NUL character", "ac"),
         (b'text,label\na,1\n"b\nb\xff",2\nc,2\n', "3: the row of the lines 3 to 4: byte 0xff is not valid utf-8", "ac"),
-        (b'text,label\na,1\n"b\xff\nb\n",2\nc,2\n', "3: the row of the lines 3 to 5: byte 0xff is not valid utf-8", "ac"),
+        (
+            b'text,label\na,1\n"b\xff\nb\n",2\nc,2\n',
+            "3: the row of the lines 3 to 5: byte 0xff is not valid utf-8",
+            "ac",
+        ),
         (b'text,label\na,1\n"b\0\nb",2\nc,2\n', "3: the row of the lines 3 to 4: holds a NUL character", "ac"),
         (b'text,label\na,1\n"\xff,2\nc,2\n', "3:2: byte 0xff is not valid utf-8", "ac"),
         (b"text,label\na,1\n\xe9,2\nc,2\n", "3:1: byte 0xe9 is not valid utf-8: invalid continuation byte; if", "ac"),

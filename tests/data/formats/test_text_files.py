@@ -117,7 +117,9 @@ def test_encodings(tmp_path: Path) -> None:
 
 
 def test_surrogates_are_no_utf8(tmp_path: Path) -> None:
-    assert texts(written(tmp_path / "a.txt", b"ok\nhalf \xed\xa0\xbd\n"))[1][0].startswith("2:6: byte 0xed is not valid utf-8")
+    assert texts(written(tmp_path / "a.txt", b"ok\nhalf \xed\xa0\xbd\n"))[1][0].startswith(
+        "2:6: byte 0xed is not valid utf-8"
+    )
 
 
 def test_unusable_lines(tmp_path: Path) -> None:
