@@ -46,7 +46,7 @@ from heedful.tokenizer import Tokenizer
 __all__ = ["Corpus", "CorpusProgress", "CorpusSettings", "build_corpus", "contains_corpus"]
 
 PLAN, TOKENIZER = "plan.json", "tokenizer"
-SMALL = 8_000_000  # bytes of text below which no worker is started
+SMALL_INPUT_BYTES = 8_000_000  # bytes of text below which no worker is started
 ProgressCallback = Callable[["CorpusProgress"], None]
 
 
@@ -106,7 +106,7 @@ def build_corpus(
             return Corpus.open(output_dir)
         source = DocumentReader([path for path, _ in listed], settings, RowErrors(on_bad_row), notes)
         size = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in listed)
-        count = 1 if size < SMALL else processes or available_cores()
+        count = 1 if size < SMALL_INPUT_BYTES else processes or available_cores()
         run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
         with run:
             run.in_this_process() if count == 1 else run.with_workers(count)
@@ -254,13 +254,13 @@ class _Run:
             self._deduplicator = Deduplicator(
                 near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
             )
-        self._job = ShardSpec(
+        self._spec = ShardSpec(
             folder=output_dir.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
-            shortest=settings.min_document_chars,
-            judged=self._deduplicator is not None,
-            bands=lsh_bands(settings.jaccard_threshold)[0] if near else 0,
-            unknown=tokenizer.special.unknown,
+            min_chars=settings.min_document_chars,
+            is_deduplicated=self._deduplicator is not None,
+            num_bands=lsh_bands(settings.jaccard_threshold)[0] if near else 0,
+            unknown_id=tokenizer.special.unknown,
         )
         self._last = 0.0
         self._waiting: dict[
@@ -286,7 +286,7 @@ class _Run:
 
     def in_this_process(self) -> None:
         """Build in this process."""
-        maker = ShardWriter(self._job, self._ids)
+        writer = ShardWriter(self._spec, self._tokenise)
         for chunk in self._source.chunks():
             if chunk is None:
                 self._report_progress(Counter())
@@ -295,19 +295,19 @@ class _Run:
             if self._is_done(number):
                 self._count_finished(number)
                 continue
-            offer = maker.begin(chunk)
-            verdict = (
-                self._deduplicator.check(offer.hashes, offer.signatures) if self._deduplicator is not None else None
+            keys = writer.clean(chunk)
+            verdicts = (
+                self._deduplicator.check(keys.hashes, keys.signatures) if self._deduplicator is not None else None
             )
-            self._report_progress(maker.end(number, verdict))
+            self._report_progress(writer.write(number, verdicts))
 
-    def _ids(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _tokenise(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         ids = self._tokenizer.ids(texts)
         return np.concatenate(ids), np.array([len(text_ids) for text_ids in ids], np.int64)
 
     def with_workers(self, processes: int) -> None:
         """Read here, tokenise in workers; at most one chunk waits."""
-        with start_workers(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
+        with start_workers(processes, self._spec, self._out / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
                     self._receive_answers(workers, 0)
@@ -333,8 +333,8 @@ class _Run:
         for answers in select.select(list(busy), [], [], patience)[0]:
             worker = busy[answers]
             match worker.receive():
-                case DedupKeys() as offer:
-                    self._waiting[worker.number] = (worker, offer)
+                case DedupKeys() as keys:
+                    self._waiting[worker.number] = (worker, keys)
                     self._deduplicate_waiting()
                 case dict() as tally:
                     worker.busy = False
@@ -344,11 +344,11 @@ class _Run:
         """Deduplicate the waiting chunks, in order."""
         assert self._deduplicator is not None
         while self._next_chunk in self._waiting:
-            worker, offer = self._waiting.pop(self._next_chunk)
-            if worker is None or offer is None:
+            worker, keys = self._waiting.pop(self._next_chunk)
+            if worker is None or keys is None:
                 self._count_finished(self._next_chunk)
             else:
-                worker.send(self._deduplicator.check(offer.hashes, offer.signatures), self._next_chunk)
+                worker.send(self._deduplicator.check(keys.hashes, keys.signatures), self._next_chunk)
             self._next_chunk += 1
 
     def _is_done(self, number: int) -> bool:
