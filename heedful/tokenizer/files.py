@@ -13,7 +13,7 @@ import tokenizers
 
 from heedful.errors import HeedfulError, TokenizerError, quoted
 from heedful.tokenizer import joint_vocabulary, sentencepiece_model
-from heedful.tokenizer.build import TYPICAL, build_byte_level_bpe, build_wordpiece
+from heedful.tokenizer.build import PUBLISHED_NAMES, build_byte_level_bpe, build_wordpiece
 from heedful.tokenizer.errors import silence_stderr, translate_errors
 from heedful.tokenizer.limits import (
     LARGEST_ID,
@@ -111,7 +111,7 @@ def _config(folder: Path) -> TokenizerConfig:
             raise TokenizerError(
                 f"{folder}/tokenizer_config.json: {key} is {quoted(config[key])}, not a {shape.__name__}"
             )
-    for key in TYPICAL:
+    for key in PUBLISHED_NAMES:
         content = config[key].get("content") if isinstance(config.get(key), dict) else config.get(key)
         if not isinstance(content, str | None) or len(content or "") > LONGEST_TOKEN:
             raise TokenizerError(
@@ -204,7 +204,7 @@ def _add_named(backend: tokenizers.Tokenizer, config: TokenizerConfig, folder: P
                     f"{backend.token_to_id(entry['content'])}: this vocabulary is not the one it was added to"
                 )
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
-        for key in TYPICAL:
+        for key in PUBLISHED_NAMES:
             token = config.get(key)
             if token is None:
                 continue

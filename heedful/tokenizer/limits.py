@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.errors import TokenizerError, quoted
-from heedful.tokenizer.charsmap import expanded_length, longest_output
+from heedful.tokenizer.charsmap import max_expanded_chars, max_replacement_chars
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 
 State = Mapping[str, Any]  # a tokenizer.json, or a part of it, as parsed
@@ -195,7 +195,7 @@ def _replace(step: State) -> float:
     if not isinstance(content, str):
         raise BoundsError(f"a Replace has the content {quoted(content)}, expected a text")
     shortest = _shortest(pattern)
-    length = expanded_length(content)
+    length = max_expanded_chars(content)
     return max(1.0, length / shortest) if shortest else 1.0 + length
 
 
@@ -218,7 +218,7 @@ def _shortest(pattern: object) -> int:
 
 
 def _prepend(step: State) -> float:
-    return 1.0 + expanded_length(str(step.get("prepend")))
+    return 1.0 + max_expanded_chars(str(step.get("prepend")))
 
 
 def _precompiled(step: State) -> float:
@@ -234,7 +234,7 @@ def _precompiled(step: State) -> float:
 def check_charsmap(data: bytes) -> int:
     """The length of the longest replacement of a compiled character map."""
     try:
-        return max(1, longest_output(data))
+        return max(1, max_replacement_chars(data))
     except ValueError as error:
         raise BoundsError(str(error)) from None
 

@@ -20,7 +20,7 @@ from tokenizers import processors
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError, did_you_mean
 from heedful.tokenizer import files
-from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
+from heedful.tokenizer.build import END_OF_TEXT, PUBLISHED_NAMES
 from heedful.tokenizer.encoding import (
     Encoding,
     PreTokenized,
@@ -466,7 +466,7 @@ def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
             number = state["model"].get("unk_id")
             contents.extend([tokenizer.name(number)] if number is not None else [])
         ends = [END_OF_TEXT] if role in outside else []  # GPT-2's published folders name none
-        typical = (*TYPICAL[keys[0]], *ends)
+        typical = (*PUBLISHED_NAMES[keys[0]], *ends)
         contents.extend(token for token in typical if token in added and not outside.get(role))
         ids = [tokenizer.id(token) for token in contents if token is not None]
         ids += around[role] if outside.get(role) else []

@@ -46,7 +46,7 @@ def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) 
     names = tuple(asdict(settings.names).values())
     if len(set(names)) != len(names) or not all(names):
         raise TokenizerError(f"the special tokens are {names}: give five different ones")
-    if settings.room <= len(names):
+    if settings.size_without_sentinels <= len(names):
         raise TokenizerError(f"vocab_size is {_size(settings)}, but the {len(names)} special tokens need more")
     config = settings.names.config()
     if settings.max_length is not None:
@@ -60,7 +60,11 @@ def train_tokenizer(sources: Iterable[str | Path], settings: TokenizerSettings) 
 
 def _size(settings: TokenizerSettings) -> str:
     """How large a vocabulary may be, for a message."""
-    less = f" ({settings.room} without the {settings.num_sentinels} sentinels)" if settings.num_sentinels else ""
+    less = (
+        f" ({settings.size_without_sentinels} without the {settings.num_sentinels} sentinels)"
+        if settings.num_sentinels
+        else ""
+    )
     return f"{settings.vocab_size}{less}"
 
 
@@ -80,7 +84,7 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: Tokeniz
     characters, inner = _characters(read(), backend, settings.limit_alphabet)
     if not characters:
         raise TokenizerError("there is no text in the sources: give some to learn from")
-    if settings.room < len(names) + len(characters) + len(inner):
+    if settings.size_without_sentinels < len(names) + len(characters) + len(inner):
         raise TokenizerError(
             f"vocab_size is {_size(settings)}, but {len(names)} special tokens, {len(characters)} characters and "
             f"{len(inner)} of them inside words need {len(names) + len(characters) + len(inner)}: raise vocab_size, "
@@ -89,7 +93,7 @@ def _train_word_pieces(read: Lines, settings: TokenizerSettings, config: Tokeniz
     learner = tokenizers.Tokenizer(models.WordPiece(empty, unk_token=settings.names.unk_token))
     learner.normalizer, learner.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     trainer = trainers.WordPieceTrainer(
-        vocab_size=settings.room,
+        vocab_size=settings.size_without_sentinels,
         min_frequency=settings.min_frequency,
         special_tokens=[*names, *characters, *(f"##{character}" for character in inner)],
         initial_alphabet=characters,
@@ -115,7 +119,7 @@ def _characters(texts: Iterator[str], backend: tokenizers.Tokenizer, most: int) 
 
 def _train_bytes(read: Lines, settings: TokenizerSettings, config: TokenizerConfig) -> tokenizers.Tokenizer:
     names = settings.names
-    if settings.room < 5 + 256:
+    if settings.size_without_sentinels < 5 + 256:
         raise TokenizerError(f"vocab_size is {_size(settings)}, but 5 special tokens and 256 bytes need 261: raise it")
     config |= {"bos_token": names.cls_token, "eos_token": names.sep_token}
     learner = tokenizers.Tokenizer(models.BPE())
@@ -123,7 +127,7 @@ def _train_bytes(read: Lines, settings: TokenizerSettings, config: TokenizerConf
         learner.normalizer = normalizers.Sequence(steps)
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=settings.room,
+        vocab_size=settings.size_without_sentinels,
         min_frequency=settings.min_frequency,
         special_tokens=[names.cls_token, names.pad_token, names.sep_token, names.unk_token, names.mask_token],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -152,7 +156,7 @@ def _train_unigram(read: Lines, settings: TokenizerSettings, config: TokenizerCo
     )
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=settings.room,
+        vocab_size=settings.size_without_sentinels,
         special_tokens=names,
         unk_token=settings.names.unk_token,
         show_progress=False,

@@ -18,7 +18,7 @@ import tokenizers
 
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, limits
-from heedful.tokenizer.charsmap import longest_output
+from heedful.tokenizer.charsmap import max_replacement_chars
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 from heedful.tokenizer.sentencepiece_model import read_model
 from tests.support.sentencepiece_models import train_sentencepiece
@@ -406,7 +406,7 @@ def test_a_character_map_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_published_character_maps_are_whole(rule: str, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name=rule))
-    assert longest_output(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
+    assert max_replacement_chars(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
 
 
 def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) 
         data = bytearray(whole)
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         try:
-            longest_output(bytes(data))
+            max_replacement_chars(bytes(data))
         except ValueError:
             continue
         passed += 1
