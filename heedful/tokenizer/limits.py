@@ -20,20 +20,20 @@ TokenizerConfig = dict[str, Any]  # a tokenizer_config.json, as parsed
 
 MAX_TOKENS = 1_000_000  # of a vocabulary, and the same number of merges
 MAX_ADDED = 100_000  # added tokens
-MAX_ADDED_CHARACTERS = 2 << 20  # of all added tokens together: finding them takes some 75 bytes for each
-LONGEST_TOKEN = 4_096  # characters
-LONGEST_PIECE = 256  # characters of a piece of Unigram, which tries all lengths at each place
+MAX_ADDED_CHARS = 2 << 20  # of all added tokens together: finding them takes some 75 bytes for each
+MAX_TOKEN_CHARS = 4_096  # characters
+MAX_PIECE_CHARS = 256  # characters of a piece of Unigram, which tries all lengths at each place
 MAX_PIECE_BYTES = 4 << 20  # of all pieces together: Unigram's trie takes some 350 bytes for each
-LARGEST_SCORE = 1e30
-LONGEST_WORD = 200  # characters; WordPiece's time grows with their cube
-LONGEST_AFFIX = 16  # characters of a prefix or suffix of BPE or WordPiece
-LARGEST_ID = 2**31 - 1
+MAX_ABS_SCORE = 1e30
+MAX_WORD_CHARS = 200  # characters; WordPiece's time grows with their cube
+MAX_AFFIX_CHARS = 16  # characters of a prefix or suffix of BPE or WordPiece
+MAX_ID = 2**31 - 1
 MAX_COMPONENTS = 64  # in a normalizer, pre-tokenizer, post-processor or decoder
 MAX_DEPTH = 16  # of sequences in sequences
-LONGEST_TEXT = 256  # characters of any other text
+MAX_TEXT_CHARS = 256  # characters of any other text
 MAX_GROWTH = 16  # times, beyond what Unicode's normal forms do
 UNICODE_GROWTH = 18  # characters that Unicode's normal forms make of one, at most
-MAX_AROUND = 32  # special tokens that post-processors put around a text
+MAX_TEMPLATE_TOKENS = 32  # special tokens that post-processors put around a text
 
 
 class BoundsError(ValueError):
@@ -49,8 +49,10 @@ def check_state(state: State, path: Path) -> None:
         _check_growth(state, "decoder")
         _check_growth(state, "post_processor")
         around = sum(map(_tokens_around, _components(state, "post_processor")))
-        if around > MAX_AROUND:
-            raise BoundsError(f"its post_processor puts {around} tokens around a text, at most {MAX_AROUND} are read")
+        if around > MAX_TEMPLATE_TOKENS:
+            raise BoundsError(
+                f"its post_processor puts {around} tokens around a text, at most {MAX_TEMPLATE_TOKENS} are read"
+            )
     except BoundsError as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from None
 
@@ -60,7 +62,7 @@ def _check_growth(state: State, *parts: str) -> None:
     growth = 1.0
     for part in parts:
         for step in _components(state, part):
-            growth *= _checked(step, part)
+            growth *= _growth(step, part)
             if growth > MAX_GROWTH * UNICODE_GROWTH:
                 break
     maps = any(step["type"] == "Precompiled" for part in parts for step in _components(state, part))
@@ -73,12 +75,12 @@ def _check_growth(state: State, *parts: str) -> None:
 
 def _check_model(model: State) -> None:
     vocabulary, merges = model.get("vocab"), model.get("merges") or []
-    for key, most in (("unk_token", LONGEST_TOKEN), ("end_of_word_suffix", LONGEST_AFFIX)):
+    for key, most in (("unk_token", MAX_TOKEN_CHARS), ("end_of_word_suffix", MAX_AFFIX_CHARS)):
         if not isinstance(model.get(key), str | None) or len(model.get(key) or "") > most:
             raise BoundsError(f"its model has {key} {quoted(model[key])}, expected at most {most} characters")
-    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
-    if type(longest) is not int or not 0 < longest <= LONGEST_WORD:
-        raise BoundsError(f"max_input_chars_per_word is {quoted(longest)}, expected 1 to {LONGEST_WORD}")
+    longest = model.get("max_input_chars_per_word", MAX_WORD_CHARS)
+    if type(longest) is not int or not 0 < longest <= MAX_WORD_CHARS:
+        raise BoundsError(f"max_input_chars_per_word is {quoted(longest)}, expected 1 to {MAX_WORD_CHARS}")
     if isinstance(vocabulary, list):
         if not all(isinstance(entry, list) and len(entry) == 2 for entry in vocabulary):
             raise BoundsError("its vocabulary is a list, but not of pieces and scores")
@@ -88,8 +90,10 @@ def _check_model(model: State) -> None:
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
         raise BoundsError(f"its merges are no list of at most {MAX_TOKENS}")
     prefix = model.get("continuing_subword_prefix") or ""
-    if not isinstance(prefix, str) or len(prefix) > LONGEST_AFFIX:
-        raise BoundsError(f"continuing_subword_prefix is {quoted(prefix)}, expected at most {LONGEST_AFFIX} characters")
+    if not isinstance(prefix, str) or len(prefix) > MAX_AFFIX_CHARS:
+        raise BoundsError(
+            f"continuing_subword_prefix is {quoted(prefix)}, expected at most {MAX_AFFIX_CHARS} characters"
+        )
     if prefix:  # the library cuts it off the second part of every merge, whether it is there or not
         for merge in merges:
             pair = merge.split(" ") if isinstance(merge, str) else merge
@@ -102,9 +106,9 @@ def check_tokens(tokens: Mapping[str, object]) -> None:
     if len(tokens) > MAX_TOKENS:
         raise BoundsError(f"it has {len(tokens)} tokens, at most {MAX_TOKENS} are read")
     longest = max(tokens, key=len, default="")
-    if len(longest) > LONGEST_TOKEN:
+    if len(longest) > MAX_TOKEN_CHARS:
         raise BoundsError(
-            f"its token {quoted(longest)} has {len(longest)} characters, at most {LONGEST_TOKEN} are read"
+            f"its token {quoted(longest)} has {len(longest)} characters, at most {MAX_TOKEN_CHARS} are read"
         )
 
 
@@ -114,9 +118,9 @@ def check_pieces(pieces: Sequence[Sequence[object]]) -> None:
         raise BoundsError(f"it has {len(pieces)} pieces, at most {MAX_TOKENS} are read")
     size = 0
     for piece, score in pieces:
-        if not isinstance(piece, str) or len(piece) > LONGEST_PIECE:
-            raise BoundsError(f"its piece {quoted(piece)} is no text of at most {LONGEST_PIECE} characters")
-        if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= LARGEST_SCORE:
+        if not isinstance(piece, str) or len(piece) > MAX_PIECE_CHARS:
+            raise BoundsError(f"its piece {quoted(piece)} is no text of at most {MAX_PIECE_CHARS} characters")
+        if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= MAX_ABS_SCORE:
             raise BoundsError(f"the score of {quoted(piece)} is {quoted(score)}, expected a number")
         size += len(piece) if piece.isascii() else len(piece.encode(errors="replace"))
     if size > MAX_PIECE_BYTES:
@@ -130,11 +134,11 @@ def check_added(tokens: object) -> None:
     size = 0
     for token in tokens:
         content = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(content, str) or not 0 < len(content) <= LONGEST_TOKEN:
-            raise BoundsError(f"the added token {quoted(token)} is no text of 1 to {LONGEST_TOKEN} characters")
+        if not isinstance(content, str) or not 0 < len(content) <= MAX_TOKEN_CHARS:
+            raise BoundsError(f"the added token {quoted(token)} is no text of 1 to {MAX_TOKEN_CHARS} characters")
         size += len(content)
-    if size > MAX_ADDED_CHARACTERS:
-        raise BoundsError(f"its added tokens have {size} characters together, at most {MAX_ADDED_CHARACTERS} are read")
+    if size > MAX_ADDED_CHARS:
+        raise BoundsError(f"its added tokens have {size} characters together, at most {MAX_ADDED_CHARS} are read")
 
 
 # -- components -----------------------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ def check_added(tokens: object) -> None:
 def _components(state: State, part: str) -> list[State]:
     """The components in the order in which they are applied, those of sequences among them."""
     components: list[State] = []
-    list_name = _SEQUENCES[part]
+    list_name = _SEQUENCE_KEYS[part]
 
     def walk(component: object, depth: int) -> None:
         if not isinstance(component, dict) or not isinstance(component.get("type"), str):
@@ -163,7 +167,7 @@ def _components(state: State, part: str) -> list[State]:
     return components
 
 
-_SEQUENCES = {  # parts, and the key under which a Sequence of theirs has its components
+_SEQUENCE_KEYS = {  # parts, and the key under which a Sequence of theirs has its components
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "post_processor": "processors",
@@ -171,43 +175,43 @@ _SEQUENCES = {  # parts, and the key under which a Sequence of theirs has its co
 }
 
 
-def _checked(step: State, part: str) -> float:
+def _growth(step: State, part: str) -> float:
     """By how much a component can make a text longer."""
-    kind, table = step["type"], KNOWN[part]
+    kind, table = step["type"], GROWTH_BY_TYPE[part]
     if kind not in table:
         raise BoundsError(f"its {part} has the type {quoted(kind)}, expected one of {', '.join(table)}")
     for key, value in step.items():
-        if key not in _CHECKED_APART and (isinstance(value, dict | list) or len(str(value)) > LONGEST_TEXT):
-            raise BoundsError(f"{key} of its {kind} is {quoted(value)}, expected at most {LONGEST_TEXT} characters")
+        if key not in _CHECKED_ELSEWHERE and (isinstance(value, dict | list) or len(str(value)) > MAX_TEXT_CHARS):
+            raise BoundsError(f"{key} of its {kind} is {quoted(value)}, expected at most {MAX_TEXT_CHARS} characters")
     return table[kind](step)
 
 
-_CHECKED_APART = ("pattern", "precompiled_charsmap", "sep", "cls", "single", "pair", "special_tokens")
+_CHECKED_ELSEWHERE = ("pattern", "precompiled_charsmap", "sep", "cls", "single", "pair", "special_tokens")
 
 
-def _same(step: State) -> float:
+def _no_growth(step: State) -> float:
     return 1
 
 
-def _replace(step: State) -> float:
+def _replace_growth(step: State) -> float:
     """A pattern or a text by another text."""
     pattern, content = step.get("pattern"), step.get("content")
     if not isinstance(content, str):
         raise BoundsError(f"a Replace has the content {quoted(content)}, expected a text")
-    shortest = _shortest(pattern)
+    shortest = _min_match_chars(pattern)
     length = max_expanded_chars(content)
     return max(1.0, length / shortest) if shortest else 1.0 + length
 
 
-def _split(step: State) -> float:
-    _shortest(step.get("pattern"))
+def _split_growth(step: State) -> float:
+    _min_match_chars(step.get("pattern"))
     return 1
 
 
-def _shortest(pattern: object) -> int:
+def _min_match_chars(pattern: object) -> int:
     """The characters that a match has at least."""
     match pattern:
-        case {"String": str(text)} if 0 < len(text) <= LONGEST_TEXT:
+        case {"String": str(text)} if 0 < len(text) <= MAX_TEXT_CHARS:
             return len(text)
         case {"Regex": str(text)}:
             try:
@@ -217,11 +221,11 @@ def _shortest(pattern: object) -> int:
     raise BoundsError(f"it has the pattern {quoted(pattern)}, expected a String or a Regex")
 
 
-def _prepend(step: State) -> float:
+def _prepend_growth(step: State) -> float:
     return 1.0 + max_expanded_chars(str(step.get("prepend")))
 
 
-def _precompiled(step: State) -> float:
+def _precompiled_growth(step: State) -> float:
     data = step.get("precompiled_charsmap")
     if not isinstance(data, str):
         raise BoundsError(f"precompiled_charsmap is {quoted(data)}, expected a text in base64")
@@ -239,7 +243,7 @@ def check_charsmap(data: bytes) -> int:
         raise BoundsError(str(error)) from None
 
 
-def _at_most(limits: Mapping[str, tuple[int, int]]) -> Callable[[State], float]:
+def _integer_bounds(limits: Mapping[str, tuple[int, int]]) -> Callable[[State], float]:
     def check(step: State) -> float:
         for key, (least, most) in limits.items():
             if type(value := step.get(key)) is not int or not least <= value <= most:
@@ -249,33 +253,35 @@ def _at_most(limits: Mapping[str, tuple[int, int]]) -> Callable[[State], float]:
     return check
 
 
-def _pair_of_tokens(step: State) -> float:
+def _check_sep_and_cls(step: State) -> float:
     for key in ("sep", "cls"):
         match step.get(key):
-            case [str(token), int(number)] if len(token) <= LONGEST_TEXT and 0 <= number <= LARGEST_ID:
+            case [str(token), int(number)] if len(token) <= MAX_TEXT_CHARS and 0 <= number <= MAX_ID:
                 continue
         raise BoundsError(f"{key} of its {step['type']} is {quoted(step.get(key))}, expected a token and its id")
     return 1
 
 
-def _template(step: State) -> float:
+def _check_template(step: State) -> float:
     """Each text once, and a few special tokens that are all described."""
     specials = step.get("special_tokens")
-    if not isinstance(specials, dict) or len(specials) > MAX_AROUND:
-        raise BoundsError(f"its template has no special_tokens, or more than {MAX_AROUND}")
+    if not isinstance(specials, dict) or len(specials) > MAX_TEMPLATE_TOKENS:
+        raise BoundsError(f"its template has no special_tokens, or more than {MAX_TEMPLATE_TOKENS}")
     for name, token in specials.items():
         match token:
-            case {"id": str(id), "ids": [*ids], "tokens": [*tokens]} if id == name and len(id) <= LONGEST_TEXT:
-                whole = all(type(number) is int and 0 <= number <= LARGEST_ID for number in ids)
-                named = all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in tokens)
-                if whole and named and len(ids) == len(tokens) <= MAX_AROUND:
+            case {"id": str(id), "ids": [*ids], "tokens": [*tokens]} if id == name and len(id) <= MAX_TEXT_CHARS:
+                whole = all(type(number) is int and 0 <= number <= MAX_ID for number in ids)
+                named = all(isinstance(text, str) and len(text) <= MAX_TEXT_CHARS for text in tokens)
+                if whole and named and len(ids) == len(tokens) <= MAX_TEMPLATE_TOKENS:
                     continue
         raise BoundsError(f"the special token {quoted(name)} of its template is {quoted(token)}")
     for key, known in (("single", {"A"}), ("pair", {"A", "B"})):
         pieces: object = step.get(key)
         seen: set[str] = set()
-        if not isinstance(pieces, list) or len(pieces) > MAX_AROUND:
-            raise BoundsError(f"{key} of its template is {quoted(pieces)}, expected at most {MAX_AROUND} pieces")
+        if not isinstance(pieces, list) or len(pieces) > MAX_TEMPLATE_TOKENS:
+            raise BoundsError(
+                f"{key} of its template is {quoted(pieces)}, expected at most {MAX_TEMPLATE_TOKENS} pieces"
+            )
         for piece in pieces:
             match piece:
                 case {"SpecialToken": {"id": str(id), "type_id": int(kind)}} if id in specials and 0 <= kind < 256:
@@ -299,50 +305,50 @@ def _tokens_around(step: State) -> int:
     return 4
 
 
-KNOWN: dict[str, dict[str, Callable[[State], float]]] = {
+GROWTH_BY_TYPE: dict[str, dict[str, Callable[[State], float]]] = {
     "normalizer": {
         "BertNormalizer": lambda step: 3,  # a space on either side of each Chinese character
         "ByteLevel": lambda step: 4,  # one character for each byte
-        "Lowercase": _same,
-        "NFC": _same,
-        "NFD": _same,
-        "NFKC": _same,
-        "NFKD": _same,
-        "Nmt": _same,
-        "Precompiled": _precompiled,
-        "Prepend": _prepend,
-        "Replace": _replace,
-        "Strip": _same,
-        "StripAccents": _same,
+        "Lowercase": _no_growth,
+        "NFC": _no_growth,
+        "NFD": _no_growth,
+        "NFKC": _no_growth,
+        "NFKD": _no_growth,
+        "Nmt": _no_growth,
+        "Precompiled": _precompiled_growth,
+        "Prepend": _prepend_growth,
+        "Replace": _replace_growth,
+        "Strip": _no_growth,
+        "StripAccents": _no_growth,
     },
     "pre_tokenizer": {
-        "BertPreTokenizer": _same,
+        "BertPreTokenizer": _no_growth,
         "ByteLevel": lambda step: 4,
-        "CharDelimiterSplit": _same,
-        "Digits": _same,
-        "FixedLength": _at_most({"length": (1, LARGEST_ID)}),
+        "CharDelimiterSplit": _no_growth,
+        "Digits": _no_growth,
+        "FixedLength": _integer_bounds({"length": (1, MAX_ID)}),
         "Metaspace": lambda step: 2,  # one character before each word
-        "Punctuation": _same,
-        "Split": _split,
-        "UnicodeScripts": _same,
-        "Whitespace": _same,
-        "WhitespaceSplit": _same,
+        "Punctuation": _no_growth,
+        "Split": _split_growth,
+        "UnicodeScripts": _no_growth,
+        "Whitespace": _no_growth,
+        "WhitespaceSplit": _no_growth,
     },
     "post_processor": {
-        "BertProcessing": _pair_of_tokens,
-        "ByteLevel": _same,
-        "RobertaProcessing": _pair_of_tokens,
-        "TemplateProcessing": _template,
+        "BertProcessing": _check_sep_and_cls,
+        "ByteLevel": _no_growth,
+        "RobertaProcessing": _check_sep_and_cls,
+        "TemplateProcessing": _check_template,
     },
     "decoder": {
-        "BPEDecoder": _same,
-        "ByteFallback": _same,
-        "ByteLevel": _same,
-        "CTC": _same,
-        "Fuse": _same,
-        "Metaspace": _same,
-        "Replace": _replace,
-        "Strip": _at_most({"start": (0, LONGEST_TEXT), "stop": (0, 1)}),
-        "WordPiece": _same,
+        "BPEDecoder": _no_growth,
+        "ByteFallback": _no_growth,
+        "ByteLevel": _no_growth,
+        "CTC": _no_growth,
+        "Fuse": _no_growth,
+        "Metaspace": _no_growth,
+        "Replace": _replace_growth,
+        "Strip": _integer_bounds({"start": (0, MAX_TEXT_CHARS), "stop": (0, 1)}),
+        "WordPiece": _no_growth,
     },
 }
