@@ -389,11 +389,11 @@ def test_every_component_of_the_library_is_known() -> None:
         classes = {
             name for name, each in vars(module).items() if isinstance(each, type) and "tokenizers" in each.__module__
         }
-        assert classes - others == set(limits.KNOWN[part])
+        assert classes - others == set(limits.GROWTH_BY_TYPE[part])
 
 
 def test_a_component_that_is_not_known_is_named(tmp_path: Path) -> None:
-    for part in limits.KNOWN:
+    for part in limits.GROWTH_BY_TYPE:
         with pytest.raises(HeedfulError, match=f"its {part} has the type 'Other', expected one of "):
             Tokenizer.load(written(tmp_path, state(**{part: {"type": "Other"}})))
 
@@ -463,7 +463,7 @@ def test_patterns_in_use_are_read(pattern: str) -> None:
     [(" {2,}", 2), ("ab|c", 1), ("(ab){3}", 6), ("a*", 0), ("a?b", 1), ("(?=abc)", 0), ("(?i:abc)", 1), (r"\bab\b", 2)],
 )
 def test_how_long_a_match_is_at_least(pattern: str, shortest: int) -> None:
-    assert bound_cost(pattern).shortest == shortest
+    assert bound_cost(pattern).min_chars == shortest
 
 
 @pytest.mark.parametrize(
