@@ -189,10 +189,8 @@ class _Parser:
                     if not (low or high):
                         raise UnsupportedError(f"{match[0]} is no count")
                     min_repeats, length = int(low or 0), len(match[0])
-                    if high:
-                        max_repeats = float(high)
-                    else:
-                        max_repeats = math.inf if comma else min_repeats
+                    without_high = math.inf if comma else min_repeats
+                    max_repeats = float(high) if high else without_high
                     if min_repeats > max_repeats:
                         raise UnsupportedError(f"{match[0]} counts backwards")
                 case _:

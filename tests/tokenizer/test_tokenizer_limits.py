@@ -406,13 +406,13 @@ def test_a_character_map_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_published_character_maps_are_whole(rule: str, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name=rule))
-    assert max_replacement_chars(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
+    assert max_replacement_chars(read_model(tmp_path, "spiece.model").charsmap) == limits.UNICODE_GROWTH
 
 
 def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) -> None:
     """What passes the checks is used on all kinds of characters, which would panic."""
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name="nmt_nfkc"))
-    whole, draw = read_model(tmp_path, "spiece.model").characters, random.Random(3)
+    whole, draw = read_model(tmp_path, "spiece.model").charsmap, random.Random(3)
     characters = "".join(chr(number) for number in range(0x20, 0x3000) if not 0x300 <= number < 0x370)
     passed = 0
     for _ in range(60):
