@@ -172,16 +172,19 @@ def _as_bytes(value: int | bytes) -> bytes:
 def build_sentencepiece(
     model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
-    """Return the library's Unigram or BPE tokenizer for a model.
+    """Build the library's Unigram or BPE tokenizer of a model.
 
     Args:
-        model: The model.
-        defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), those in position
-            of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"), "do_lower_case",
-            "keep_accents", and whether double quotes are normalised ("quotes").
+        model: the model.
+        defaults: values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
+            instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
+            "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
-        path: Of the model, for messages.
+        path: file of the model, for messages.
+
+    Raises:
+        TokenizerError: If the model is not that of the family, or cannot be used.
     """
     special = defaults.get("special", {})
     assert isinstance(special, dict)
