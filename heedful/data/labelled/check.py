@@ -136,7 +136,7 @@ class DataReport:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is stored of the examples of a split: hashes, lengths and positions, about 50 bytes for each example."""
+    """Hashes, lengths and positions of the examples of a split, about 50 bytes for each example."""
 
     lines: array[int] = field(default_factory=lambda: array("Q"))
     files: array[int] = field(default_factory=lambda: array("L"))  # indices of files, in `names`
