@@ -231,7 +231,7 @@ def trainer(inputs: Given, folder: str, device: torch.device, stack: ExitStack, 
             seed=SEED,
         )
         made_trainer = Trainer(loaded, objective(part.case), part.samples, settings)
-        return lambda: [made_trainer.train_step().loss for _ in range(made_trainer.order.steps)]
+        return lambda: [made_trainer.train_step().loss for _ in range(made_trainer.order.steps_per_epoch)]
 
     return rounds
 

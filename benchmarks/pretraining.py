@@ -88,7 +88,7 @@ def packed(job: Job, folder: str, data: Round) -> Epoch:
         seed=SEED,
     )
     trainer = Trainer(heedful.load(folder), objective(job.vocabulary), data.samples(), settings)
-    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
+    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps_per_epoch)]
 
 
 def padded(job: Job, folder: str, data: Round) -> Epoch:
@@ -99,11 +99,11 @@ def padded(job: Job, folder: str, data: Round) -> Epoch:
 
     model = peer("AutoModelForMaskedLM", folder, job.attention)
     move = mover(model, RATE)
-    order = BatchSampler(count=len(data.counts), batch=job.batch, seed=SEED)
+    order = BatchSampler(num_samples=len(data.counts), batch_size=job.batch, seed=SEED)
     members = np.split(np.arange(len(data.lengths)), np.cumsum(data.counts)[:-1])  # the sequences of each row
     read, labels = (torch.from_numpy(array).split(data.lengths.tolist()) for array in (data.read, data.labels))
     asked = [int((label >= 0).sum()) for label in labels]
-    turns = (np.concatenate([members[row] for row in order.turn(number).numbers]).tolist() for number in count())
+    turns = (np.concatenate([members[row] for row in order.plan(number).indices]).tolist() for number in count())
 
     def line(parts: Sequence[Tensor], width: int, empty: int) -> Tensor:
         lines = torch.full((len(parts), width), empty)
@@ -127,7 +127,7 @@ def padded(job: Job, folder: str, data: Round) -> Epoch:
         return total
 
     def epoch() -> list[float]:
-        batches = [next(turns) for _ in range(order.steps)]
+        batches = [next(turns) for _ in range(order.steps_per_epoch)]
         return [step(batch) for batch in (regrouped(batches, data.lengths) if job.grouped else batches)]
 
     return epoch

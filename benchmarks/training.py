@@ -106,7 +106,7 @@ def packed(job: Job, folder: str, data: Examples) -> Epoch:
         seed=SEED,
     )
     trainer = Trainer(loaded, Classify(tokenizer=loaded.tokenizer, limit=None, labels=LABELS), samples, settings)
-    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps)]
+    return lambda: [trainer.train_step().loss for _ in range(trainer.order.steps_per_epoch)]
 
 
 def padded(job: Job, folder: str, data: Examples) -> Epoch:
@@ -119,9 +119,9 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
 
     model = peer("AutoModelForSequenceClassification", folder, job.attention)
     move = mover(model, RATE)
-    order = BatchSampler(count=len(data.ids), batch=job.batch, seed=SEED)
+    order = BatchSampler(num_samples=len(data.ids), batch_size=job.batch, seed=SEED)
     tokens, labels = [torch.tensor(ids) for ids in data.ids], torch.tensor(data.labels)
-    turns = (order.turn(step).numbers.tolist() for step in count())
+    turns = (order.plan(step).indices.tolist() for step in count())
 
     def step(batch: list[int]) -> float:
         mask = pad_sequence([torch.ones_like(tokens[number]) for number in batch], batch_first=True)
@@ -134,7 +134,7 @@ def padded(job: Job, folder: str, data: Examples) -> Epoch:
         return loss.item()
 
     def epoch() -> list[float]:
-        batches = [next(turns) for _ in range(order.steps)]
+        batches = [next(turns) for _ in range(order.steps_per_epoch)]
         return [step(batch) for batch in (regrouped(batches, data.ids) if job.grouped else batches)]
 
     return epoch

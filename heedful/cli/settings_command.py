@@ -204,9 +204,9 @@ def context_assignments(context: typer.Context) -> list[str]:
 
 def _is_setting(argument: str, name: str) -> bool:
     """Whether NAME=VALUE is a setting, and neither a split of data nor an existing file."""
-    from heedful.data.labelled.split_files import SPLITS
+    from heedful.data.labelled.split_files import SPLIT_BY_WORD
 
-    return bool(SETTING_NAME.fullmatch(name)) and name.casefold() not in SPLITS and not os.path.exists(argument)
+    return bool(SETTING_NAME.fullmatch(name)) and name.casefold() not in SPLIT_BY_WORD and not os.path.exists(argument)
 
 
 # -- the commands with settings --------------------------------------------------------------------------------------

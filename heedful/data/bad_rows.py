@@ -1,4 +1,4 @@
-"""Rows that cannot be used: raise at the first one, or skip them, count them and write them to a quarantine file."""
+"""Policies for rows that cannot be used: raise at the first one, skip them, or write them to a quarantine file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Literal
 
 from heedful.errors import DataError
 
-LONGEST_TEXT = 200  # characters of a bad row that are kept
-KEPT = 20  # bad rows for a report
+MAX_TEXT_CHARS = 200  # characters of a bad row that are kept
+MAX_REPORTED_ROWS = 20  # bad rows that are kept for a report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A row that cannot be used: its file, line and column, the reason, and its beginning."""
+    """A row that cannot be used: its position, the reason, and the beginning of its text."""
 
     file: str
-    line: int
+    line: int  # from 1
     column: str  # name, number from 1, or path in JSON; "": the whole row
-    reason: str
+    reason: str  # a phrase that follows the position in messages, like "has no text"
     text: str
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class BadRow:
 
 
 class CellError(Exception):
-    """Raised for one cell; the reader of the row turns it into a `BadRow`."""
+    """A cell that cannot be used; the reader of the row turns it into a `BadRow`."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(reason)
@@ -39,12 +39,12 @@ class CellError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Raise:
-    """Policy: the first bad row raises DataError."""
+    """Policy: raise DataError at the first bad row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quarantine:
-    """Policy: skip bad rows and append them to a new file, one JSON object per line."""
+    """Policy: skip bad rows, count them, and write them to a new file, one JSON object per line."""
 
     file: Path
 
@@ -54,39 +54,39 @@ class Skip:
     """Policy: skip bad rows, count them, and keep the first ones for a report."""
 
 
-OnBadRow = Literal["raise", "skip"]  # the setting of the command line
+OnBadRow = Literal["raise", "skip"]  # values of --on-bad-row
 BadRowPolicy = Raise | Quarantine | Skip
 
 
 def remove_quarantine(path: Path) -> None:
-    """Remove the quarantine file of an earlier run; a file with other content is left alone."""
+    """Remove the quarantine file of an earlier run; a file with other contents stays."""
     try:
         with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
-        if isinstance(first, dict) and set(first) == {field.name for field in fields(BadRow)}:
+            first_row = json.loads(file.readline())
+        if isinstance(first_row, dict) and set(first_row) == {field.name for field in fields(BadRow)}:
             path.unlink()
     except (OSError, ValueError):
         return
 
 
 class RowErrors:
-    """Handles bad rows by a policy, and counts each row once, however often its file is read."""
+    """Handles bad rows by a policy, and counts each of them once, however often its file is read."""
 
     def __init__(self, policy: BadRowPolicy) -> None:
         self.policy = policy
-        self.bad: Counter[str] = Counter()  # bad rows by file
-        self.first: list[BadRow] = []
-        self.repairs: Counter[str] = Counter()  # repaired cells by kind of repair
+        self.bad: Counter[str] = Counter()  # number of bad rows by file
+        self.first: list[BadRow] = []  # the first bad rows, at most MAX_REPORTED_ROWS
+        self.repairs: Counter[str] = Counter()  # number of repaired cells by kind of repair
         self._last_counted: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, number) counted, by (file, stage)
-        self._file_created = False
+        self._file_created = False  # whether the quarantine file was created
 
     def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
-        """Raise, or count the row and write it to the quarantine file.
+        """Raise an error for a bad row, or count it and write it to the quarantine file.
 
         Args:
             bad: the row.
-            number: position among the rows of one line.
-            stage: check that failed; a row is counted once per stage.
+            number: number of the row, to tell apart several rows of one line.
+            stage: name of the check that failed; each stage reads the rows in order and counts them once.
 
         Raises:
             DataError: If the policy is `Raise`, or the quarantine file cannot be written.
@@ -95,21 +95,28 @@ class RowErrors:
             raise DataError(f"{bad} (correct it, or skip such rows: --on-bad-row skip)")
         if self._is_new(bad.file, stage, (bad.line, number)):
             self.bad[bad.file] += 1
-            bad = replace(bad, text=bad.text[:LONGEST_TEXT])
-            if len(self.first) < KEPT:
+            bad = replace(bad, text=bad.text[:MAX_TEXT_CHARS])
+            if len(self.first) < MAX_REPORTED_ROWS:
                 self.first.append(bad)
             if isinstance(self.policy, Quarantine):
                 self._write(self.policy.file, asdict(bad))
 
-    def count_repair(self, what: str, file: str, line: int, number: int = 0) -> None:
-        """Count a repaired cell under the kind of its repair."""
-        if self._is_new(file, what, (line, number)):
-            self.repairs[what] += 1
+    def count_repair(self, kind: str, file: str, line: int, number: int = 0) -> None:
+        """Count a repaired cell.
 
-    def _is_new(self, file: str, stage: str, place: tuple[int, int]) -> bool:
-        if place <= self._last_counted.get((file, stage), (0, -1)):
+        Args:
+            kind: kind of the repair, a phrase for messages.
+            file: the file.
+            line: line of the cell.
+            number: number of the cell, to tell apart several cells of one line.
+        """
+        if self._is_new(file, kind, (line, number)):
+            self.repairs[kind] += 1
+
+    def _is_new(self, file: str, stage: str, position: tuple[int, int]) -> bool:
+        if position <= self._last_counted.get((file, stage), (0, -1)):
             return False
-        self._last_counted[file, stage] = place
+        self._last_counted[file, stage] = position
         return True
 
     def _write(self, path: Path, line: dict[str, object]) -> None:
@@ -117,14 +124,14 @@ class RowErrors:
             with path.open("a" if self._file_created else "x", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
         except FileExistsError:
-            raise DataError(f"{path}: exists already; bad rows are set aside in a new file") from None
+            raise DataError(f"{path}: exists already; give a new file for bad rows") from None
         except OSError as error:
-            raise DataError(f"{path}: bad rows cannot be set aside there: {error.strerror}") from None
+            raise DataError(f"{path}: bad rows cannot be written there: {error.strerror}") from None
         self._file_created = True
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: short, and nothing that a terminal would obey."""
+    """Return a value as messages show it: as JSON of at most 80 characters, with control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text if len(text) <= 80 else text[:79] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

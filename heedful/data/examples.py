@@ -1,4 +1,4 @@
-"""Typed examples, one class for each kind of task, with the file and line they come from."""
+"""Typed examples: one class for each kind of task, with the file and line of each example."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WORD = re.compile(r"\w+|[^\w\s]")
 class Example:
     """Base class of examples: source file and line, texts, and target."""
 
-    about: ClassVar[str]  # phrase for messages
-    needed: ClassVar[tuple[str, ...]]  # roles of columns, see data/labelled/columns.py
-    alternative: ClassVar[tuple[str, ...]] = ()  # other roles that are needed where those of `needed` are missing
-    optional: ClassVar[tuple[str, ...]] = ()
+    about: ClassVar[str]  # what an example is, as a phrase for messages
+    needed: ClassVar[tuple[str, ...]]  # roles of required columns, see data/labelled/columns.py
+    alternative: ClassVar[tuple[str, ...]] = ()  # roles that replace `needed` if columns of `needed` are missing
+    optional: ClassVar[tuple[str, ...]] = ()  # roles of optional columns
     file: str = field(default="", compare=False)
-    line: int = field(default=0, compare=False)  # from 1; for Parquet and datasets in memory the number of the row
+    line: int = field(default=0, compare=False)  # line from 1; number of the row in Parquet and data in memory
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -34,40 +34,40 @@ class Example:
 
     @property
     def target(self) -> str:
-        """The target as one text; examples with equal texts and different targets contradict each other."""
+        """The target as one text; two examples with equal texts and different targets contradict each other."""
         return ""
 
     @property
     def group(self) -> str:
-        """Text that a generated dev split keeps on one side, such as a context shared by several questions."""
+        """The text that decides on the split: a generated dev split has all examples of a group, or none of them."""
         return "\x1f".join(self.texts)
 
     @classmethod
     def from_cells(cls, read: Any, cells: Cells) -> Iterator[dict[str, object]]:
-        """Yield the fields of each example in a row; `read` is a RowReader.
+        """Yield the fields of each example in a row of a table; `read` is a RowReader.
 
-        Overridden by classes of other modules; data/labelled/row_reader.py knows the classes of this one.
+        Only classes outside this module override it; data/labelled/row_reader.py has functions for the classes here.
         """
         raise NotImplementedError
 
     @classmethod
     def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
-        """Yield the examples of a split; several rows may make one example."""
+        """Yield the examples of a split from one example for each row; several rows may become one example."""
         return examples
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
-        """Yield examples from inputs of an engine, with a dummy target."""
+        """Yield examples from inputs of an Engine, with a dummy target."""
         for engine_input in engine_inputs:
             yield cls.from_input(engine_input, label)
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
-        """Make an example from one input of an engine, with a dummy target."""
+        """Make an example from one input of an Engine, with a dummy target."""
         raise NotImplementedError
 
     def to_input(self) -> object:
-        """Return the example without its target, as an input of an engine."""
+        """Return the example without its target, as an input of an Engine."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class LabelledExample(Example):
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
-        text, text_pair = _texts(engine_input)
+        text, text_pair = _split_pair(engine_input)
         return cls(text=text, text_pair=text_pair, label=label)
 
     @property
@@ -125,7 +125,7 @@ class MultiLabelExample(Example):
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
-        text, text_pair = _texts(engine_input)
+        text, text_pair = _split_pair(engine_input)
         return cls(text=text, text_pair=text_pair, labels=())
 
     @property
@@ -152,7 +152,7 @@ class ScoredExample(Example):
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
-        text, text_pair = _texts(engine_input)
+        text, text_pair = _split_pair(engine_input)
         return cls(text=text, text_pair=text_pair, score=0.0)
 
     @property
@@ -196,15 +196,15 @@ class TaggedExample(Example):
 
 
 class AnswerSpan(NamedTuple):
-    """An answer in a context: context[start : start + len(text)] == text."""
+    """An answer in a context, for which context[start : start + len(text)] == text."""
 
     text: str
-    start: int
+    start: int  # offset in characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionExample(Example):
-    """A question, its context and all correct answers (none if it is unanswerable): question answering."""
+    """A question, its context and all correct answers (none if it cannot be answered): question answering."""
 
     about: ClassVar[str] = "a question, its context and its right answers"
     needed: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
@@ -230,7 +230,7 @@ class QuestionExample(Example):
 
     @property
     def target(self) -> str:
-        """The first answer; alternative answers do not contradict it."""
+        """The first answer, or ""; examples with other alternative answers do not contradict it."""
         return self.answers[0].text if self.answers else ""
 
     @property
@@ -241,14 +241,14 @@ class QuestionExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample(Example):
-    """A prompt with candidates of which one is correct: multiple choice."""
+    """A prompt with several candidates, one of them correct: multiple choice."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
     needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")
     optional: ClassVar[tuple[str, ...]] = ("prompt", "question")
     prompt: str
     candidates: tuple[str, ...]
-    answer: int  # from 0
+    answer: int  # index of the correct candidate, from 0
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
@@ -273,33 +273,33 @@ class ChoiceExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairExample(Example):
-    """An anchor and a positive text, or two texts with a similarity score: sentence embeddings."""
+    """An anchor with a positive text, or two texts with a similarity score: sentence embeddings."""
 
     about: ClassVar[str] = "two texts that belong together, or as much as their score says"
     needed: ClassVar[tuple[str, ...]] = ("anchor", "positive")
     optional: ClassVar[tuple[str, ...]] = ("score", "negative", "teacher_scores")
     anchor: str
     positive: str
-    score: float | None = None
-    negatives: tuple[str, ...] = ()  # texts that are alike, and do not belong to the anchor (hard negatives)
-    teacher_scores: tuple[float, ...] = ()  # of the positive and each negative; only their differences count
+    score: float | None = None  # similarity; None: the two texts belong together
+    negatives: tuple[str, ...] = ()  # hard negatives: similar texts that do not belong to the anchor
+    teacher_scores: tuple[float, ...] = ()  # of the positive text and each negative; only their differences matter
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
-        """Yield pairs as they are, and single texts two by two; a last single text is paired with itself."""
-        waiting: str | None = None
+        """Yield an example for each pair, and for each two single texts; a last single text is paired with itself."""
+        unpaired: str | None = None
         for engine_input in engine_inputs:
             if not isinstance(engine_input, str):
-                anchor, positive = _texts(engine_input)
+                anchor, positive = _split_pair(engine_input)
                 assert positive is not None
                 yield cls(anchor=anchor, positive=positive)
-            elif waiting is None:
-                waiting = engine_input
+            elif unpaired is None:
+                unpaired = engine_input
             else:
-                yield cls(anchor=waiting, positive=engine_input)
-                waiting = None
-        if waiting is not None:
-            yield cls(anchor=waiting, positive=waiting)
+                yield cls(anchor=unpaired, positive=engine_input)
+                unpaired = None
+        if unpaired is not None:
+            yield cls(anchor=unpaired, positive=unpaired)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -316,8 +316,8 @@ class PairExample(Example):
 class RankExample(Example):
     """A query and documents with their relevance to it: reranking.
 
-    A row has a relevant document and irrelevant ones, or one document with its relevance; the rows of the second kind
-    that share a query are one example, whose most relevant documents come first.
+    A row has a relevant document and irrelevant ones, or one document with its relevance. Rows with one document that
+    share a query become one example, with the most relevant document first.
     """
 
     about: ClassVar[str] = "a query with relevant and irrelevant documents"
@@ -326,25 +326,25 @@ class RankExample(Example):
     optional: ClassVar[tuple[str, ...]] = ("teacher_scores",)
     query: str
     documents: tuple[str, ...]
-    relevance: tuple[float, ...]  # of each document; above 0 it is relevant
-    teacher_scores: tuple[float, ...] = ()  # of each document; only their differences count
+    relevance: tuple[float, ...]  # relevance of each document, from 0; 0: irrelevant
+    teacher_scores: tuple[float, ...] = ()  # of each document; only their differences matter
 
     @classmethod
     def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
-        """Yield rows with several documents as they come, then the queries of rows with one document."""
-        rows: dict[str, list[Self]] = {}
+        """Yield rows with several documents in order, then one example for each query of rows with one document."""
+        rows_by_query: dict[str, list[Self]] = {}
         for example in examples:
             if len(example.documents) > 1:
                 yield example
             else:
-                rows.setdefault(example.query, []).append(example)
-        for of_query in rows.values():
-            ordered = sorted(of_query, key=lambda row: -row.relevance[0])
+                rows_by_query.setdefault(example.query, []).append(example)
+        for rows in rows_by_query.values():
+            ranked = sorted(rows, key=lambda row: -row.relevance[0])
             yield replace(
-                of_query[0],
-                documents=tuple(document for row in ordered for document in row.documents),
-                relevance=tuple(relevance for row in ordered for relevance in row.relevance),
-                teacher_scores=tuple(score for row in ordered for score in row.teacher_scores),
+                rows[0],
+                documents=tuple(document for row in ranked for document in row.documents),
+                relevance=tuple(relevance for row in ranked for relevance in row.relevance),
+                teacher_scores=tuple(score for row in ranked for score in row.teacher_scores),
             )
 
     @property
@@ -369,8 +369,8 @@ class Seq2SeqExample(Example):
 
     about: ClassVar[str] = "a text and what is to be written for it"
     needed: ClassVar[tuple[str, ...]] = ("source", "target")
-    text: str
-    rewritten: str
+    text: str  # source
+    rewritten: str  # target
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -388,7 +388,8 @@ class Seq2SeqExample(Example):
         return self.text
 
 
-def _texts(engine_input: object) -> tuple[str, str | None]:
+def _split_pair(engine_input: object) -> tuple[str, str | None]:
+    """Return the two texts of a pair; the second is None if the input is one text."""
     if isinstance(engine_input, str):
         return engine_input, None
     assert isinstance(engine_input, list | tuple)
@@ -396,7 +397,7 @@ def _texts(engine_input: object) -> tuple[str, str | None]:
 
 
 def normalise_text(text: str) -> str:
-    """Remove case, punctuation and doubled white space; a text of only punctuation is returned as it is.
+    """Remove case, punctuation and repeated white space; a text of only punctuation is returned stripped.
 
     >>> normalise_text(" Don't  PANIC! "), normalise_text("?!")
     ('don t panic', '?!')
@@ -407,13 +408,19 @@ def normalise_text(text: str) -> str:
 
 
 def hash_text(text: str, seed: int = 0) -> int:
-    """64-bit hash of a text and a seed, the same on every machine."""
+    """Hash a text and a seed to 64 bits, the same on every machine."""
     data = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(data, digest_size=8, key=b"%d" % seed).digest(), "little")
 
 
 def in_dev_split(example: Example, share: float, seed: int) -> bool:
-    """Whether an example belongs to the generated dev split: a hash of its normalised split key decides."""
+    """Whether an example belongs to the generated dev split: the hash of its normalised group decides.
+
+    Args:
+        example: the example.
+        share: expected share of examples in the dev split (0-1).
+        seed: seed of the hash.
+    """
     return hash_text(normalise_text(example.group), seed) < share * 2**64
 
 

@@ -1,7 +1,7 @@
-"""Sampling: which samples a step takes, and how they are split over ranks and micro-batches.
+"""Sampling: the samples of each training step, and how they are split over ranks and micro-batches.
 
-Everything is a pure function of (seed, epoch, sample), the same for any number of ranks. Micro-batches are what
-gradient accumulation adds up.
+Order and random seeds are pure functions of (seed, epoch, sample), the same for any number of ranks. The gradients of
+micro-batches are accumulated.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def derive_seed(*numbers: int) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Shuffled indices of all samples in an epoch, [count].
+    """Shuffle the indices of all samples for an epoch; return them as a read-only array, [count].
 
-    Samples are sorted by random bits: numpy guarantees the stream of its bit generators, not its permutations (NEP 19).
+    Samples are sorted by random bits, since NumPy guarantees the stream of its bit generators but not its permutations
+    (NEP 19).
     """
     shuffled = np.random.Philox(key=derive_seed(seed, epoch)).random_raw(count).argsort(kind="stable")
     shuffled.flags.writeable = False
@@ -43,45 +44,49 @@ def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 class BatchPlan(NamedTuple):
-    """The samples of one step."""
+    """The samples of one step, and the seeds of their random choices, such as masks."""
 
-    epoch: int  # from 0; epoch that seeds random choices (masks), modulo `num_static_masks`
-    numbers: NDArray[np.int64]  # indices of samples, [batch]
+    epoch: int  # epoch of the seeds, from 0; repeats after `num_static_masks` epochs
+    indices: NDArray[np.int64]  # indices of the samples, [batch]
     keys: tuple[int, ...]  # random seed of each sample, a function of (seed, epoch, sample)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSampler:
-    """Shuffled epochs of `num_samples` samples in batches; the last batch of an epoch may be smaller."""
+    """Splits shuffled epochs of samples into batches; the last batch of an epoch may be smaller."""
 
-    count: int
-    batch: int
+    num_samples: int
+    batch_size: int
     seed: int
 
     def __post_init__(self) -> None:
-        if self.count < 1 or self.batch < 1:
-            raise DataError(f"{self.count} samples in batches of {self.batch}: there must be one or more of both")
+        if self.num_samples < 1 or self.batch_size < 1:
+            raise DataError(
+                f"{self.num_samples} samples in batches of {self.batch_size}: there must be one or more of both"
+            )
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Number of steps in one epoch.
 
-        >>> BatchSampler(count=10, batch=4, seed=0).steps
+        >>> BatchSampler(num_samples=10, batch_size=4, seed=0).steps_per_epoch
         3
         """
-        return -(-self.count // self.batch)
+        return -(-self.num_samples // self.batch_size)
 
-    def turn(self, step: int, versions: int | None = None) -> BatchPlan:
-        """The samples of a step.
+    def plan(self, step: int, num_static_masks: int | None = None) -> BatchPlan:
+        """Choose the samples of a step.
 
         Args:
             step: step from 0, counted over all epochs.
             num_static_masks: epochs after which random choices repeat; None: never.
         """
-        epoch, place = divmod(step, self.steps)
-        numbers = epoch_order(self.count, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
-        drawn = epoch if versions is None else epoch % versions
-        return BatchPlan(drawn, numbers, tuple(derive_seed(self.seed, drawn, int(number)) for number in numbers))
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        start = step_in_epoch * self.batch_size
+        indices = epoch_order(self.num_samples, self.seed, epoch)[start : start + self.batch_size]
+        seed_epoch = epoch if num_static_masks is None else epoch % num_static_masks
+        keys = tuple(derive_seed(self.seed, seed_epoch, int(index)) for index in indices)
+        return BatchPlan(seed_epoch, indices, keys)
 
 
 # ---------------------------------------------------------------------------------------------------- micro-batches
@@ -99,21 +104,36 @@ def group(count: int, size: int) -> list[list[int]]:
 def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """Assign units to ranks by greedy load balancing: the largest first, each to the rank with the least load.
 
+    Args:
+        sizes: tokens of each unit.
+        ranks: number of ranks.
+
+    Returns:
+        The indices of each rank's units, in ascending order.
+
     >>> assign_to_ranks([5, 1, 4, 3], 2)
     [[0, 1], [2, 3]]
     """
-    loads, taken = [0] * ranks, [[] for _ in range(ranks)]  # type: tuple[list[int], list[list[int]]]
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+    loads = [0] * ranks  # tokens
+    units_by_rank: list[list[int]] = [[] for _ in range(ranks)]
+    for unit in sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit)):
         rank = loads.index(min(loads))
-        loads[rank] += sizes[number]
-        taken[rank].append(number)
-    return [sorted(numbers) for numbers in taken]
+        loads[rank] += sizes[unit]
+        units_by_rank[rank].append(unit)
+    return [sorted(units) for units in units_by_rank]
 
 
 def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Split units into the fewest micro-batches of about equal load that fit a token budget.
 
-    A unit that is larger than the budget gets a micro-batch of its own.
+    A unit that is larger than the budget is a micro-batch of its own.
+
+    Args:
+        sizes: tokens of each unit.
+        budget: tokens of a micro-batch, at most.
+
+    Returns:
+        The indices of each micro-batch's units.
 
     >>> split_microbatches([3, 3, 3, 9], 8)
     [[3], [0, 2], [1]]
@@ -121,7 +141,7 @@ def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
     count = max(1, -(-sum(sizes) // budget))
     while True:
         batches = [batch for batch in assign_to_ranks(sizes, count) if batch]
-        loads = [sum(sizes[number] for number in batch) for batch in batches]
+        loads = [sum(sizes[unit] for unit in batch) for batch in batches]
         if all(load <= budget or len(batch) == 1 for load, batch in zip(loads, batches, strict=True)):
             return batches
         count += 1

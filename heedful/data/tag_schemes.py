@@ -1,35 +1,37 @@
-"""Tagging schemes of named entities (IOB1, IOB2, IOBES, BILOU, BMES, IO): detection and conversion."""
+"""Conversion between tagging schemes of named entities (IOB1, IOB2, IOBES, BILOU, BMES, IO)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 OUTSIDE = "O"
-SAME = {"U": "S", "L": "E", "M": "I"}  # marks of BILOU and BMES to those of IOBES
-SAID = {
+IOBES_MARKS = {"U": "S", "L": "E", "M": "I"}  # mark of BILOU or BMES to the mark of IOBES
+EQUIVALENT_MARKS = {  # (mark in IOB2, whether the entity ends with this tag) to marks of any scheme, preferred first
     ("B", True): "SUBI",
     ("B", False): "BI",
     ("I", True): "ELI",
     ("I", False): "MI",
-}  # (mark in IOB2, whether its entity ends) to marks of other schemes
+}
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
-    """Split a tag into its mark and its type.
+    """Split a tag into its mark, as IOBES writes it, and the type of its entity.
 
     >>> parse_tag("B-PER"), parse_tag("L-a-b"), parse_tag("O"), parse_tag("I")
     (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
     """
     mark, _, kind = tag.partition("-")
-    return SAME.get(mark, mark), kind
+    return IOBES_MARKS.get(mark, mark), kind
 
 
 def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
-    """Convert tags of any scheme to IOB2 as conlleval reads them: I-x that does not continue an x begins an entity.
+    """Convert the tags of a sentence from any scheme to IOB2.
+
+    As in conlleval, a tag I-x that does not continue an entity of type x begins one.
 
     Args:
         tags: tags of one sentence.
-        strict: let I-x begin an entity only right after an x that ended; leave other stray I-x unchanged.
+        strict: let I-x begin an entity only right after another entity of type x; leave other stray I-x unchanged.
 
     >>> tags = ["I-PER", "B-PER", "O", "S-LOC", "B-LOC", "E-LOC", "I-LOC"]
     >>> to_iob2(tags)
@@ -38,22 +40,22 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     ('I-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC', 'B-LOC')
     """
     converted: list[str] = []
-    open_: str | None = None  # type of the entity that may continue
-    ended: str | None = None  # type of the entity that the last tag ended
+    open_type: str | None = None  # type of the entity that may continue
+    ended_type: str | None = None  # type of the entity that ended with the last tag
     for tag in tags:
         mark, kind = parse_tag(tag)
         if mark not in ("B", "I", "E", "S"):
             converted.append(tag)
-            open_ = ended = None
+            open_type = ended_type = None
             continue
-        begins = mark in "BS" or (kind == ended if strict else kind != open_)
+        begins = mark in "BS" or (kind == ended_type if strict else kind != open_type)
         converted.append(("B" if begins else "I") + tag[1:])
-        open_, ended = (kind, None) if mark in "BI" else (None, kind)
+        open_type, ended_type = (kind, None) if mark in "BI" else (None, kind)
     return tuple(converted)
 
 
 def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
-    """Convert tags of IOB2 to the scheme of a set of labels; a tag without a counterpart is unchanged.
+    """Convert tags of IOB2 to the scheme of a set of labels; a tag without an equivalent label is unchanged.
 
     >>> to_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
     ('S-LOC', 'B-PER', 'E-PER')
@@ -61,13 +63,19 @@ def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
     ('I-LOC', 'O', 'B-PER')
     """
     converted: list[str] = []
-    for tag, after in zip(tags, [*tags[1:], OUTSIDE], strict=False):
-        ends = after != "I" + tag[1:]
-        same = (mark + tag[1:] for mark in SAID.get((tag[:1], ends), ""))
-        converted.append(next((candidate for candidate in same if candidate in labels), tag))
+    for tag, next_tag in zip(tags, [*tags[1:], OUTSIDE], strict=False):
+        entity_ends = next_tag != "I" + tag[1:]
+        candidates = (mark + tag[1:] for mark in EQUIVALENT_MARKS.get((tag[:1], entity_ends), ""))
+        converted.append(next((candidate for candidate in candidates if candidate in labels), tag))
     return tuple(converted)
 
 
 def unknown_labels(labels: Sequence[str], known: Collection[str], *, tags: bool) -> list[str]:
-    """Labels of the data that a model with the known labels cannot predict; tags are compared across schemes."""
+    """Return the labels that a model cannot predict.
+
+    Args:
+        labels: labels of the data.
+        known: labels of the model.
+        tags: whether labels are tags, which are compared across schemes.
+    """
     return [label for label in labels if (to_scheme([label], known)[0] if tags else label) not in known]

@@ -1,4 +1,4 @@
-"""Static word vectors: text files of GloVe (Pennington et al. 2014) and word2vec, and word2vec's binary files."""
+"""Static word vectors: text files of GloVe (Pennington et al. 2014), text and binary files of word2vec."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jaxtyping import Float32
 from heedful.errors import DataError
 from heedful.tokenizer.training import OPENERS, read_lines
 
-LONGEST_WORD = 10_000  # bytes
-Row = Callable[[], Float32[np.ndarray, " width"]]
+MAX_WORD_BYTES = 10_000  # bytes of a word in a binary file
+ReadVector = Callable[[], Float32[np.ndarray, " width"]]  # parses the numbers of one word when it is called
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,48 +25,53 @@ class WordVectors:
     """Words in the order of the file (by frequency in published files), and their vectors."""
 
     words: tuple[str, ...]
-    rows: Float32[np.ndarray, "words width"]
+    vectors: Float32[np.ndarray, "words width"]
 
 
 def read_vectors(
     path: str | Path,
     *,
     wanted: Collection[str] = (),
-    others: int | None = None,
-    form: Callable[[str], str | None] = lambda written: written,
+    max_other_words: int | None = None,
+    normalise: Callable[[str], str | None] = lambda written: written,
 ) -> WordVectors:
-    """Read a word and its numbers from each line, all divided by spaces, or what word2vec itself writes, from a name
-    with .bin; .gz, .xz and .bz2 too.
+    """Read word vectors from a file of GloVe or word2vec, which may be compressed (.gz, .xz, .bz2).
 
-    A first line of two whole numbers, the count of words and their width, is word2vec's. A word that occurs twice keeps
-    its first vector, or the first one whose spelling equals its form.
+    A file whose name has the suffix .bin is word2vec's binary format. Any other file is text: each line has a word and
+    its numbers, separated by spaces; word2vec's first line has the number of words and their width instead. A word that
+    occurs twice keeps its first vector, or the first one whose spelling in the file is the normalised word itself.
 
     Args:
-        wanted: Words that are kept.
-        others: Maximum number of other words to keep, so that memory does not grow with the file; None: all.
-        form: Maps a word of the file to the form that is looked up, such as its lower case; None leaves it out.
+        path: the file.
+        wanted: normalised words that are kept.
+        max_other_words: maximum number of other words that are kept, to bound memory; None: all.
+        normalise: maps a word of the file to the word that is looked up, such as its lower case; None leaves it out.
+
+    Raises:
+        DataError: If the file cannot be read or is damaged, or no word is kept.
     """
-    path, asked, other_words = Path(path), frozenset(wanted), 0
-    rows_by_word: dict[str, np.ndarray] = {}
-    exact: set[str] = set()
-    for written, row in _binary(path) if ".bin" in path.suffixes else _text(path, asked):
-        word = form(written)
-        if word is None or word in exact or (word in rows_by_word and word != written):
+    path, wanted_words, other_words = Path(path), frozenset(wanted), 0
+    vector_by_word: dict[str, np.ndarray] = {}
+    exact: set[str] = set()  # words with a vector of their exact spelling
+    for written, read_vector in _read_binary(path) if ".bin" in path.suffixes else _read_text(path, wanted_words):
+        word = normalise(written)
+        if word is None or word in exact or (word in vector_by_word and word != written):
             continue
-        if word not in rows_by_word:
-            if word not in asked and others is not None and other_words >= others:
+        if word not in vector_by_word:
+            if word not in wanted_words and max_other_words is not None and other_words >= max_other_words:
                 continue
-            other_words += word not in asked
-        rows_by_word[word] = row()
+            other_words += word not in wanted_words
+        vector_by_word[word] = read_vector()
         if word == written:
             exact.add(word)
-    if not rows_by_word:
-        raise DataError(f"{path} has no vector of a word that is wanted: is it of another language, or in capitals?")
-    return WordVectors(words=tuple(rows_by_word), rows=np.stack(list(rows_by_word.values())))
+    if not vector_by_word:
+        raise DataError(f"{path} has no vector of a wanted word: is it for another language, or in capitals?")
+    return WordVectors(words=tuple(vector_by_word), vectors=np.stack(list(vector_by_word.values())))
 
 
-def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
-    width, count, number = 0, None, 0
+def _read_text(path: Path, wanted_words: frozenset[str]) -> Iterator[tuple[str, ReadVector]]:
+    """Yield the words of a text file, and how to read their vectors."""
+    width, count, number = 0, None, 0  # count: the number of words in word2vec's first line
     for number, line in enumerate(read_lines([path]), 1):
         parts = line.rstrip(" ").split(" ")
         if number == 1 and len(parts) == 2 and all(part.isdecimal() for part in parts):
@@ -74,40 +79,49 @@ def _text(path: Path, asked: frozenset[str]) -> Iterator[tuple[str, Row]]:
             continue
         width = width or len(parts) - 1
         word = " ".join(parts[: len(parts) - width])  # some published words have spaces in them
-        if parts[0] in asked and len(parts) > width + 1 and word not in asked and _is_number(parts[-width - 1]):
-            raise DataError(f"{path}, line {number} has {len(parts) - 1} numbers; expected {width} as before")
+        if (
+            parts[0] in wanted_words
+            and len(parts) > width + 1
+            and word not in wanted_words
+            and _is_number(parts[-width - 1])
+        ):
+            raise DataError(f"{path}, line {number} has {len(parts) - 1} numbers; expected {width} as in other lines")
         if width < 1 or not word:
-            form = f"a word and {width or 'its'} numbers"
-            raise DataError(f"{path}, line {number} has {len(parts)} parts; expected {form}")
-        yield word, partial(_numbers, parts[len(parts) - width :], f"{path}, line {number}")
+            expected = f"a word and {width or 'its'} numbers"
+            raise DataError(f"{path}, line {number} has {len(parts)} parts; expected {expected}")
+        yield word, partial(_to_vector, parts[len(parts) - width :], f"{path}, line {number}")
     if count is not None and number - 1 != count:
         raise DataError(
             f"{path}: its first line says {count:,} words, and {number - 1:,} lines follow: it is cut off or damaged; "
-            "correct that line if it is meant so"
+            "if the lines are complete, correct the first one"
         )
 
 
-def _binary(path: Path) -> Iterator[tuple[str, Row]]:
-    """How many words and how wide on a line; then each word, a space, its numbers in 4 bytes each, or a line's end."""
+def _read_binary(path: Path) -> Iterator[tuple[str, ReadVector]]:
+    """Yield the words of word2vec's binary file, and how to read their vectors.
+
+    Its first line has the number of words and their width. For each word follow its UTF-8 text, a space, its numbers
+    as little-endian float32, and in some files a line end.
+    """
     number = 0
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as opened:
             file = BufferedReader(opened)
-            head = file.readline(64).split()
-            if len(head) != 2 or not all(part.isdigit() for part in head) or not int(head[1]):
+            header = file.readline(64).split()
+            if len(header) != 2 or not all(part.isdigit() for part in header) or not int(header[1]):
                 raise DataError(
-                    f"{path} does not begin with how many words it has and how wide they are, as word2vec's own files "
-                    "do: give a text file a name without .bin"
+                    f"{path} does not begin with the number of words and their width, as binary files of word2vec do: "
+                    "if it is text, rename it without .bin"
                 )
-            count, width = int(head[0]), int(head[1])
+            count, width = int(header[0]), int(header[1])
             for number in range(1, count + 1):
                 word = bytearray()
-                while len(word) < LONGEST_WORD and (byte := file.read(1)) not in (b" ", b""):
+                while len(word) < MAX_WORD_BYTES and (byte := file.read(1)) not in (b" ", b""):
                     word += byte
-                row = file.read(4 * width)
-                if len(row) < 4 * width:
-                    raise DataError(f"{path} says {count:,} words and ends within number {number:,}: it is cut off")
-                yield word.lstrip(b"\n").decode(), partial(_numbers, row, f"{path}, word {number}")
+                data = file.read(4 * width)
+                if len(data) < 4 * width:
+                    raise DataError(f"{path} says {count:,} words and ends within word {number:,}: it is cut off")
+                yield word.lstrip(b"\n").decode(), partial(_to_vector, data, f"{path}, word {number}")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, word {number} is not UTF-8 ({error.reason}): save the words as UTF-8") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -122,12 +136,13 @@ def _is_number(part: str) -> bool:
     return True
 
 
-def _numbers(parts: list[str] | bytes, where: str) -> Float32[np.ndarray, " width"]:
+def _to_vector(numbers: list[str] | bytes, position: str) -> Float32[np.ndarray, " width"]:
+    """Parse the numbers of one word; `position` is its place in the file, for messages."""
     try:
-        with np.errstate(over="ignore"):  # told below
-            row = np.frombuffer(parts, "<f4") if isinstance(parts, bytes) else np.array(parts, dtype=np.float32)
+        with np.errstate(over="ignore"):  # infinite numbers are reported below
+            vector = np.frombuffer(numbers, "<f4") if isinstance(numbers, bytes) else np.array(numbers, np.float32)
     except ValueError as error:
-        raise DataError(f"{where}: {error}; expected a word and {len(parts)} numbers") from None
-    if not np.isfinite(row).all():
-        raise DataError(f"{where} holds NaN or infinite numbers: the file is damaged")
-    return row
+        raise DataError(f"{position}: {error}; expected a word and {len(numbers)} numbers") from None
+    if not np.isfinite(vector).all():
+        raise DataError(f"{position} holds NaN or infinite numbers: the file is damaged")
+    return vector

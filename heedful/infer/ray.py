@@ -68,7 +68,7 @@ class Predict:
     ) -> tuple[list[tuple[object, str | None]], bool]:
         """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
-        table = Table(display_name="the batch", names=names, first=first, rows=lambda row_errors: iter(()))
+        table = Table(display_name="the batch", names=names, first_row=first, rows=lambda row_errors: iter(()))
         ask, columns = choose_spec(table, self.engine.input_kind, self._given)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         inputs: list[tuple[object, str | None]] = []
@@ -77,7 +77,7 @@ class Predict:
                 inputs.append((ask.make(reader, row), None))
             except CellError as wrong:
                 inputs.append((None, f"{wrong.column}: {wrong.reason}"))
-        return inputs, bool(PAIR_ROLES & {*columns.of})
+        return inputs, bool(PAIR_ROLES & {*columns.names_by_role})
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
         """Return a matrix of vectors, with a row of NaN for each missing one."""

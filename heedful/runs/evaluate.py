@@ -167,7 +167,7 @@ def evaluate(
         intervals=measured.intervals(),
         stated=source.stated,
         bad_rows=dict(source.row_errors.bad),
-        trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.places.get(chosen, ())),
+        trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.names_by_split.get(chosen, ())),
         precision=taken,
     )
 
@@ -261,7 +261,7 @@ def load_in_precision(
 
 
 def _keep_data(predictions: Path, source: Dataset[Example]) -> None:
-    for places in source.places.values():
+    for places in source.names_by_split.values():
         if any(Path(place).exists() and predictions.samefile(place) for place in places):
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
@@ -288,7 +288,7 @@ def open_for_model(
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be correct. Rename them in the data"
             f"{aside if len(unknown) < len(source.labels) else ''}"
         )
-    source.known = known
+    source.known_labels = known
     return source
 
 

@@ -256,7 +256,7 @@ def init_labelled_run(
     write_file(folder / ENVIRONMENT, environment())
     short_names = {
         path: name
-        for split, paths in source.places.items()
+        for split, paths in source.names_by_split.items()
         for path, name in zip(paths, _short_names(source, split), strict=True)
     }
     about = {
@@ -286,7 +286,7 @@ def _check(source: Dataset[Example], examples: int) -> JsonObject | None:
 def _hashes(source: Dataset[Example]) -> dict[str, str]:
     """SHA-256 by short name: of each file, and of the examples of data that is not in files."""
     hashes = {}
-    for split, paths in source.places.items():
+    for split, paths in source.names_by_split.items():
         for path, name in zip(paths, _short_names(source, split), strict=True):
             if os.path.exists(path):
                 hashes[name] = sha256_of(path)
@@ -306,9 +306,11 @@ def _corrections(source: Dataset[Example]) -> dict[str, str]:
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:
     """The files of a split, relative to the folder that holds all files of the data."""
-    files = [Path(path).absolute() for paths in source.places.values() for path in paths if os.path.exists(path)]
+    files = [
+        Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)
+    ]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""
-    paths = source.places.get(split, ())  # none if the split was made from another one
+    paths = source.names_by_split.get(split, ())  # none if the split was made from another one
     return [Path(path).absolute().relative_to(parent).as_posix() if os.path.exists(path) else path for path in paths]
 
 

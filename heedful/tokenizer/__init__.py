@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from heedful.tokenizer.tokenizer import Tokenizer as Tokenizer
     from heedful.tokenizer.training import train_tokenizer as train_tokenizer
 
-_HOMES = {
+_MODULES = {
     "SpecialIds": "tokenizer",
     "Tokenizer": "tokenizer",
     "Encoding": "encoding",
@@ -31,11 +31,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    return sorted(_MODULES)

@@ -1,4 +1,4 @@
-"""Encodings, truncation and windows: arithmetic on tokens, without calls of the tokenizers library."""
+"""Encodings, their truncation and windows: arithmetic on tokens, without calls of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from heedful.errors import TokenizerError, did_you_mean
 
 Truncate = Literal["error", "longest_first", "only_second"]
 T = TypeVar("T")
-COLUMNS = ("ids", "types", "segments", "offsets", "words")  # of Encoded, with one entry for each token
+TOKEN_FIELDS = ("ids", "types", "segments", "offsets", "words")  # fields of Encoding with an entry for each token
 TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenized:
-    """A text that is already split into words, as for tagging: offsets then count inside each word."""
+    """A text that is already split into words, as for token classification; offsets count inside each word."""
 
     words: Sequence[str]
 
@@ -28,21 +28,19 @@ TokenizerInput = str | tuple[str, str] | PreTokenized  # a text, a pair of texts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """The tokens of one text or pair; every tuple has one entry for each token.
+    """The tokens of a text or pair; every tuple has an entry for each token.
 
     Special tokens around the texts have segment None, word None and offset (0, 0).
     """
 
     ids: tuple[int, ...]
-    types: tuple[int, ...]  # input of the token-type embedding
+    types: tuple[int, ...]  # ids of the token-type embedding
     segments: tuple[int | None, ...]  # 0: the first text, 1: the second
-    offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the token's own original text (or word)
-    words: tuple[
-        int | None, ...
-    ]  # number of the word in its text: that of PreTokenized, else as the tokenizer splits it
-    dropped: int = 0  # tokens of the texts that did not fit, and are in no window
-    start: int = 0  # tokens of the windowed text before a window; of a pair, of the second text
-    first_text_start: int = 0  # tokens of a pair's first text before a window, if that is windowed too
+    offsets: tuple[tuple[int, int], ...]  # start and stop in characters of the original text, or of the word
+    words: tuple[int | None, ...]  # number of the word in its text, as PreTokenized or the tokenizer splits it
+    dropped: int = 0  # tokens of the texts that were cut off
+    start: int = 0  # tokens before this window in the windowed text, which is the second text of a pair
+    first_text_start: int = 0  # tokens before this window in the first text of a pair, if that is windowed too
 
     def __len__(self) -> int:
         """Number of tokens, special ones included."""
@@ -55,29 +53,29 @@ class Encoding:
 
     def until(self, stop: int) -> Encoding:
         """Return the first `stop` tokens."""
-        return replace(self, **{name: getattr(self, name)[:stop] for name in COLUMNS})
+        return replace(self, **{name: getattr(self, name)[:stop] for name in TOKEN_FIELDS})
 
-    def without(self, places: Sequence[int]) -> Encoding:
-        """Return the encoding without the tokens at those positions."""
-        gone = set(places)
-        positions = [place for place in range(len(self)) if place not in gone]
-        columns: dict[str, Any] = {name: select_entries(getattr(self, name), positions) for name in COLUMNS}
-        return replace(self, **columns)
+    def without(self, positions: Sequence[int]) -> Encoding:
+        """Return the encoding without the tokens at some positions."""
+        removed = set(positions)
+        remaining = [position for position in range(len(self)) if position not in removed]
+        fields: dict[str, Any] = {name: select_entries(getattr(self, name), remaining) for name in TOKEN_FIELDS}
+        return replace(self, **fields)
 
 
 def count_tokens(encoding: LibraryEncoding) -> tuple[int, int, int]:
-    """Return the numbers of tokens of the first text and of the second, and of special tokens."""
+    """Return the numbers of tokens of the first text, of the second text, and of special tokens."""
     segments = encoding.sequence_ids
     first, second = segments.count(0), segments.count(1)
     return first, second, len(segments) - first - second
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text stay when the longer one always loses the next token.
+    """Return the number of tokens of each text that stay if the longer text always loses the next token.
 
-    Equal to the `tokenizers` library: when both are cut to half and the room is odd, the text that was longer has
-    one more, and the second one when they were equally long. (Google's BERT cuts token by token and then leaves the
-    first one longer; the two differ by that one token.)
+    The result is that of the `tokenizers` library: if both texts are cut and `room` is odd, the text that was longer
+    has one token more, or the second text if they were equally long. Google's BERT cuts token by token and leaves the
+    first text longer, so that results differ by one token.
 
     >>> longest_first(3, 20, 10), longest_first(9, 20, 9), longest_first(20, 9, 9)
     ((3, 7), (4, 5), (5, 4))
@@ -93,7 +91,17 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: Truncate, what: str) -> tuple[int, int]:
-    """How many tokens of the first and second text stay within max_length, special tokens being kept always."""
+    """Return the numbers of tokens of the first and second text that fit in max_length beside all special tokens.
+
+    Args:
+        lengths: numbers of tokens of the first text, of the second text, and of special tokens.
+        max_length: maximum number of tokens.
+        truncate: which text is cut.
+        what: name of the item in messages.
+
+    Raises:
+        TokenizerError: If tokens may not be cut, or no token of a text would stay.
+    """
     first, second, special = lengths
     room = max_length - special
     if first + second <= room:
@@ -122,7 +130,7 @@ def tokens_to_keep(lengths: tuple[int, int, int], *, max_length: int, truncate: 
 
 
 def window_starts(length: int, room: int, stride: int) -> list[int]:
-    """Where windows of `room` tokens start so that they cover `length` tokens and no window is there in vain.
+    """Return the starts of windows of `room` tokens that cover `length` tokens, without superfluous windows.
 
     >>> window_starts(10, 4, 3), window_starts(4, 4, 3), window_starts(0, 4, 3)
     ([0, 3, 6], [0], [0])
@@ -133,78 +141,94 @@ def window_starts(length: int, room: int, stride: int) -> list[int]:
     return starts
 
 
-def cut_windows(whole: Encoding, *, segment: int, max_length: int, stride: int | None = None) -> list[Encoding]:
-    """The tokens in windows of at most max_length, of which one text (`segment`) is cut and all else is in each.
+def cut_windows(encoding: Encoding, *, segment: int, max_length: int, stride: int | None = None) -> list[Encoding]:
+    """Cut one text of an encoding into windows; all other tokens are in each window.
 
-    `stride` is how many tokens of that text a window advances by; None: half of its room.
+    Args:
+        encoding: the encoding.
+        segment: number of the text that is cut, 0 or 1.
+        max_length: maximum number of tokens in a window.
+        stride: tokens of the text between the starts of two windows; None: half of the tokens that a window has of it.
+
+    Raises:
+        TokenizerError: If the other tokens leave no space for the text.
     """
-    count = whole.segments.count(segment)
-    fixed = len(whole) - count
+    count = encoding.segments.count(segment)
+    fixed = len(encoding) - count
     room = max_length - fixed
     if room < 1:
-        special = sum(whole.special)
+        special = sum(encoding.special)
+        first_text = f" and {fixed - special} of the first text" if segment else ""
         raise TokenizerError(
-            f"max_length {max_length} leaves no room to window: {special} special tokens"
-            + (f" and {fixed - special} of the first text" if segment else "")
-            + " are in every window; raise max_length or shorten the first text"
+            f"max_length {max_length} leaves no room to window: {special} special tokens{first_text} are in every "
+            "window; raise max_length or shorten the first text"
         )
     starts = window_starts(count, room, max(1, room // 2) if stride is None else stride)
-    return [window_at(whole, segment=segment, start=start, room=room) for start in starts]
+    return [window_at(encoding, segment=segment, start=start, room=room) for start in starts]
 
 
-def pair_windows(whole: Encoding, max_length: int) -> list[Encoding]:
-    """Return a pair in windows that overlap by half; a text of at most half of their room is whole in each of them.
+def pair_windows(encoding: Encoding, max_length: int) -> list[Encoding]:
+    """Cut a pair into windows of at most max_length tokens that overlap by half.
 
-    If both texts are longer, each window of the first, of half of the room, is combined with all windows of the second.
+    A text that needs at most half of the space for texts is complete in each window. If both texts need more, each
+    window of the first text, with half of the space, is combined with all windows of the second text.
     """
-    special = sum(whole.special)
-    room, second = max_length - special, whole.segments.count(1)
-    parts = [whole]
-    if whole.segments.count(0) > room // 2:
-        room_of_second = min(second, room - room // 2)
-        windows = cut_windows(whole, segment=0, max_length=max_length + second - room_of_second)
-        parts = [replace(window, start=0, first_text_start=window.start) for window in windows]
-    return [
-        window
-        for part in parts
-        for window in ([part] if len(part) <= max_length else cut_windows(part, segment=1, max_length=max_length))
-    ]
+    room = max_length - sum(encoding.special)
+    second_length = encoding.segments.count(1)
+    first_windows = [encoding]
+    if encoding.segments.count(0) > room // 2:
+        room_of_second = min(second_length, room - room // 2)
+        windows = cut_windows(encoding, segment=0, max_length=max_length + second_length - room_of_second)
+        first_windows = [replace(window, start=0, first_text_start=window.start) for window in windows]
+    all_windows: list[Encoding] = []
+    for window in first_windows:
+        if len(window) <= max_length:
+            all_windows.append(window)
+        else:
+            all_windows += cut_windows(window, segment=1, max_length=max_length)
+    return all_windows
 
 
-def window_at(whole: Encoding, *, segment: int, start: int, room: int) -> Encoding:
-    """Return `room` tokens of one text from its token `start` on, with all tokens outside that text."""
+def window_at(encoding: Encoding, *, segment: int, start: int, room: int) -> Encoding:
+    """Return a window: `room` tokens of one text from its token `start` on, and all tokens outside of this text."""
     first, last = 0, 0
-    if segment in whole.segments:  # searched from both ends: a long text has many windows
-        first, last = whole.segments.index(segment), len(whole)
-        while whole.segments[last - 1] != segment:
+    if segment in encoding.segments:  # searched from both ends: a long text has many windows
+        first, last = encoding.segments.index(segment), len(encoding)
+        while encoding.segments[last - 1] != segment:
             last -= 1
-    low, high = min(first + start, last), min(first + start + room, last)
-    columns = {name: getattr(whole, name) for name in COLUMNS}
-    parts = {name: column[:first] + column[low:high] + column[last:] for name, column in columns.items()}
-    return replace(whole, **parts, start=start)
+    begin, end = min(first + start, last), min(first + start + room, last)
+    entries = {name: getattr(encoding, name) for name in TOKEN_FIELDS}
+    fields = {name: values[:first] + values[begin:end] + values[last:] for name, values in entries.items()}
+    return replace(encoding, **fields, start=start)
 
 
 def kept_positions(encoding: LibraryEncoding, stops: tuple[int, int]) -> list[int]:
-    """Return the positions of special tokens, and of the first tokens of each text, up to its stop."""
+    """Return the positions of special tokens, and of the first `stops[segment]` tokens of each text."""
     positions = []
-    seen = [0, 0]
-    for number, segment in enumerate(encoding.sequence_ids):
+    counts = [0, 0]  # tokens of each text so far
+    for position, segment in enumerate(encoding.sequence_ids):
         if segment is None:
-            positions.append(number)
+            positions.append(position)
             continue
-        if seen[segment] < stops[segment]:
-            positions.append(number)
-        seen[segment] += 1
+        if counts[segment] < stops[segment]:
+            positions.append(position)
+        counts[segment] += 1
     return positions
 
 
-def select_entries(column: list[T], positions: list[int] | None) -> tuple[T, ...]:
-    """Return the entries at the positions; None: all."""
-    return tuple(column) if positions is None else tuple([column[number] for number in positions])
+def select_entries(entries: list[T], positions: list[int] | None) -> tuple[T, ...]:
+    """Return the entries at some positions; None: all."""
+    return tuple(entries) if positions is None else tuple([entries[position] for position in positions])
 
 
 def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, *, dropped: int = 0) -> Encoding:
-    """Return the tokens at the positions (None: all) of an encoding of the library."""
+    """Return the tokens of a library's encoding at some positions (None: all).
+
+    Args:
+        encoding: the encoding of the `tokenizers` library.
+        positions: positions of the tokens that are kept.
+        dropped: number of tokens of the texts that are not kept.
+    """
     return Encoding(
         ids=select_entries(encoding.ids, positions),
         types=select_entries(encoding.type_ids, positions),
@@ -216,7 +240,7 @@ def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, 
 
 
 def check_limits(*, max_length: int | None, truncate: Truncate) -> None:
-    """Refuse invalid limits."""
+    """Raise TokenizerError for invalid limits of an encoding."""
     if truncate not in TRUNCATES:
         hint = did_you_mean(str(truncate), list(TRUNCATES))
         raise TokenizerError(f"truncate is {truncate!r}{hint}: use one of {', '.join(TRUNCATES)}")

@@ -1,4 +1,4 @@
-"""The one way into the `tokenizers` library: whatever goes wrong inside comes out as a HeedfulError."""
+"""Context managers for calls of the `tokenizers` library: its errors become HeedfulErrors, its panics print nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from heedful.errors import HeedfulError, TokenizerError
 
 
 @contextmanager
-def translate_errors(doing: str, remedy: str) -> Iterator[None]:
-    """Turn the library's exceptions and its PanicException (a BaseException) into a HeedfulError.
+def translate_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Turn the library's exceptions and its PanicException (a BaseException) into a TokenizerError.
 
-    KeyboardInterrupt, SystemExit and MemoryError pass through.
+    KeyboardInterrupt, SystemExit, MemoryError and HeedfulErrors pass through.
+
+    Args:
+        problem: what is wrong, as a clause.
+        remedy: what the user can do, as a clause.
     """
     try:
         yield
@@ -27,28 +31,29 @@ def translate_errors(doing: str, remedy: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise TokenizerError(f"{doing}: {reason[:500]}; {remedy}") from error
+        raise TokenizerError(f"{problem}: {reason[:500]}; {remedy}") from error
 
 
-_redirecting = threading.Lock()
+_stderr_lock = threading.Lock()
 
 
 @contextmanager
 def silence_stderr() -> Iterator[None]:
-    """Context that keeps the library's message about a panic off standard error; for calls that read a file.
+    """Keep the library's message about a panic off standard error, in calls that may panic.
 
-    The library writes to descriptor 2, which is redirected for all threads meanwhile. Output of others is passed on, up
-    to a panic.
+    The library writes to file descriptor 2, which is redirected to a temporary file for all threads. Afterwards what
+    was written before a panic is passed on.
     """
-    with _redirecting, ExitStack() as stack:
-        with suppress(OSError):  # without standard error, or room for a file, nothing is redirected
+    with _stderr_lock, ExitStack() as stack:
+        with suppress(OSError):  # without standard error, or space for a file, nothing is redirected
             output = stack.enter_context(tempfile.TemporaryFile())
-            stack.callback(_restore, os.dup(2), output)
+            stack.callback(_restore_stderr, os.dup(2), output)
             os.dup2(output.fileno(), 2)
         yield
 
 
-def _restore(original: int, output: BinaryIO) -> None:
+def _restore_stderr(original: int, output: BinaryIO) -> None:
+    """Restore standard error from a duplicate, and write what was redirected, up to a panic's message."""
     os.dup2(original, 2)
     with suppress(OSError), open(original, "wb", buffering=0) as file:
         output.seek(0)

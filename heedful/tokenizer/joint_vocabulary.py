@@ -1,12 +1,12 @@
-"""Two SentencePiece models, of source and target texts, with one vocabulary (vocab.json) that numbers their pieces.
+"""Tokenizers of two SentencePiece models, for source and target texts, with one vocabulary of ids (vocab.json).
 
-The library's tokenizers number pieces by themselves, so a wrapper looks up the text of each piece.
+The library's tokenizers have ids of their own, so a wrapper looks up the id of each piece by its text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,13 +19,13 @@ from heedful.tokenizer.sentencepiece_model import SPACE, build_sentencepiece, re
 from heedful.untrusted_files import read_bytes
 
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
-SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-MAX_LENGTH = 512  # tokens, where tokenizer_config.json does not say
-LANGUAGE = (">>", "<<")  # around the code of the target language, before a text
+SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+DEFAULT_MAX_LENGTH = 512  # tokens, if tokenizer_config.json does not say
+CODE_BRACKETS = (">>", "<<")  # around the code of the target language, at the beginning of a text
 
 
 class RenumberedEncoding:
-    """An encoding of the library with other ids."""
+    """An encoding of the library with other ids; all other attributes are the library's."""
 
     def __init__(self, encoding: tokenizers.Encoding, ids: list[int]) -> None:
         self._encoding, self.ids = encoding, ids
@@ -34,13 +34,13 @@ class RenumberedEncoding:
         return len(self.ids)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # of an object that is being unpickled
+        if name.startswith("_"):  # while the object is unpickled, it has no _encoding
             raise AttributeError(name)
         return getattr(self._encoding, name)
 
 
 class JointVocabulary:
-    """One tokenizer that splits texts and one that has the vocabulary, with the methods of the library's tokenizer."""
+    """A tokenizer with the methods of the library's: a segmenter splits texts, another tokenizer has the vocabulary."""
 
     def __init__(
         self,
@@ -49,18 +49,17 @@ class JointVocabulary:
         files: Mapping[str, bytes],
         side: str = SOURCE,
     ) -> None:
-        """Make the tokenizer of one side.
+        """Make the tokenizer of source or target texts.
 
         Args:
-            vocabulary: Has the ids of all pieces.
-            segmenters: Split source and target texts, by the names of their files.
-            files: Contents of the files, for saving.
+            vocabulary: tokenizer with the ids of all pieces.
+            segmenters: tokenizers that split source and target texts, by the names of their files.
+            files: contents of the files, for saving.
+            side: which texts it splits, SOURCE or TARGET.
         """
         self._vocabulary, self._segmenters, self.files, self._side = vocabulary, segmenters, files, side
         self._ids = vocabulary.get_vocab(with_added_tokens=True)
-        self._languages = [
-            token for token in self._ids if token.startswith(LANGUAGE[0]) and token.endswith(LANGUAGE[1])
-        ]
+        self._languages = _language_codes(self._ids)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -73,20 +72,20 @@ class JointVocabulary:
 
     @property
     def post_processor(self) -> object:
-        """The tokens around a text."""
+        """The special tokens around a text."""
         return self._segmenters[self._side].post_processor
 
     def encode(self, *texts: Any) -> RenumberedEncoding:
         """Encode a text, or a pair."""
-        return self._renumbered(self._segmenters[self._side].encode(*texts))
+        return self._renumber(self._segmenters[self._side].encode(*texts))
 
     def encode_batch(self, inputs: Sequence[Any], **options: bool) -> list[RenumberedEncoding]:
         """Encode texts, pairs or lists of words."""
         for text in inputs:
             self._check_language(text)
-        return [self._renumbered(encoding) for encoding in self._segmenters[self._side].encode_batch(inputs, **options)]
+        return [self._renumber(encoding) for encoding in self._segmenters[self._side].encode_batch(inputs, **options)]
 
-    encode_batch_fast = encode_batch  # the library's own leaves the texts of pieces out
+    encode_batch_fast = encode_batch  # the library's fast method leaves out the texts of pieces
 
     def add_special_tokens(self, tokens: list[Any]) -> None:
         """Add special tokens, which must be in the vocabulary."""
@@ -99,61 +98,67 @@ class JointVocabulary:
             backend.add_tokens(tokens)
 
     def to_str(self) -> str:
-        """Return all that decides ids, as JSON."""
-        state, segmenter = (json.loads(part.to_str()) for part in (self._vocabulary, self._segmenters[self._side]))
+        """Return everything that decides ids, as JSON."""
+        state, segmenter = json.loads(self._vocabulary.to_str()), json.loads(self._segmenters[self._side].to_str())
         state["model"]["segmenter"] = segmenter["model"]
         steps = ("normalizer", "pre_tokenizer", "post_processor")
         return json.dumps(state | {step: segmenter[step] for step in steps})
 
-    def _renumbered(self, encoding: tokenizers.Encoding) -> RenumberedEncoding:
-        unknown = self._ids[SPECIAL["unk_token"]]
+    def _renumber(self, encoding: tokenizers.Encoding) -> RenumberedEncoding:
+        unknown = self._ids[SPECIAL_TOKENS["unk_token"]]
         return RenumberedEncoding(encoding, [self._ids.get(token, unknown) for token in encoding.tokens])
 
     def _check_language(self, text: object) -> None:
         """Raise TokenizerError for a text that begins with the code of an unknown language."""
-        if isinstance(text, str) and text.startswith(LANGUAGE[0]) and LANGUAGE[1] in text:
-            code = text[: text.index(LANGUAGE[1]) + len(LANGUAGE[1])]
+        if isinstance(text, str) and text.startswith(CODE_BRACKETS[0]) and CODE_BRACKETS[1] in text:
+            code = text[: text.index(CODE_BRACKETS[1]) + len(CODE_BRACKETS[1])]
             if code not in self._languages:
-                known = ", ".join(sorted(self._languages)[:20]) or "none"
+                languages = ", ".join(sorted(self._languages)[:20]) or "none"
                 raise TokenizerError(
-                    f"a text begins with {quoted(code)}, a language unknown to this model: it has {known}"
+                    f"a text begins with {quoted(code)}, a language unknown to this model: it has {languages}"
                 )
+
+
+def _language_codes(tokens: Iterable[str]) -> list[str]:
+    """Return the tokens that are codes of target languages, such as >>fr<<."""
+    return [token for token in tokens if token.startswith(CODE_BRACKETS[0]) and token.endswith(CODE_BRACKETS[1])]
 
 
 def read_joint_vocabulary(
     folder: Path, vocabulary: dict[str, int], config: TokenizerConfig, defaults: Mapping[str, object] | None
 ) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a folder with source.spm, target.spm and vocab.json.
+    """Read the tokenizer of a folder with source.spm, target.spm and vocab.json.
 
     Args:
-        vocabulary: The contents of vocab.json.
-        config: tokenizer_config.json; names of special tokens are added.
-        defaults: Of the model's family: "tokenizer_class", which transformers needs for such files.
+        folder: the folder.
+        vocabulary: contents of vocab.json.
+        config: tokenizer_config.json; keys that it lacks are added.
+        defaults: values of the model's family: "tokenizer_class", which transformers needs for such files.
 
     Raises:
-        TokenizerError: If a file cannot be used, or each side has a vocabulary of its own.
+        TokenizerError: If a file cannot be used, or source and target have vocabularies of their own.
     """
     if config.get("separate_vocabs"):
         raise TokenizerError(f"{folder}: separate_vocabs is true; only one vocabulary for both sides can be loaded")
-    for key, token in SPECIAL.items():
+    for key, token in SPECIAL_TOKENS.items():
         config.setdefault(key, token)
-        named = config[key]["content"] if isinstance(config[key], dict) else config[key]
-        if named != token:
-            raise TokenizerError(f"{folder}: {key} is {quoted(named)}; only {token} can be loaded")
+        config_token = config[key]["content"] if isinstance(config[key], dict) else config[key]
+        if config_token != token:
+            raise TokenizerError(f"{folder}: {key} is {quoted(config_token)}; only {token} can be loaded")
         if token not in vocabulary:
             raise TokenizerError(f"{folder / VOCABULARY} has no {token}, the {key}: give the file of the model")
-    config.setdefault("model_max_length", MAX_LENGTH)
+    config.setdefault("model_max_length", DEFAULT_MAX_LENGTH)
     if defaults is not None and "tokenizer_class" in defaults:
         config.setdefault("tokenizer_class", defaults["tokenizer_class"])
-    special = list(SPECIAL.values())
-    codes = [token for token in vocabulary if token.startswith(LANGUAGE[0]) and token.endswith(LANGUAGE[1])]
-    around = {"single": "$A:0 </s>:0", "pair": "$A:0 $B:0 </s>:0", "appended": special}
+    special_tokens = list(SPECIAL_TOKENS.values())
+    template = {"single": "$A:0 </s>:0", "pair": "$A:0 $B:0 </s>:0", "appended": special_tokens}
     segmenters = {
-        name: build_sentencepiece(read_model(folder, name), around, {}, folder / name) for name in (SOURCE, TARGET)
+        name: build_sentencepiece(read_model(folder, name), template, {}, folder / name) for name in (SOURCE, TARGET)
     }
-    segmenters[SOURCE].add_tokens([tokenizers.AddedToken(code, normalized=False) for code in codes])
-    joint = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    codes = [tokenizers.AddedToken(code, normalized=False) for code in _language_codes(vocabulary)]
+    segmenters[SOURCE].add_tokens(codes)
+    joint = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
     joint.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    joint.add_special_tokens(special)
+    joint.add_special_tokens(special_tokens)
     files = {name: read_bytes(folder, name) for name in (SOURCE, TARGET, VOCABULARY)}
     return cast(tokenizers.Tokenizer, JointVocabulary(joint, segmenters, files))

@@ -1,6 +1,6 @@
-"""SentencePiece's `.model` files (Kudo and Richardson 2018), read without its library, as Unigram or as BPE.
+"""Read SentencePiece's `.model` files (Kudo and Richardson 2018) without its library, as Unigram or BPE.
 
-The format is a protocol buffer; its fields are those of sentencepiece_model.proto.
+The format is a protocol buffer with the fields of sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -29,122 +29,141 @@ from heedful.untrusted_files import read_bytes
 
 NAMES = ("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.model", "sentencepiece.bpe.model")
 SPACE = "▁"  # replaces spaces
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
-UNIGRAM, BPE = 1, 2
-MOST_EXTRA = 10_000
-MOST_FIELDS = 50_000  # of a message beside the pieces
-NEVER = 1000.0  # by so much worse than all others scores what segmentation may not use
+# numbers of fields in sentencepiece_model.proto
+PIECES, TRAINER, NORMALIZER = 1, 2, 3  # of ModelProto
+PIECE_TEXT, PIECE_SCORE, PIECE_TYPE = 1, 2, 3  # of SentencePiece
+MODEL_TYPE, TREAT_WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35  # of TrainerSpec
+PRECOMPILED_CHARSMAP, ADD_DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)  # types of pieces
+UNIGRAM, BPE = 1, 2  # types of models
+MAX_EXTRA_IDS = 10_000  # sentinel tokens
+MAX_FIELDS = 50_000  # fields of a message, without the pieces
+NEVER_PENALTY = 1000.0  # score of a piece that segmentation may not use, below that of all others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentencePieceModel:
     """The contents of a model file."""
 
-    pieces: tuple[tuple[str, float, int], ...]  # text, score, type
-    unknown: int
-    characters: bytes  # how characters are normalised, compiled; b"": not at all
-    prefix: bool  # a space is put before each text
-    single_spaces: bool  # spaces at the ends and doubled ones are left out
-    bytes: bool  # unknown characters become the pieces of their bytes
-    bpe: bool  # the best two neighbours are merged first, rather than the best segmentation taken
+    pieces: tuple[tuple[str, float, int], ...]  # (text, score, type) by id
+    unknown_id: int
+    charsmap: bytes  # compiled map by which characters are normalised; b"": none
+    adds_prefix: bool  # whether a space is put before each text
+    removes_extra_spaces: bool  # whether spaces at the ends, and repeated ones, are removed
+    byte_fallback: bool  # whether unknown characters become the pieces of their bytes
+    is_bpe: bool  # BPE: the best two neighbours are merged first; else Unigram: the best segmentation
 
 
 def read_model(folder: Path, name: str) -> SentencePieceModel:
-    """Read a model file, refusing what is damaged, is neither Unigram nor BPE, or means something else than usual."""
+    """Read a model file.
+
+    Raises:
+        TokenizerError: If the file is damaged, neither Unigram nor BPE, or writes spaces in an unusual way.
+    """
     path, data = folder / name, read_bytes(folder, name)
     try:
-        return _read(data)
+        return _parse(data)
     except HeedfulError as error:
         raise TokenizerError(f"{path}: {error}") from None
     except (ValueError, LookupError, TypeError, struct.error) as error:
         raise TokenizerError(f"{path} is no SentencePiece model, or is damaged: {error}; fetch it again") from error
 
 
-def _read(data: bytes) -> SentencePieceModel:
+def _parse(data: bytes) -> SentencePieceModel:
+    """Parse and check a model file.
+
+    Raises:
+        TokenizerError: If the model is not supported.
+        ValueError, LookupError, TypeError, struct.error: If the file is damaged.
+    """
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
-    others = 0
-    for field, value in _fields(data):
-        others += field != 1
-        if len(pieces) > MAX_TOKENS or others > MOST_FIELDS:
-            raise ValueError(f"more than {MAX_TOKENS} pieces, or {MOST_FIELDS} other fields")
-        if field == 1:
-            piece = _message(value)
-            score = struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0]
-            pieces.append((_bytes(piece[1]).decode(), score, int(piece.get(3, NORMAL))))
-        elif field == 2:
-            trainer = _message(value)
-        elif field == 3:
-            normalizer = _message(value)
+    num_others = 0  # fields that are not pieces
+    for field, value in _parse_fields(data):
+        num_others += field != PIECES
+        if len(pieces) > MAX_TOKENS or num_others > MAX_FIELDS:
+            raise ValueError(f"more than {MAX_TOKENS} pieces, or {MAX_FIELDS} other fields")
+        if field == PIECES:
+            piece = _parse_message(value)
+            score = struct.unpack("<f", struct.pack("<I", piece.get(PIECE_SCORE, 0)))[0]
+            pieces.append((_as_bytes(piece[PIECE_TEXT]).decode(), score, int(piece.get(PIECE_TYPE, NORMAL))))
+        elif field == TRAINER:
+            trainer = _parse_message(value)
+        elif field == NORMALIZER:
+            normalizer = _parse_message(value)
     if not pieces:
         raise ValueError("it holds no pieces")
-    if trainer.get(3, UNIGRAM) not in (UNIGRAM, BPE):
+    if trainer.get(MODEL_TYPE, UNIGRAM) not in (UNIGRAM, BPE):
         raise TokenizerError(
             "it is neither Unigram nor BPE: convert it to tokenizer.json with the library that made it"
         )
-    if trainer.get(24, 0) or not normalizer.get(5, 1):
+    if trainer.get(TREAT_WHITESPACE_AS_SUFFIX, 0) or not normalizer.get(ESCAPE_WHITESPACES, 1):
         raise TokenizerError("it writes spaces in an unusual way: convert it to tokenizer.json first")
-    unknown = [number for number, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
-    if len(unknown) != 1:
-        raise ValueError(f"{len(unknown)} unknown pieces, expected one")
+    unknown_ids = [id for id, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN]
+    if len(unknown_ids) != 1:
+        raise ValueError(f"{len(unknown_ids)} unknown pieces, expected one")
     check_pieces([(text, score) for text, score, _ in pieces])
     if len({text for text, _, _ in pieces}) != len(pieces):
-        raise ValueError("pieces are doubled")
-    characters = _bytes(normalizer.get(2, b""))
-    if characters and 2 * check_charsmap(characters) > UNICODE_GROWTH * MAX_GROWTH:
+        raise ValueError("pieces are repeated")
+    charsmap = _as_bytes(normalizer.get(PRECOMPILED_CHARSMAP, b""))
+    if charsmap and 2 * check_charsmap(charsmap) > UNICODE_GROWTH * MAX_GROWTH:
         raise ValueError("its character map makes texts too long")
     return SentencePieceModel(
         pieces=tuple(pieces),
-        unknown=unknown[0],
-        characters=characters,
-        prefix=bool(normalizer.get(3, 1)),
-        single_spaces=bool(normalizer.get(4, 1)),
-        bytes=bool(trainer.get(35, 0)),
-        bpe=trainer.get(3, UNIGRAM) == BPE,
+        unknown_id=unknown_ids[0],
+        charsmap=charsmap,
+        adds_prefix=bool(normalizer.get(ADD_DUMMY_PREFIX, 1)),
+        removes_extra_spaces=bool(normalizer.get(REMOVE_EXTRA_WHITESPACES, 1)),
+        byte_fallback=bool(trainer.get(BYTE_FALLBACK, 0)),
+        is_bpe=trainer.get(MODEL_TYPE, UNIGRAM) == BPE,
     )
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(field number, value) of a message: integers, 32 and 64 bits as integers, or bytes."""
-    place = 0
-    while place < len(data):
-        key, place = _varint(data, place)
-        field, kind = key >> 3, key & 7
-        if kind == 0:
-            value, place = _varint(data, place)
+def _parse_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield (field number, value) of a message; values of 32 and 64 bits are integers too."""
+    position = 0
+    while position < len(data):
+        key, position = _parse_varint(data, position)
+        field, wire_type = key >> 3, key & 7
+        if wire_type == 0:
+            value, position = _parse_varint(data, position)
             yield field, value
             continue
-        if kind not in (1, 2, 5):
-            raise ValueError(f"a field of kind {kind} at byte {place}")
-        length, place = _varint(data, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
-        if place + length > len(data):
+        if wire_type not in (1, 2, 5):
+            raise ValueError(f"a field of kind {wire_type} at byte {position}")
+        if wire_type == 2:
+            length, position = _parse_varint(data, position)
+        else:
+            length = 8 if wire_type == 1 else 4
+        if position + length > len(data):
             raise ValueError(f"it ends in the middle of a field, at byte {len(data)}")
-        raw = data[place : place + length]
-        yield field, raw if kind == 2 else int.from_bytes(raw, "little")
-        place += length
+        raw = data[position : position + length]
+        yield field, raw if wire_type == 2 else int.from_bytes(raw, "little")
+        position += length
 
 
-def _message(value: int | bytes) -> dict[int, int | bytes]:
-    """The fields of a message inside the message; of a repeated one the last."""
-    fields = list(islice(_fields(_bytes(value)), MOST_FIELDS + 1))
-    if len(fields) > MOST_FIELDS:
-        raise ValueError(f"more than {MOST_FIELDS} fields in one message")
+def _parse_message(value: int | bytes) -> dict[int, int | bytes]:
+    """Parse a message in a field; of several fields with the same number the last one counts."""
+    fields = list(islice(_parse_fields(_as_bytes(value)), MAX_FIELDS + 1))
+    if len(fields) > MAX_FIELDS:
+        raise ValueError(f"more than {MAX_FIELDS} fields in one message")
     return dict(fields)
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _parse_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the variable-length integer at a position, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
-    raise ValueError(f"a number without an end at byte {place}")
+            return value, position
+    raise ValueError(f"a number without an end at byte {position}")
 
 
-def _bytes(value: int | bytes) -> bytes:
+def _as_bytes(value: int | bytes) -> bytes:
     if not isinstance(value, bytes):
         raise ValueError("a number was read, expected text")
     return value
@@ -153,39 +172,44 @@ def _bytes(value: int | bytes) -> bytes:
 def build_sentencepiece(
     model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig, path: Path
 ) -> tokenizers.Tokenizer:
-    """Return the library's Unigram or BPE tokenizer for a model.
+    """Build the library's Unigram or BPE tokenizer of a model.
 
     Args:
-        model: The model.
-        defaults: Of the model's family, which no file has: templates ("single", "pair"), names of special tokens
-            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), those in place
-            of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"), "do_lower_case",
-            "keep_accents", and whether double quotes are normalised ("quotes").
+        model: the model.
+        defaults: values of the model's family, which no file has: templates ("single", "pair"), names of special tokens
+            ("special"), number of sentinels ("extra_ids"), special tokens after the pieces ("appended"), special tokens
+            instead of the first pieces ("leading", "replaced"), control pieces after the last ("trailing"),
+            "do_lower_case", "keep_accents", and whether double quotes are normalised ("quotes").
         config: tokenizer_config.json; names of special tokens are added.
-        path: Of the model, for messages.
+        path: file of the model, for messages.
+
+    Raises:
+        TokenizerError: If the model is not that of the family, or cannot be used.
     """
     special = defaults.get("special", {})
     assert isinstance(special, dict)
     for key, token in special.items():
         config.setdefault(key, token)
-    model = _with_leading(model, defaults, path)
+    model = _with_family_pieces(model, defaults, path)
     with translate_errors(f"{path} cannot be used", "fetch it again"):
-        backend = tokenizers.Tokenizer(_bpe(model, path) if model.bpe else _unigram(model))
-        backend.normalizer = normalizers.Sequence(_steps(model, defaults, config))
-        inner = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=not inner)
-        decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence([*decoding, decoders.Strip(" ", int(model.prefix), 0)])
+        backend = tokenizers.Tokenizer(_build_bpe(model, path) if model.is_bpe else _build_unigram(model))
+        backend.normalizer = normalizers.Sequence(_normalizer_steps(model, defaults, config))
+        has_inner_spaces = any(SPACE in text[1:] for text, _, kind in model.pieces if kind == NORMAL)
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(
+            replacement=SPACE, prepend_scheme="never", split=not has_inner_spaces
+        )
+        decoder_steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*decoder_steps, decoders.Strip(" ", int(model.adds_prefix), 0)])
         backend.add_special_tokens(
             [tokenizers.AddedToken(text, normalized=False) for text, _, kind in model.pieces if kind == CONTROL]
         )
-        backend.add_special_tokens([model.pieces[model.unknown][0]])
-        extra = config.get("extra_ids", defaults.get("extra_ids", 0))
-        if not isinstance(extra, int) or not 0 <= extra <= MOST_EXTRA:
+        backend.add_special_tokens([model.pieces[model.unknown_id][0]])
+        extra_ids = config.get("extra_ids", defaults.get("extra_ids", 0))
+        if not isinstance(extra_ids, int) or not 0 <= extra_ids <= MAX_EXTRA_IDS:
             raise TokenizerError(
-                f"{path}: extra_ids is {quoted(extra)}; expected a whole number from 0 to {MOST_EXTRA}"
+                f"{path}: extra_ids is {quoted(extra_ids)}; expected a whole number from 0 to {MAX_EXTRA_IDS}"
             )
-        backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra))])
+        backend.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(extra_ids))])
         appended = defaults.get("appended", [])
         assert isinstance(appended, list)
         backend.add_special_tokens(appended)
@@ -193,59 +217,66 @@ def build_sentencepiece(
     return backend
 
 
-def _with_leading(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
-    """Return the model with the family's own first pieces in place of those of the file."""
+def _with_family_pieces(model: SentencePieceModel, defaults: Mapping[str, object], path: Path) -> SentencePieceModel:
+    """Return the model with the first pieces that its family has, in place of those of the file."""
     leading, replaced = defaults.get("leading", []), defaults.get("replaced", [])
     assert isinstance(leading, list) and isinstance(replaced, list)
     if not leading:
         return model
     if (first := [text for text, _, _ in model.pieces[: len(replaced)]]) != replaced:
         raise TokenizerError(f"{path} begins with {quoted(first)}; the family of its model expects {quoted(replaced)}")
-    unknown = leading.index(replaced[0])
-    pieces = [(text, 0.0, UNKNOWN if number == unknown else CONTROL) for number, text in enumerate(leading)]
+    unknown_id = leading.index(replaced[0])
+    first_pieces = [(text, 0.0, UNKNOWN if id == unknown_id else CONTROL) for id, text in enumerate(leading)]
     trailing = defaults.get("trailing", [])
     assert isinstance(trailing, list)
-    last = [(text, 0.0, CONTROL) for text in trailing]
-    return replace(model, pieces=(*pieces, *model.pieces[len(replaced) :], *last), unknown=unknown)
+    last_pieces = [(text, 0.0, CONTROL) for text in trailing]
+    pieces = (*first_pieces, *model.pieces[len(replaced) :], *last_pieces)
+    return replace(model, pieces=pieces, unknown_id=unknown_id)
 
 
-def _unigram(model: SentencePieceModel) -> models.Unigram:
-    """Return Unigram in which symbols that the model's maker defined win, and control symbols are never segments."""
-    normal = [score for _, score, kind in model.pieces if kind == NORMAL] or [0.0]
-    best, never = max(normal), min(normal) - NEVER
+def _build_unigram(model: SentencePieceModel) -> models.Unigram:
+    """Build Unigram in which user-defined pieces are preferred, and control and unused pieces are never segments."""
+    normal_scores = [score for _, score, kind in model.pieces if kind == NORMAL] or [0.0]
+    best, never = max(normal_scores), min(normal_scores) - NEVER_PENALTY
 
-    def scored(text: str, score: float, kind: int) -> tuple[str, float]:
+    def with_score(text: str, score: float, kind: int) -> tuple[str, float]:
         if kind == USER:
             return text, len(text.encode()) * best - 0.1
         return text, score if kind in (NORMAL, BYTE) else never
 
-    return models.Unigram([scored(*piece) for piece in model.pieces], model.unknown, model.bytes)
+    return models.Unigram([with_score(*piece) for piece in model.pieces], model.unknown_id, model.byte_fallback)
 
 
-def _bpe(model: SentencePieceModel, path: Path) -> models.BPE:
-    """Return BPE whose merges are all ways to make a piece of two others, best piece first, then longest left part."""
+def _build_bpe(model: SentencePieceModel, path: Path) -> models.BPE:
+    """Build BPE, whose merges are all ways to make a piece of two others: the best piece first, then the longest left.
+
+    Raises:
+        TokenizerError: If the model has user-defined or unused pieces.
+    """
     if unsupported := next((text for text, _, kind in model.pieces if kind in (USER, UNUSED)), None):
         problem = f"{path} is BPE with pieces that are unused or defined by its maker, such as {quoted(unsupported)}"
         raise TokenizerError(f"{problem}; they are not supported: convert it to tokenizer.json")
     scores = {text: score for text, score, kind in model.pieces if kind == NORMAL}
-    merges = [
-        (-score, -cut, text[:cut], text[cut:])
-        for text, score in scores.items()
-        for cut in range(1, len(text))
-        if text[:cut] in scores and text[cut:] in scores
-    ]
+    merges: list[tuple[float, int, str, str]] = []
+    for text, score in scores.items():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in scores and right in scores:
+                merges.append((-score, -cut, left, right))
     return models.BPE(
-        vocab={text: number for number, (text, _, _) in enumerate(model.pieces)},
+        vocab={text: id for id, (text, _, _) in enumerate(model.pieces)},
         merges=[(left, right) for _, _, left, right in sorted(merges)],
-        unk_token=model.pieces[model.unknown][0],
+        unk_token=model.pieces[model.unknown_id][0],
         fuse_unk=True,
-        byte_fallback=model.bytes,
+        byte_fallback=model.byte_fallback,
     )
 
 
-def _steps(
+def _normalizer_steps(
     model: SentencePieceModel, defaults: Mapping[str, object], config: TokenizerConfig
 ) -> list[normalizers.Normalizer]:
+    """Return the steps of the normalizer, in order."""
+
     def flag(key: str, default: bool) -> bool:
         value = config.get(key)
         return bool(defaults.get(key, default) if value is None else value)
@@ -257,13 +288,13 @@ def _steps(
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if flag("do_lower_case", False):
         steps.append(normalizers.Lowercase())
-    if model.characters:
-        steps.append(normalizers.Precompiled(model.characters))
-    if model.single_spaces:
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.removes_extra_spaces:
         steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.prefix:
+    if model.adds_prefix:
         steps.append(normalizers.Prepend(SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
-    if model.single_spaces:  # at the end, what a text itself wrote as a space goes too
+    if model.removes_extra_spaces:  # at the end also SPACE in the text itself
         steps.append(normalizers.Replace(Regex(rf"{SPACE}+\z"), ""))
     return steps

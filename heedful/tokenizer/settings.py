@@ -1,4 +1,4 @@
-"""Settings of a tokenizer that is trained; imports nothing heavy, so that a wrong setting is refused at once."""
+"""Settings of a tokenizer that is trained; the module imports nothing heavy, so that a wrong setting fails at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from heedful.errors import SettingError
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
-ANGLED = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
+ANGLE_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # RoBERTa's special tokens, in the order of their ids
 SENTINEL = "<extra_id_{}>"  # counted from 0; published vocabularies have 100 of them, with descending ids
 
 
@@ -48,13 +48,13 @@ class TokenizerSettings:
                 raise SettingError(f"{name} is {value}; expected a whole number from {least}")
 
     @property
-    def room(self) -> int:
-        """Tokens of the vocabulary without sentinels, at most."""
+    def size_without_sentinels(self) -> int:
+        """Maximum size of the vocabulary without sentinels."""
         return self.vocab_size - self.num_sentinels
 
     @property
     def lowercases(self) -> bool:
-        """Whether text is lower-cased."""
+        """Whether texts are lower-cased."""
         return self.algorithm == "wordpiece" if self.lower_case is None else self.lower_case
 
     @property
@@ -64,12 +64,13 @@ class TokenizerSettings:
 
     @property
     def names(self) -> SpecialNames:
-        """The special tokens."""
+        """The texts of the special tokens."""
         if self.special_tokens is not None:
             return self.special_tokens
-        first, pad, separator, unknown, mask = ANGLED
-        angled = SpecialNames(pad_token=pad, unk_token=unknown, cls_token=first, sep_token=separator, mask_token=mask)
-        return angled if self.algorithm == "bpe" else SpecialNames()
+        if self.algorithm != "bpe":
+            return SpecialNames()
+        cls, pad, sep, unk, mask = ANGLE_TOKENS
+        return SpecialNames(pad_token=pad, unk_token=unk, cls_token=cls, sep_token=sep, mask_token=mask)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tokenizer: texts and pairs to token ids, types and offsets, within a limit, and back."""
+"""The Tokenizer: from texts and pairs to token ids, types and offsets, within a limit, and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenizers import processors
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError, HeedfulWarning, TokenizerError, did_you_mean
 from heedful.tokenizer import files
-from heedful.tokenizer.build import END_OF_TEXT, TYPICAL
+from heedful.tokenizer.build import END_OF_TEXT, PUBLISHED_NAMES
 from heedful.tokenizer.encoding import (
     Encoding,
     PreTokenized,
@@ -41,9 +41,9 @@ from heedful.tokenizer.limits import TokenizerConfig
 if TYPE_CHECKING:
     from heedful.packed import Packed
 
-DECIDES = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # what decides ids
-LANGUAGE_CODE = re.compile("[a-z]{2,3}_[A-Z]{2}")
-UNLIMITED = 1_000_000_000  # transformers writes 1e30 for "no limit"
+ID_STATE_KEYS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")  # keys that decide ids
+LANGUAGE_CODE = re.compile("[a-z]{2,3}_[A-Z]{2}")  # such as en_XX
+UNLIMITED = 1_000_000_000  # a model_max_length from which there is no limit; transformers writes 1e30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +52,12 @@ class SpecialIds:
 
     pad: int | None
     unknown: int | None
-    bos_or_cls: int | None  # begins a sequence: [CLS], <s>
-    eos_or_sep: int | None  # ends each text: [SEP], </s>
+    bos_or_cls: int | None  # token before the first text: [CLS], <s>
+    eos_or_sep: int | None  # token after each text: [SEP], </s>
     mask: int | None
 
 
-ROLES = {  # keys of tokenizer_config.json for each role, the preferred one first
+ROLES = {  # role to its keys in tokenizer_config.json, the preferred one first
     "pad": ("pad_token",),
     "unknown": ("unk_token",),
     "bos_or_cls": ("cls_token", "bos_token"),
@@ -65,17 +65,25 @@ ROLES = {  # keys of tokenizer_config.json for each role, the preferred one firs
     "mask": ("mask_token",),
 }
 
-PLAIN, TYPES = "PreTrainedTokenizerFast", "token_type_ids"  # as transformers calls them
+FAST_CLASS, TOKEN_TYPES = "PreTrainedTokenizerFast", "token_type_ids"  # a class and an input of transformers
 
 
 class Tokenizer:
     """Converts texts to token ids and back, exactly as the published model's own tokenizer; immutable.
 
-    A special token that is written out in a text ("[MASK]") becomes that special token, as in transformers.
+    A special token that is written out in a text, like "[MASK]", becomes the special token, as in transformers.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig | None = None) -> None:
-        """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards."""
+        """Wrap a tokenizer of the `tokenizers` library, which must not be changed afterwards.
+
+        Args:
+            backend: the library's tokenizer.
+            config: contents of tokenizer_config.json; None: empty.
+
+        Raises:
+            TokenizerError: If the vocabulary is empty, or ids are shared or unknown.
+        """
         self._backend = backend
         self._config = dict(config or {})
         with (
@@ -88,32 +96,36 @@ class Tokenizer:
                 backend.post_processor = processors.TemplateProcessing(
                     single="$A:0", pair="$A:0 $B:1", special_tokens=[]
                 )
-            numbers = list(backend.get_vocab(with_added_tokens=True).values())
+            all_ids = list(backend.get_vocab(with_added_tokens=True).values())
             self._state = self.tokenizer_json()
             probes = [backend.encode("a"), backend.encode("a", "a")]
-        for large in ("vocab", "merges"):  # the backend has them: a server need not hold them twice
+        for large in ("vocab", "merges"):  # the backend has them: they are not stored twice
             self._state["model"].pop(large, None)
-        if not numbers:
+        if not all_ids:
             raise TokenizerError("this tokenizer has an empty vocabulary: give the files that belong to the checkpoint")
-        known = set(numbers)
-        if len(known) != len(numbers):
+        vocabulary_ids = set(all_ids)
+        if len(vocabulary_ids) != len(all_ids):
             raise TokenizerError("two tokens of this tokenizer share an id: give each token its own id")
-        self.size: int = 1 + max(known)  # rows that an embedding needs
-        for number in sorted({number for probe in probes for number in probe.ids} - known):
+        self.size: int = 1 + max(vocabulary_ids)  # rows that an embedding needs
+        for number in sorted({number for probe in probes for number in probe.ids} - vocabulary_ids):
             raise TokenizerError(
                 f"the post-processor puts id {number} around texts, but no token has it: correct its id"
             )
-        self.special: SpecialIds = _special(self, probes[0])
+        self.special: SpecialIds = _find_special_ids(self, probes[0])
 
     @classmethod
     def load(cls, folder: str | Path, defaults: Mapping[str, object] | None = None) -> Tokenizer:
-        """Read tokenizer.json, else vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or spiece.model
-        (SentencePiece's Unigram), which `defaults` completes: load() of a whole model folder knows it.
+        """Load the tokenizer of a folder.
 
-        tokenizer_config.json is read beside each; stored truncation and padding are dropped.
+        It is read from tokenizer.json, else from vocab.txt (WordPiece), vocab.json and merges.txt (byte-level BPE), or
+        spiece.model (SentencePiece). tokenizer_config.json is read too. Stored truncation and padding are ignored.
+
+        Args:
+            folder: the folder.
+            defaults: values of the model's family that vocab.txt and spiece.model lack; loading a model passes them.
 
         Warns:
-            HeedfulWarning: Of damage that does not prevent its use.
+            HeedfulWarning: About damage that does not prevent the use of the tokenizer.
 
         Raises:
             HeedfulError: If a file cannot be used.
@@ -140,22 +152,22 @@ class Tokenizer:
         return tokenizer
 
     def __repr__(self) -> str:
-        """Return the size of the vocabulary and the maximum length."""
+        """Show the size of the vocabulary and the maximum length."""
         return f"Tokenizer(size={self.size}, max_length={self.max_length})"
 
     @property
     def max_length(self) -> int | None:
-        """Maximum number of tokens of the model that the tokenizer belongs to; None if unknown or unlimited."""
-        longest = self._config.get("model_max_length")
-        return int(longest) if longest is not None and longest < UNLIMITED else None
+        """Maximum number of tokens of the model that the tokenizer belongs to; None: unknown or unlimited."""
+        max_length = self._config.get("model_max_length")
+        return int(max_length) if max_length is not None and max_length < UNLIMITED else None
 
     def limited(self, max_length: int) -> Tokenizer:
-        """Return the tokenizer for a model that reads at most `max_length` tokens."""
+        """Return this tokenizer for a model that reads at most `max_length` tokens."""
         return Tokenizer(self._backend, self._config | {"model_max_length": max_length})
 
     @cached_property
     def for_targets(self) -> Tokenizer:
-        """The tokenizer of texts that a model generates: another one where source and target have their own."""
+        """The tokenizer of texts that a model generates: this one, unless target texts have their own."""
         if not isinstance(self._backend, JointVocabulary):
             return self
         return Tokenizer(cast(tokenizers.Tokenizer, self._backend.for_targets()), self._config)
@@ -167,29 +179,30 @@ class Tokenizer:
         return tuple(token for token in special if LANGUAGE_CODE.fullmatch(token))
 
     def with_source_language(self, code: str) -> Tokenizer:
-        """Return the tokenizer of texts in another language, whose code it puts beside each text.
+        """Return the tokenizer of texts in another language, which puts the code of this language beside each text.
 
         Raises:
             TokenizerError: If the language is unknown, or the tokenizer puts no code beside texts.
         """
         state = self.tokenizer_json()
-        around = {step["SpecialToken"]["id"] for step in _walk(state["post_processor"]) if "SpecialToken" in step}
-        if not (codes := around.intersection(self.languages)):
+        template = state["post_processor"]
+        special_pieces = [step["SpecialToken"] for step in _all_steps(template) if "SpecialToken" in step]
+        old_codes = {piece["id"] for piece in special_pieces}.intersection(self.languages)
+        if not old_codes:
             raise TokenizerError("this tokenizer puts no language code beside a text: leave the source language out")
         self.check_language(code)
-        template = state["post_processor"]
-        for step in _walk(template):
-            if "SpecialToken" in step and step["SpecialToken"]["id"] in codes:
-                step["SpecialToken"]["id"] = code
+        for piece in special_pieces:
+            if piece["id"] in old_codes:
+                piece["id"] = code
         template["special_tokens"][code] = {"id": code, "ids": [self.id(code)], "tokens": [code]}
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), self._config | {"src_lang": code})
 
     def check_language(self, code: str) -> int:
-        """Return the id of a language code; raises TokenizerError if it is unknown."""
+        """Return the id of a language code; raise TokenizerError if it is unknown."""
         if code not in self.languages:
-            known = ", ".join(self.languages) or "none"
+            languages = ", ".join(self.languages) or "none"
             raise TokenizerError(
-                f"{code!r} is no language of this model{did_you_mean(code, self.languages)}; it has {known}"
+                f"{code!r} is no language of this model{did_you_mean(code, self.languages)}; it has {languages}"
             )
         id = self.id(code)
         assert id is not None
@@ -197,22 +210,22 @@ class Tokenizer:
 
     @property
     def lowercases(self) -> bool | None:
-        """Whether text is lower-cased; None if the normalizer does not tell."""
-        steps = _walk(self._state["normalizer"])
+        """Whether texts are lower-cased; None: the normalizer does not say."""
+        steps = _all_steps(self._state["normalizer"])
         if any(step.get("type") == "Lowercase" for step in steps):
             return True
         return next((bool(step["lowercase"]) for step in steps if "lowercase" in step), None)
 
     @cached_property
     def fingerprint(self) -> str:
-        """ "sha256:..." of everything that decides ids: tokenizers with equal fingerprints give equal ids."""
+        """Hash of everything that decides ids, as "sha256:...": tokenizers with equal fingerprints return equal ids."""
         state = self.tokenizer_json()
-        decides = _canonical({key: state[key] for key in DECIDES})
-        canonical = json.dumps(decides, sort_keys=True, separators=(",", ":"))
-        return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+        canonical = _canonical_state({key: state[key] for key in ID_STATE_KEYS})
+        text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def id(self, token: str) -> int | None:
-        """Return the id of a token as the vocabulary spells it ("##ing", "Ġthe"), or None."""
+        """Return the id of a token, spelt as in the vocabulary ("##ing", "Ġthe"); None: there is no such token."""
         return self._backend.token_to_id(token)
 
     @property
@@ -221,7 +234,11 @@ class Tokenizer:
         return self._word_marks[0]
 
     def starts(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
-        """Mark the tokens of a text that begin a word; after the end of a line a token without a mark does, too."""
+        """Return whether each token of a text begins a word, [tokens]; any token after a line end begins one.
+
+        Args:
+            tokens: ids of the text's tokens, [tokens].
+        """
         continues, ends_line = self._word_marks
         starts: NDArray[np.bool_] = ~continues[tokens]
         starts[1:] |= ends_line[tokens[:-1]]
@@ -229,23 +246,25 @@ class Tokenizer:
 
     @cached_property
     def _word_marks(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Whether each token continues a word; and ends a line, in a vocabulary that marks the beginning of words."""
+        """Whether each token continues a word, [size], and whether it ends a line, [size].
+
+        Line ends are only marked in vocabularies that mark the beginning of words.
+        """
         names = [self._backend.id_to_token(id) or "" for id in range(self.size)]
-        inside = self._state["model"].get("continuing_subword_prefix") or ""
-        if inside:
-            return np.array([name.startswith(inside) for name in names]), np.zeros(self.size, np.bool_)
-        for begins in ("\u2581", "\u0120"):
-            if any(name.startswith(begins) for name in names):
-                line = "\u010a" if begins == "\u0120" else "\n"  # as byte-level vocabularies write it, or as it is
-                continues = np.array([not name.startswith((begins, line)) for name in names])
-                return continues, np.array([name.endswith(line) for name in names])
+        continuing_prefix = self._state["model"].get("continuing_subword_prefix") or ""
+        if continuing_prefix:
+            return np.array([name.startswith(continuing_prefix) for name in names]), np.zeros(self.size, np.bool_)
+        for word_mark, line_end in (("\u2581", "\n"), ("\u0120", "\u010a")):  # SentencePiece, byte-level BPE
+            if any(name.startswith(word_mark) for name in names):
+                continues = np.array([not name.startswith((word_mark, line_end)) for name in names])
+                return continues, np.array([name.endswith(line_end) for name in names])
         raise TokenizerError(
             "this vocabulary does not mark words (## inside of words, or \u2581 or \u0120 before them): "
             "choose tokens or spans instead of words"
         )
 
     def name(self, id: int) -> str:
-        """Return the token with an id, as the vocabulary spells it."""
+        """Return the token with an id, spelt as in the vocabulary; raise TokenizerError if there is none."""
         token = self._backend.id_to_token(id) if 0 <= id < self.size else None
         if token is None:
             raise TokenizerError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")
@@ -255,21 +274,21 @@ class Tokenizer:
         """Encode a text, a pair (a tuple of two texts) or PreTokenized words.
 
         Args:
-            item: The text.
-            max_length: Tokens, at most; None: any number.
-            truncate: "error" refuses more tokens; else they are cut, and counted in `dropped`: "longest_first" cuts the
-                longer text of a pair, "only_second" the second one. Special tokens are always kept.
+            item: the text, pair or words.
+            max_length: maximum number of tokens; None: any number.
+            truncate: what happens to more tokens: "error" raises TokenizerError, "longest_first" cuts the longer text
+                of a pair, "only_second" the second text. Special tokens are always kept; `dropped` counts cut tokens.
         """
         return self.encode_batch([item], max_length=max_length, truncate=truncate)[0]
 
     def encode_batch(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> list[Encoding]:
-        """Encode several items, on all processor cores; see `encode`."""
+        """Encode several items on all processor cores; arguments as of `encode`."""
         check_limits(max_length=max_length, truncate=truncate)
         results = []
-        for number, encoding in enumerate(self._run(items, fast=False)):
-            positions, dropped = _truncation(encoding, number, max_length=max_length, truncate=truncate)
+        for number, encoding in enumerate(self._encode_with_library(items, fast=False)):
+            positions, dropped = _truncated_positions(encoding, number, max_length=max_length, truncate=truncate)
             results.append(from_library(encoding, positions, dropped=dropped))
         return results
 
@@ -285,86 +304,96 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def windows(self, item: TokenizerInput, *, max_length: int, stride: int) -> list[Encoding]:
-        """Return a text in windows of at most max_length tokens, each starting `stride` tokens after the one before.
+        """Cut a text, or the second text of a pair, into windows; the first text of a pair is complete in each window.
 
-        Of a pair the second text is windowed, and the first is whole in each window. The stride is Google's doc_stride,
-        the distance between the starts of windows (at most their room for text), in tokens of the windowed text. In
-        transformers stride is the overlap: room - stride.
+        Args:
+            item: the text, pair or words.
+            max_length: maximum number of tokens in a window.
+            stride: tokens of the text between the starts of two windows (Google's doc_stride), from 1; in transformers
+                the stride is the overlap of two windows.
         """
         check_limits(max_length=max_length, truncate="error")
         if isinstance(stride, bool) or not isinstance(stride, int) or stride < 1:
             raise TokenizerError(
                 f"stride is {stride!r}: give by how many tokens, from 1, a window starts after the last"
             )
-        (encoding,) = self._run([item], fast=False)
+        (encoding,) = self._encode_with_library([item], fast=False)
         segment = 1 if isinstance(item, tuple) else 0
         return cut_windows(from_library(encoding), segment=segment, max_length=max_length, stride=stride)
 
     def pack(
         self, items: Sequence[TokenizerInput], *, max_length: int | None = None, truncate: Truncate = "error"
     ) -> Packed:
-        """Return items as one batch for a model; limits as for `encode`."""
-        from heedful.packed import Packed  # imports torch, which texts to ids need not
+        """Encode items as one batch for a model; arguments as of `encode`."""
+        from heedful.packed import Packed  # imports torch, which other methods do not need
 
         check_limits(max_length=max_length, truncate=truncate)
         ids, types = [], []
-        for number, encoding in enumerate(self._run(items, fast=True)):
-            positions, _ = _truncation(encoding, number, max_length=max_length, truncate=truncate)
+        for number, encoding in enumerate(self._encode_with_library(items, fast=True)):
+            positions, _ = _truncated_positions(encoding, number, max_length=max_length, truncate=truncate)
             ids.append(select_entries(encoding.ids, positions))
             types.append(select_entries(encoding.type_ids, positions))
         return Packed.of(ids, types)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Return the text of ids, which for a lossy tokenizer differs from the original."""
-        numbers = [int(number) for number in ids]
-        if wrong := [number for number in numbers if not 0 <= number < self.size]:
-            raise TokenizerError(f"no token has id {wrong[0]}: the ids of this tokenizer go from 0 to {self.size - 1}")
-        with translate_errors("these ids cannot be decoded", "check the tokenizer's decoder"):
-            return self._backend.decode(numbers, skip_special_tokens=skip_special)
-
-    def save(self, folder: str | Path, *, types: bool | None = None) -> None:
-        """Write tokenizer.json and tokenizer_config.json (for WordPiece vocab.txt too), which transformers loads.
-
-        A joint vocabulary of two SentencePiece models is written as the files that it was read from.
-
-        An older vocab.txt is removed unless this tokenizer is WordPiece. Other keys of a loaded tokenizer_config.json
-        are kept. Each file appears complete or not at all.
+        """Return the text of token ids; it differs from the original if the tokenizer normalises texts.
 
         Args:
-            folder: The folder, which is made if it is missing.
-            types: Whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
+            ids: the token ids.
+            skip_special: whether special tokens are left out.
+        """
+        int_ids = [int(id) for id in ids]
+        if unknown := [id for id in int_ids if not 0 <= id < self.size]:
+            raise TokenizerError(
+                f"no token has id {unknown[0]}: the ids of this tokenizer go from 0 to {self.size - 1}"
+            )
+        with translate_errors("these ids cannot be decoded", "check the tokenizer's decoder"):
+            return self._backend.decode(int_ids, skip_special_tokens=skip_special)
+
+    def save(self, folder: str | Path, *, types: bool | None = None) -> None:
+        """Write the files that transformers loads: tokenizer.json, tokenizer_config.json, for WordPiece vocab.txt.
+
+        A joint vocabulary of two SentencePiece models is written as the files that it was read from. An old vocab.txt
+        is removed unless this tokenizer is WordPiece. Keys of a loaded tokenizer_config.json are kept. Each file
+        appears complete or not at all.
+
+        Args:
+            folder: the folder, which is made if it is missing.
+            types: whether the model reads token types, which transformers' tokenizer then returns; None: unknown.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(self._backend, JointVocabulary):
             for name, data in self._backend.files.items():
-                with atomic_path(folder / name) as part:
-                    write_synced(part, [data])
-            _write(folder / "tokenizer_config.json", _json(self._saved_config(types), sort_keys=True))
+                with atomic_path(folder / name) as temporary:
+                    write_synced(temporary, [data])
+            _write_text(folder / "tokenizer_config.json", _to_json(self._saved_config(types), sort_keys=True))
             return
         state = self.tokenizer_json()
         if state["model"].get("type") == "WordPiece":
-            names = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
-            if [number for _, number in names] == list(range(len(names))):
-                _write(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in names))
+            entries = sorted(state["model"]["vocab"].items(), key=lambda entry: entry[1])
+            if [id for _, id in entries] == list(range(len(entries))):  # ids are line numbers in vocab.txt
+                _write_text(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in entries))
         else:
             (folder / "vocab.txt").unlink(missing_ok=True)
-        _write(folder / "tokenizer_config.json", _json(self._saved_config(types), sort_keys=True))
-        _write(folder / "tokenizer.json", _json(state))
+        _write_text(folder / "tokenizer_config.json", _to_json(self._saved_config(types), sort_keys=True))
+        _write_text(folder / "tokenizer.json", _to_json(state))
 
     def _saved_config(self, types: bool | None) -> TokenizerConfig:
-        config = {"tokenizer_class": PLAIN} | self._config
-        names = config.get("model_input_names")
-        if types and names is None and config["tokenizer_class"] == PLAIN:  # which gives none in transformers 5
-            config["model_input_names"] = ["input_ids", TYPES, "attention_mask"]
-        elif types is False and TYPES in (names or ()):
-            config["model_input_names"] = [name for name in names or () if name != TYPES]
-        added = {token["id"]: token["content"] for token in self._state["added_tokens"]}
+        """Return the contents of tokenizer_config.json."""
+        config = {"tokenizer_class": FAST_CLASS} | self._config
+        inputs = config.get("model_input_names")
+        # in transformers 5 a tokenizer of this class returns no token types unless they are listed
+        if types and inputs is None and config["tokenizer_class"] == FAST_CLASS:
+            config["model_input_names"] = ["input_ids", TOKEN_TYPES, "attention_mask"]
+        elif types is False and TOKEN_TYPES in (inputs or ()):
+            config["model_input_names"] = [name for name in inputs or () if name != TOKEN_TYPES]
+        added_tokens = {token["id"]: token["content"] for token in self._state["added_tokens"]}
         for role, keys in ROLES.items():
-            number = getattr(self.special, role)
-            if number in added and not any(config.get(key) for key in keys):
-                config[keys[0]] = added[number]
-        for step in _walk(self._state["normalizer"]):
+            id = getattr(self.special, role)
+            if id in added_tokens and not any(config.get(key) for key in keys):
+                config[keys[0]] = added_tokens[id]
+        for step in _all_steps(self._state["normalizer"]):
             if step.get("type") == "BertNormalizer":
                 config["do_lower_case"] = step["lowercase"]
                 config["strip_accents"] = step["strip_accents"]
@@ -373,19 +402,20 @@ class Tokenizer:
 
     @cached_property
     def _pretokenized_backend(self) -> tokenizers.Tokenizer:
-        """Byte-level BPE sees a space before each of the given words, the first one too, as it was trained."""
-        state, changed = self.tokenizer_json(), False
-        for step in [*_walk(state["pre_tokenizer"]), *_walk(state["post_processor"])]:
+        """The library's tokenizer of words: byte-level BPE puts a space before each word, as it was trained."""
+        state, is_changed = self.tokenizer_json(), False
+        for step in [*_all_steps(state["pre_tokenizer"]), *_all_steps(state["post_processor"])]:
             if step.get("add_prefix_space") is False:
-                step["add_prefix_space"] = changed = True
-        return tokenizers.Tokenizer.from_str(json.dumps(state)) if changed else self._backend
+                step["add_prefix_space"] = is_changed = True
+        return tokenizers.Tokenizer.from_str(json.dumps(state)) if is_changed else self._backend
 
     def tokenizer_json(self) -> dict[str, Any]:
-        """The contents of tokenizer.json."""
+        """Return the contents of tokenizer.json."""
         state: dict[str, Any] = json.loads(self._backend.to_str())
         return state
 
-    def _run(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
+    def _encode_with_library(self, items: Sequence[TokenizerInput], *, fast: bool) -> list[tokenizers.Encoding]:
+        """Encode items without limits; `fast`: without offsets."""
         if isinstance(items, str | tuple | PreTokenized):
             raise TokenizerError(
                 f"items is one {type(items).__name__}, but a list of texts, pairs or PreTokenized is needed"
@@ -393,19 +423,19 @@ class Tokenizer:
         items = list(items)
         for number, item in enumerate(items):
             if not isinstance(item, str):
-                _check(number, item)
+                _check_item(number, item)
         results: dict[int, tokenizers.Encoding] = {}
-        for words in (False, True):
-            numbers = [number for number, item in enumerate(items) if isinstance(item, PreTokenized) is words]
+        for are_words in (False, True):
+            numbers = [number for number, item in enumerate(items) if isinstance(item, PreTokenized) is are_words]
             if not numbers:
                 continue
-            picked = [items[number] for number in numbers]
-            inputs = [list(item.words) if isinstance(item, PreTokenized) else item for item in picked]
+            batch = [items[number] for number in numbers]
+            inputs = [list(item.words) if isinstance(item, PreTokenized) else item for item in batch]
             try:
                 with translate_errors("the texts cannot be tokenized", "try them one by one to find which"):
-                    backend = self._pretokenized_backend if words else self._backend
-                    run = backend.encode_batch_fast if fast else backend.encode_batch
-                    encodings = run(inputs, is_pretokenized=words)
+                    backend = self._pretokenized_backend if are_words else self._backend
+                    encode_batch = backend.encode_batch_fast if fast else backend.encode_batch
+                    encodings = encode_batch(inputs, is_pretokenized=are_words)
             except HeedfulError:
                 _check_surrogates(items)
                 raise
@@ -413,7 +443,8 @@ class Tokenizer:
         return [results[number] for number in range(len(items))]
 
 
-def _check(number: int, item: object) -> None:
+def _check_item(number: int, item: object) -> None:
+    """Raise TokenizerError if an item that is not a text is not a pair or words either."""
     if isinstance(item, tuple) and len(item) == 2 and all(isinstance(text, str) for text in item):
         return
     if isinstance(item, PreTokenized):
@@ -427,8 +458,16 @@ def _check(number: int, item: object) -> None:
 
 
 def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
+    """Raise TokenizerError if an item has a lone surrogate."""
     for number, item in enumerate(items):
-        for text in [item] if isinstance(item, str) else item.words if isinstance(item, PreTokenized) else item:
+        texts: Sequence[str]
+        if isinstance(item, str):
+            texts = [item]
+        elif isinstance(item, PreTokenized):
+            texts = item.words
+        else:
+            texts = item
+        for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
@@ -438,10 +477,10 @@ def _check_surrogates(items: Sequence[TokenizerInput]) -> None:
                 ) from None
 
 
-def _truncation(
+def _truncated_positions(
     encoding: tokenizers.Encoding, number: int, *, max_length: int | None, truncate: Truncate
 ) -> tuple[list[int] | None, int]:
-    """Positions of the tokens to keep (None: all), and the number of the others."""
+    """Return the positions of the tokens that are kept (None: all), and the number of tokens that are cut."""
     if max_length is None or len(encoding) <= max_length:
         return None, 0
     lengths = count_tokens(encoding)
@@ -449,53 +488,63 @@ def _truncation(
     return kept_positions(encoding, stops), lengths[0] + lengths[1] - sum(stops)
 
 
-def _special(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
-    """Find special tokens: as tokenizer_config.json names them; else those around a text; else published names."""
+def _find_special_ids(tokenizer: Tokenizer, probe: tokenizers.Encoding) -> SpecialIds:
+    """Find the special tokens: those that tokenizer_config.json names, else those around a text, else published ones.
+
+    Args:
+        tokenizer: the tokenizer.
+        probe: the library's encoding of a text.
+    """
     config, state = tokenizer._config, tokenizer._state
-    added = {token["content"] for token in state["added_tokens"]}
+    added_tokens = {token["content"] for token in state["added_tokens"]}
     segments = probe.sequence_ids
-    end = len(segments) - next((back for back, segment in enumerate(reversed(segments)) if segment is not None), 0)
-    around = {"bos_or_cls": probe.ids[:1], "eos_or_sep": probe.ids[end : end + 1]}  # some end a text in <sep> <cls>
-    outside = {"bos_or_cls": segments[:1] == [None], "eos_or_sep": segments[-1:] == [None]}
+    text_end = len(segments) - next((back for back, segment in enumerate(reversed(segments)) if segment is not None), 0)
+    has_token = {"bos_or_cls": segments[:1] == [None], "eos_or_sep": segments[-1:] == [None]}  # before, after a text
+    ids_around = {"bos_or_cls": probe.ids[:1], "eos_or_sep": probe.ids[text_end : text_end + 1]}  # <sep> of <sep> <cls>
     special: dict[str, int | None] = {}
     for role, keys in ROLES.items():
-        named = [config[key] for key in keys if config.get(key)]
-        contents = [token["content"] if isinstance(token, dict) else token for token in named]
+        config_tokens = [config[key] for key in keys if config.get(key)]
+        tokens = [token["content"] if isinstance(token, dict) else token for token in config_tokens]
         if role == "unknown":
-            contents.append(state["model"].get("unk_token"))
-            number = state["model"].get("unk_id")
-            contents.extend([tokenizer.name(number)] if number is not None else [])
-        ends = [END_OF_TEXT] if role in outside else []  # GPT-2's published folders name none
-        typical = (*TYPICAL[keys[0]], *ends)
-        contents.extend(token for token in typical if token in added and not outside.get(role))
-        ids = [tokenizer.id(token) for token in contents if token is not None]
-        ids += around[role] if outside.get(role) else []
-        special[role] = next((number for number in ids if number is not None), None)
+            tokens.append(state["model"].get("unk_token"))
+            unknown_id = state["model"].get("unk_id")
+            tokens.extend([tokenizer.name(unknown_id)] if unknown_id is not None else [])
+        if not has_token.get(role):
+            end_of_text = [END_OF_TEXT] if role in has_token else []  # GPT-2's published folders name no tokens
+            published = (*PUBLISHED_NAMES[keys[0]], *end_of_text)
+            tokens.extend(token for token in published if token in added_tokens)
+        ids = [tokenizer.id(token) for token in tokens if token is not None]
+        if has_token.get(role):
+            ids += ids_around[role]
+        special[role] = next((id for id in ids if id is not None), None)
     return SpecialIds(**special)
 
 
-def _walk(state: object) -> list[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or post-processor, and all components of a Sequence."""
+def _all_steps(state: object) -> list[dict[str, Any]]:
+    """Return all objects in a normalizer, pre-tokenizer or post-processor, itself included, such as steps."""
     if isinstance(state, list):
-        return [step for part in state for step in _walk(part)]
+        return [step for component in state for step in _all_steps(component)]
     if not isinstance(state, dict):
         return []
-    return [state, *(step for value in state.values() for step in _walk(value))]
+    return [state, *(step for value in state.values() for step in _all_steps(value))]
 
 
-def _canonical(state: object) -> object:
-    """The state that all versions of the library write: no options that are off, no last digits of scores."""
+def _canonical_state(state: object) -> object:
+    """Return a state without what differs between versions of the library: options that are off, digits of scores."""
     if isinstance(state, float):
         return f"{state:.9g}"
     if isinstance(state, dict):
-        return {key: _canonical(value) for key, value in state.items() if value is not None and value is not False}
-    return [_canonical(value) for value in state] if isinstance(state, list) else state
+        return {
+            key: _canonical_state(value) for key, value in state.items() if value is not None and value is not False
+        }
+    return [_canonical_state(value) for value in state] if isinstance(state, list) else state
 
 
-def _json(value: object, *, sort_keys: bool = False) -> str:
+def _to_json(value: object, *, sort_keys: bool = False) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as part:
-        write_synced(part, [text.encode()])
+def _write_text(path: Path, text: str) -> None:
+    """Write a file that appears complete or not at all."""
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [text.encode()])

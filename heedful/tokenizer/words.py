@@ -1,4 +1,4 @@
-"""Whole words as tokens, as models had them before subwords: what is not in the vocabulary is unknown."""
+"""Tokenizers of whole words, for models from before subwords: a word outside the vocabulary is unknown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ UNKNOWN = "[UNK]"
 
 
 def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenizer:
-    """Return a tokenizer with a token for each word, and 0 for any other; it splits at spaces and around punctuation.
+    """Return a tokenizer with a token for each word, and id 0 for all others.
 
-    It adds no special tokens. Lower-casing removes accents too.
+    It splits at spaces and around punctuation, and adds no special tokens. Lower-casing removes accents too.
+
+    Raises:
+        TokenizerError: If there are no words.
     """
-    known = [word for word in dict.fromkeys(words) if word != UNKNOWN]
-    ids = {word: number for number, word in enumerate([UNKNOWN, *known])}
-    if not known:
+    distinct = [word for word in dict.fromkeys(words) if word != UNKNOWN]
+    ids = {word: number for number, word in enumerate([UNKNOWN, *distinct])}
+    if not distinct:
         raise TokenizerError("there are no words to make a vocabulary of: give some")
     with translate_errors("this vocabulary cannot be used", "check its words"):
         backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
@@ -34,23 +37,23 @@ def word_tokenizer(words: Sequence[str], *, lower_case: bool = True) -> Tokenize
 
 
 def count_words(texts: Iterable[str], *, lower_case: bool = True) -> Counter[str]:
-    """Count the words of texts, in the order in which they first appear."""
+    """Count the words of texts as `word_tokenizer` splits them, in the order in which they first occur."""
     normalize, split = _normalizer(lower_case).normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    counted: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with translate_errors("the texts cannot be split into words", "read them as UTF-8"):
         for text in texts:
-            counted.update(word for word, _ in split(normalize(text)))
-    return counted
+            counts.update(word for word, _ in split(normalize(text)))
+    return counts
 
 
 def as_single_word(written: str, *, lower_case: bool = True) -> str | None:
-    """Return a word as `word_tokenizer` normalises it; None if it is several words, or empty.
+    """Return a word as `word_tokenizer` normalises it; None if that is several words, or none.
 
     >>> as_single_word("Schön"), as_single_word("schön", lower_case=False), as_single_word("U.S.")
     ('schon', 'schön', None)
     """
-    parts = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(written))
-    return parts[0][0] if len(parts) == 1 else None
+    words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(_normalizer(lower_case).normalize_str(written))
+    return words[0][0] if len(words) == 1 else None
 
 
 @cache

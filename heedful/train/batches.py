@@ -51,10 +51,10 @@ class StepDataset(Dataset[StepBatches]):
 
     def __getitem__(self, step: int) -> StepBatches:
         """Return the batches of a step."""
-        turn = self.order.turn(step, self.objective.num_static_masks)
-        samples = self.samples.at(turn.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
-        taken = [samples[number] for number in turn.numbers.tolist()]
-        share = RankShare(taken, turn.keys, self.objective.group_size, self.rank, self.ranks)
+        plan = self.order.plan(step, self.objective.num_static_masks)
+        samples = self.samples.at(plan.epoch) if isinstance(self.samples, PerEpochSamples) else self.samples
+        batch = [samples[index] for index in plan.indices.tolist()]
+        share = RankShare(batch, plan.keys, self.objective.group_size, self.rank, self.ranks)
         return StepBatches.of(self.objective, share, self.max_tokens)
 
 

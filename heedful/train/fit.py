@@ -146,7 +146,7 @@ class _FitLoop(Generic[Share]):
         self.evaluations_without_gain = 0  # since the metric last improved
         self.evaluated_step = 0  # of the last evaluation
         self.may_interrupt = False  # whether a signal may interrupt an evaluation now
-        self.eval_every = max(1, round(settings.eval_every_epochs * trainer.order.steps))  # steps
+        self.eval_every = max(1, round(settings.eval_every_epochs * trainer.order.steps_per_epoch))  # steps
         self.saved_step = 0  # of the last checkpoint
         self.saved_at = time.monotonic()
         self.memory = MemoryTrimmer()
@@ -300,7 +300,7 @@ class _FitLoop(Generic[Share]):
             self.store.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
         trainer.ranks.barrier()
         saved = self.store.load(trainer.as_dtensors(state) if trainer.is_sharded else None)
-        starts = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.count)
+        starts = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.num_samples)
         if any(start != starts[0] for start in starts):
             raise RunError(
                 f"the ranks differ: the steps of their newest checkpoints and the numbers of their samples are "

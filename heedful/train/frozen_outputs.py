@@ -90,7 +90,7 @@ def frozen_outputs_bytes(trainer: Trainer) -> int:
 def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
     """Return the reason why `size` bytes of outputs cannot be cached, or "" if they can; the cache is incomplete."""
     steps, limit = trainer.total_steps, trainer.settings.cache_gb
-    if steps is not None and steps <= trainer.order.steps:
+    if steps is not None and steps <= trainer.order.steps_per_epoch:
         return "training reads every sample once"
     if isinstance(trainer.samples, PerEpochSamples):
         return "the samples differ from epoch to epoch"

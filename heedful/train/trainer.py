@@ -82,8 +82,8 @@ class Trainer:
             raise HeedfulError("there are no samples to train on: check that the examples can be learned from")
         self._orders = [
             BatchSampler(
-                count=len(stage.samples),
-                batch=round_to_groups(stage.batch_size or settings.batch_size, of_stage.group_size),
+                num_samples=len(stage.samples),
+                batch_size=round_to_groups(stage.batch_size or settings.batch_size, of_stage.group_size),
                 seed=settings.seed,
             )
             for stage, of_stage in zip(self.stages, self._objectives, strict=True)
@@ -256,11 +256,13 @@ class Trainer:
     def _sample_counts(self) -> dict[str, int]:
         """The numbers that decide which samples a step takes."""
         first, *others = self._orders
-        later = {f"samples_{number}": order.count for number, order in enumerate(others, 1)}
+        later = {f"samples_{number}": order.num_samples for number, order in enumerate(others, 1)}
         later |= {
-            f"batch_size_{number}": order.batch for number, order in enumerate(others, 1) if order.batch != first.batch
+            f"batch_size_{number}": order.batch_size
+            for number, order in enumerate(others, 1)
+            if order.batch_size != first.batch_size
         }
-        return {"samples": first.count, "batch_size": first.batch, "seed": first.seed} | later
+        return {"samples": first.num_samples, "batch_size": first.batch_size, "seed": first.seed} | later
 
     def _enter_stage(self) -> None:
         """Switch to the next stage, if training has reached its share."""
@@ -270,7 +272,7 @@ class Trainer:
             self.objective = self._objectives[self.stage]
 
     def _epoch_after(self, step: int) -> float:
-        return self._stage_epoch + (step - self._stage_step) / self.order.steps
+        return self._stage_epoch + (step - self._stage_step) / self.order.steps_per_epoch
 
     def _set_mode(self, *, train: bool) -> None:
         for model in self._models:

@@ -544,10 +544,10 @@ def drawing(work: Path, quick: bool) -> Probes:
     from heedful.objectives.permutation_lm import PermutationLM
     from heedful.tokenizer import Tokenizer
 
-    order = BatchSampler(count=37, batch=8, seed=5)
-    turns = [order.turn(step) for step in range(12)]
-    probes: Probes = {"order": [[turn.epoch, turn.numbers.tolist(), list(turn.keys)] for turn in turns]}
-    probes["order, versions"] = [list(order.turn(step, versions=2).keys) for step in range(12)]
+    order = BatchSampler(num_samples=37, batch_size=8, seed=5)
+    plans = [order.plan(step) for step in range(12)]
+    probes: Probes = {"order": [[plan.epoch, plan.indices.tolist(), list(plan.keys)] for plan in plans]}
+    probes["order, versions"] = [list(order.plan(step, num_static_masks=2).keys) for step in range(12)]
     work.joinpath("words").mkdir()
     shared.write_vocabulary(work / "words")
     words = Tokenizer.load(work / "words")

@@ -26,20 +26,20 @@ def test_an_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
 
 @given(count, batch, seed, epoch)
 def test_batches_cover_each_epoch_once(count: int, batch: int, seed: int, epoch: int) -> None:
-    made = BatchSampler(count=count, batch=batch, seed=seed)
-    turns = [made.turn(step) for step in range(epoch * made.steps, (epoch + 1) * made.steps)]
-    assert {turn.epoch for turn in turns} == {epoch}
-    assert [len(turn.numbers) for turn in turns[:-1]] == [batch] * (made.steps - 1)
-    assert 1 <= len(turns[-1].numbers) <= batch
-    assert np.array_equal(np.concatenate([turn.numbers for turn in turns]), epoch_order(count, seed, epoch))
+    made = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
+    plans = [made.plan(step) for step in range(epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch)]
+    assert {plan.epoch for plan in plans} == {epoch}
+    assert [len(plan.indices) for plan in plans[:-1]] == [batch] * (made.steps_per_epoch - 1)
+    assert 1 <= len(plans[-1].indices) <= batch
+    assert np.array_equal(np.concatenate([plan.indices for plan in plans]), epoch_order(count, seed, epoch))
 
 
 @given(count, batch, batch, seed, epoch)
 def test_keys_do_not_depend_on_the_batch_size(count: int, one: int, other: int, seed: int, epoch: int) -> None:
     def keys(batch: int) -> dict[int, int]:
-        made = BatchSampler(count=count, batch=batch, seed=seed)
-        turns = [made.turn(step) for step in range(epoch * made.steps, (epoch + 1) * made.steps)]
-        return {int(n): key for turn in turns for n, key in zip(turn.numbers, turn.keys, strict=True)}
+        made = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
+        plans = [made.plan(step) for step in range(epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch)]
+        return {int(n): key for plan in plans for n, key in zip(plan.indices, plan.keys, strict=True)}
 
     assert keys(one) == keys(other)
     assert len(set(keys(one).values())) == count
@@ -52,20 +52,20 @@ def test_epochs_and_seeds_differ() -> None:
         key
         for seed in range(4)
         for step in range(4)
-        for key in BatchSampler(count=50, batch=50, seed=seed).turn(step).keys
+        for key in BatchSampler(num_samples=50, batch_size=50, seed=seed).plan(step).keys
     }
     assert len(keys) == 4 * 4 * 50
 
 
 def test_versions_return_in_another_order() -> None:
     """The same samples, of the same epoch, with the same keys, however often they came."""
-    made = BatchSampler(count=9, batch=4, seed=1)
-    every = [made.turn(step, versions) for versions in (2, None) for step in range(6 * made.steps)]
+    made = BatchSampler(num_samples=9, batch_size=4, seed=1)
+    every = [made.plan(step, versions) for versions in (2, None) for step in range(6 * made.steps_per_epoch)]
     static, dynamic = every[: len(every) // 2], every[len(every) // 2 :]
-    assert [turn.epoch for turn in static] == [0, 0, 0, 1, 1, 1] * 3
-    assert [turn.epoch for turn in dynamic] == [number for number in range(6) for _ in range(3)]
-    assert all(np.array_equal(one.numbers, other.numbers) for one, other in zip(static, dynamic, strict=True))
-    keys = [{(turn.epoch, int(n), key) for n, key in zip(turn.numbers, turn.keys, strict=True)} for turn in static]
+    assert [plan.epoch for plan in static] == [0, 0, 0, 1, 1, 1] * 3
+    assert [plan.epoch for plan in dynamic] == [number for number in range(6) for _ in range(3)]
+    assert all(np.array_equal(one.indices, other.indices) for one, other in zip(static, dynamic, strict=True))
+    keys = [{(plan.epoch, int(n), key) for n, key in zip(plan.indices, plan.keys, strict=True)} for plan in static]
     one, two, three = (set().union(*keys[at : at + 3]) for at in (0, 3, 6))
     assert one == three and len(one | two) == 18
 
@@ -97,4 +97,4 @@ def test_mixed_numbers_are_seeds(one: list[int], other: list[int]) -> None:
 @pytest.mark.parametrize(("count", "batch"), [(0, 1), (1, 0), (-3, 2)])
 def test_nothing_has_no_order(count: int, batch: int) -> None:
     with pytest.raises(HeedfulError, match=rf"^{count} samples in batches of {batch}: there must be one or more"):
-        BatchSampler(count=count, batch=batch, seed=0)
+        BatchSampler(num_samples=count, batch_size=batch, seed=0)

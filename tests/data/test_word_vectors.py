@@ -21,9 +21,9 @@ def test_both_formats_are_read_alike(tmp_path: Path) -> None:
     for name in ("glove.txt", "word2vec.txt.gz"):
         found = read_vectors(tmp_path / name)
         assert found.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
-        assert found.rows.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
-        some = read_vectors(tmp_path / name, wanted=["café", "tea"], others=1)
-        assert some.words == ("the", "café") and some.rows.shape == (2, 3)
+        assert found.vectors.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        some = read_vectors(tmp_path / name, wanted=["café", "tea"], max_other_words=1)
+        assert some.words == ("the", "café") and some.vectors.shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_both_formats_are_read_alike(tmp_path: Path) -> None:
         ("the 1 x\n", "line 1: could not convert string to float: .*; expected a word and 2 numbers"),
         ("the 1 nan\n", "line 1 holds NaN or infinite numbers"),
         ("the 1 1e39\n", "line 1 holds NaN or infinite numbers"),
-        ("", "has no vector of a word that is wanted"),
+        ("", "has no vector of a wanted word"),
         ("400 2\nthe 1 2\n", "its first line says 400 words, and 1 lines follow: it is cut off or damaged"),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 def test_a_wanted_word_with_a_number_too_many_is_refused(tmp_path: Path) -> None:
     """It would be a word with a space, and the wanted one would have no vector."""
     (tmp_path / "vectors.txt").write_text("good 1 2\nbad 4 5 6\n")
-    with pytest.raises(HeedfulError, match="line 2 has 3 numbers; expected 2 as before"):
+    with pytest.raises(HeedfulError, match="line 2 has 3 numbers; expected 2 as in other lines"):
         read_vectors(tmp_path / "vectors.txt", wanted=["bad"])
     assert read_vectors(tmp_path / "vectors.txt").words == ("good", "bad 4")
 
@@ -69,17 +69,17 @@ def test_what_word2vec_itself_writes(tmp_path: Path, end: bytes) -> None:
     for name in ("news.bin", "news.bin.gz"):
         found = read_vectors(tmp_path / name)
         assert found.words == tuple(WORDS)
-        assert np.array_equal(found.rows, np.array(list(WORDS.values()), "float32"))
-        assert read_vectors(tmp_path / name, wanted=["café"], others=0).words == ("café",)
+        assert np.array_equal(found.vectors, np.array(list(WORDS.values()), "float32"))
+        assert read_vectors(tmp_path / name, wanted=["café"], max_other_words=0).words == ("café",)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (_binary(WORDS)[:-6], "says 3 words and ends within number 3: it is cut off"),
-        (_binary(WORDS, "4 3\n"), "says 4 words and ends within number 4"),
-        (GLOVE.encode(), "does not begin with how many words it has and how wide they are"),
-        (b"3 0\nthe \n", "does not begin with how many words"),
+        (_binary(WORDS)[:-6], "says 3 words and ends within word 3: it is cut off"),
+        (_binary(WORDS, "4 3\n"), "says 4 words and ends within word 4"),
+        (GLOVE.encode(), "does not begin with the number of words and their width"),
+        (b"3 0\nthe \n", "does not begin with the number of words"),
         (b"1 1\n\xff\xfe \0\0\0\0", "word 1 is not UTF-8"),
         (_binary({"the": [1, float("nan"), 2]}, "1 3\n"), "word 1 holds NaN or infinite numbers"),
     ],

@@ -89,8 +89,8 @@ def products_of_a_step(precision: Literal["float32", "bfloat16"]) -> tuple[Produ
     """What one update computes, how many tokens and targets it has, and the shapes of all linear layers."""
     settings = TrainSettings(max_steps=9, batch_size=STEP, precision=precision)
     trainer = Trainer(model(), MaskedLM(tokenizer=tokenizer()), rows(), settings)
-    turn = trainer.order.turn(0)
-    batch = trainer.objective.batch([trainer.samples[number] for number in turn.numbers], turn.keys)
+    plan = trainer.order.plan(0)
+    batch = trainer.objective.batch([trainer.samples[index] for index in plan.indices], plan.keys)
     with Products() as products:
         step = trainer.train_step()
     assert step.tokens == len(batch.packed.tokens)

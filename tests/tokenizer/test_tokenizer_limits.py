@@ -18,7 +18,7 @@ import tokenizers
 
 from heedful.errors import HeedfulError
 from heedful.tokenizer import Tokenizer, limits
-from heedful.tokenizer.charsmap import longest_output
+from heedful.tokenizer.charsmap import max_replacement_chars
 from heedful.tokenizer.regex_cost import UnsupportedError, bound_cost
 from heedful.tokenizer.sentencepiece_model import read_model
 from tests.support.sentencepiece_models import train_sentencepiece
@@ -389,11 +389,11 @@ def test_every_component_of_the_library_is_known() -> None:
         classes = {
             name for name, each in vars(module).items() if isinstance(each, type) and "tokenizers" in each.__module__
         }
-        assert classes - others == set(limits.KNOWN[part])
+        assert classes - others == set(limits.GROWTH_BY_TYPE[part])
 
 
 def test_a_component_that_is_not_known_is_named(tmp_path: Path) -> None:
-    for part in limits.KNOWN:
+    for part in limits.GROWTH_BY_TYPE:
         with pytest.raises(HeedfulError, match=f"its {part} has the type 'Other', expected one of "):
             Tokenizer.load(written(tmp_path, state(**{part: {"type": "Other"}})))
 
@@ -406,20 +406,20 @@ def test_a_character_map_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
 def test_published_character_maps_are_whole(rule: str, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name=rule))
-    assert longest_output(read_model(tmp_path, "spiece.model").characters) == limits.UNICODE_GROWTH
+    assert max_replacement_chars(read_model(tmp_path, "spiece.model").charsmap) == limits.UNICODE_GROWTH
 
 
 def test_flipped_bytes_of_a_character_map_do_not_lead_out_of_it(tmp_path: Path) -> None:
     """What passes the checks is used on all kinds of characters, which would panic."""
     (tmp_path / "spiece.model").write_bytes(train_sentencepiece(normalization_rule_name="nmt_nfkc"))
-    whole, draw = read_model(tmp_path, "spiece.model").characters, random.Random(3)
+    whole, draw = read_model(tmp_path, "spiece.model").charsmap, random.Random(3)
     characters = "".join(chr(number) for number in range(0x20, 0x3000) if not 0x300 <= number < 0x370)
     passed = 0
     for _ in range(60):
         data = bytearray(whole)
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         try:
-            longest_output(bytes(data))
+            max_replacement_chars(bytes(data))
         except ValueError:
             continue
         passed += 1
@@ -463,7 +463,7 @@ def test_patterns_in_use_are_read(pattern: str) -> None:
     [(" {2,}", 2), ("ab|c", 1), ("(ab){3}", 6), ("a*", 0), ("a?b", 1), ("(?=abc)", 0), ("(?i:abc)", 1), (r"\bab\b", 2)],
 )
 def test_how_long_a_match_is_at_least(pattern: str, shortest: int) -> None:
-    assert bound_cost(pattern).shortest == shortest
+    assert bound_cost(pattern).min_chars == shortest
 
 
 @pytest.mark.parametrize(

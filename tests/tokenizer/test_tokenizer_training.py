@@ -154,8 +154,8 @@ def test_files_equal_texts(suffix: str, opened: Callable[..., Any], tmp_path: Pa
         ("a.xz", b"no xz", "a.xz cannot be read after line 0"),
         ("a.bz2", b"no bz2", "a.bz2 cannot be read after line 0"),
         ("a.txt", b"a\n" + b"x" * (16 * 2**20), "line 2 has 16777216 bytes or more"),
-        ("a.jsonl", b"{}", r"a.jsonl: lines of .jsonl files are no texts: write these alone to a .txt file"),
-        ("a.CSV.gz", b"", r"lines of .CSV files are no texts: .*; of tables, heedful pretrain reads the texts itself"),
+        ("a.jsonl", b"{}", r"a.jsonl: lines of .jsonl files are not texts: write the texts to a .txt file"),
+        ("a.CSV.gz", b"", r"lines of .CSV files are not texts: .*; heedful pretrain reads the texts of tables itself"),
         ("", b"", "cannot be read after line 0"),
     ],
 )

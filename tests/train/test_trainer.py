@@ -104,7 +104,7 @@ def test_the_loss_is_the_mean_over_all_targets() -> None:
     for _ in range(4):
         losses: list[float] = []
         with torch.no_grad():
-            for number in made.order.turn(made.step).numbers:
+            for number in made.order.plan(made.step).indices:
                 batch = made.objective.batch([made.samples[number]], [0])
                 scores = made.loaded.head(made.loaded.model(batch.packed)[batch.rows], batch.packed)
                 losses += F.cross_entropy(scores, batch.targets, reduction="none").tolist()
@@ -137,7 +137,7 @@ def test_an_update_is_that_of_transformers_with_torch(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=1e-5)
     schedule = get_linear_schedule_with_warmup(optimizer, 2, 5)
     for number in range(5):
-        taken = made.order.turn(number).numbers.tolist()
+        taken = made.order.plan(number).indices.tolist()
         longest = max(len(ids[each]) for each in taken)
         padded = [
             torch.tensor([[*given[each], *[0] * (longest - len(ids[each]))] for each in taken])
@@ -182,7 +182,7 @@ def test_an_epoch_takes_every_sample_once_and_the_next_in_another_order() -> Non
     spy = Spy(made)
     steps = list(made)
     assert [step.epoch for step in steps] == [number / 4 for number in range(1, 13)]
-    taken = [made.order.turn(number).numbers.tolist() for number in range(12)]
+    taken = [made.order.plan(number).indices.tolist() for number in range(12)]
     assert list(map(len, taken)) == [5, 5, 5, 1] * 3
     epochs = [[number for each in taken[start : start + 4] for number in each] for start in (0, 4, 8)]
     assert all(sorted(epoch) == list(range(16)) for epoch in epochs)
@@ -201,14 +201,14 @@ def test_samples_that_belong_together_are_never_parted() -> None:
     made = trainer(dropout=0.0, max_tokens_per_microbatch=1, batch_size=7, max_steps=3)
     spy = Spy(made, group_size=3)
     made = Trainer(made.loaded, spy, made.samples, made.settings)
-    assert made.order.batch == 6
+    assert made.order.batch_size == 6
     list(made)
     assert list(map(len, spy.seen)) == [3, 3, 3, 3, 3, 1]
     for step in range(3):
-        numbers, pairs = made.order.turn(step).numbers.tolist(), spy.seen[2 * step : 2 * step + 2]
+        numbers, pairs = made.order.plan(step).indices.tolist(), spy.seen[2 * step : 2 * step + 2]
         assert sorted(pairs) == sorted([numbers[:3], numbers[3:]])
     made = Trainer(made.loaded, spy, made.samples, replace(made.settings, batch_size=2))
-    assert made.order.batch == 3
+    assert made.order.batch_size == 3
 
 
 def test_how_long_it_takes() -> None:
@@ -276,7 +276,7 @@ def test_resuming_several_times_in_an_epoch_equals_an_uninterrupted_run(journey:
         state = everything(made)
         made.train_step()  # and this one is lost
         taken += spy.seen[
-            : len(spy.seen) - len(split_microbatches([len(made.samples[n]) for n in made.order.turn(stop).numbers], 30))
+            : len(spy.seen) - len(split_microbatches([len(made.samples[n]) for n in made.order.plan(stop).indices], 30))
         ]
     assert records(found) == records(steps)
     assert taken == seen
@@ -346,7 +346,7 @@ def test_a_stop_leaves_the_step_that_is_running() -> None:
     assert (
         len(spy.losses)
         == sum(
-            len(split_microbatches([len(made.samples[n]) for n in made.order.turn(k).numbers], 30)) for k in range(5)
+            len(split_microbatches([len(made.samples[n]) for n in made.order.plan(k).indices], 30)) for k in range(5)
         )
         + 1
     )

@@ -1,4 +1,4 @@
-"""Build a corpus of token shards from text of any size: in several processes, in bounded memory, resumable."""
+"""Build a corpus of token shards from text of any size: in several processes, in bounded memory, with resumption."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from heedful.tokenizer import Tokenizer
 
 __all__ = ["Corpus", "CorpusProgress", "CorpusSettings", "build_corpus", "contains_corpus"]
 
-PLAN, TOKENIZER = "plan.json", "tokenizer"
-SMALL = 8_000_000  # bytes of text below which no worker is started
+PLAN, TOKENIZER = "plan.json", "tokenizer"  # a file of unfinished corpora; the folder of the tokenizer
+SMALL_INPUT_BYTES = 8_000_000  # bytes of text below which no worker is started
 ProgressCallback = Callable[["CorpusProgress"], None]
 
 
@@ -57,10 +57,10 @@ class CorpusProgress:
     documents: int = 0
     characters: int = 0
     tokens: int = 0
-    duplicates: int = 0  # skipped documents, exact and near duplicates
-    short: int = 0  # skipped documents, including empty ones
+    duplicates: int = 0  # documents that are left out as exact or near duplicates
+    short: int = 0  # documents that are left out as short or empty
     seconds: float = 0.0
-    share: float = 0.0  # of the input that is read, in bytes (0-1)
+    share: float = 0.0  # fraction of the input that was read, by bytes (0-1)
 
 
 DEFAULT = CorpusSettings()
@@ -80,66 +80,76 @@ def build_corpus(
 ) -> Corpus:
     """Build a corpus from files and the files in folders, in their order.
 
-    An interrupted build resumes when it is called again in the same way; a finished one is opened. The result does not
-    depend on `processes`.
+    An interrupted build resumes when it is called again in the same way; a finished corpus is opened. The result does
+    not depend on `processes`.
 
     Args:
-        files: files and folders of text, tables or Parquet.
+        files: files and folders of text or tables.
         tokenizer: tokenizer of the corpus.
-        output_dir: folder of the corpus, new, empty or with the same corpus.
-        settings: how text is split into documents, and which are kept.
-        processes: number of workers; None: one per core, and none for small input.
+        output_dir: folder of the corpus: new, empty, or with the same corpus.
+        settings: how text is split into documents, and which documents are kept.
+        processes: number of workers; None: one for each core, and none for small input.
         on_progress: called with the progress.
         on_bad_row: policy for rows that cannot be used.
-        exclude: folder whose files are not read, as those of `output_dir`.
+        exclude: folder whose files are not read; None: `output_dir`.
 
     Raises:
-        DataError: If files cannot be read, no document is left, or the folder has something else.
+        DataError: If files cannot be read, no document is left, or the folder has other files.
     """
     if processes is not None and processes < 1:
         raise DataError(f"processes is {processes}, expected a number from 1")
     start = time.monotonic()
     listed, notes = list_files(files, exclude or output_dir)
-    with _locked(output_dir):
-        plan = _planned(listed, tokenizer, output_dir, settings, on_bad_row)
+    with _lock_folder(output_dir):
+        plan = _write_or_check_plan(listed, tokenizer, output_dir, settings, on_bad_row)
         if plan is None:
             return Corpus.open(output_dir)
         source = DocumentReader([path for path, _ in listed], settings, RowErrors(on_bad_row), notes)
-        size = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in listed)
-        count = 1 if size < SMALL else processes or available_cores()
-        run = _Run(output_dir, tokenizer, settings, source, on_progress, start)
-        with run:
-            run.in_this_process() if count == 1 else run.with_workers(count)
-        if not run.progress.documents:
+        text_bytes = sum(path.stat().st_size * (4 if path.suffix in COMPRESSED else 1) for path, _ in listed)
+        num_processes = 1 if text_bytes < SMALL_INPUT_BYTES else processes or available_cores()
+        build = _Build(output_dir, tokenizer, settings, source, on_progress, start)
+        with build:
+            if num_processes == 1:
+                build.run_in_this_process()
+            else:
+                build.run_in_workers(num_processes)
+        if not build.progress.documents:
             raise DataError(
-                f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {run.explain_empty()}"
+                f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {build.explain_empty()}"
             )
-        names, bad = {str(path): name for path, name in listed}, Counter[str]()
-        for file, rows in source.row_errors.bad.items():  # by the names in the plan
-            bad[names.get(file, file)] += rows
-        rest = {"stated": source.notes, "cut": source.cut, "bad_rows": dict(bad)}
-        finish(output_dir, run.parts, plan | rest | {"seconds": time.monotonic() - start})
-        _tidy(output_dir)
+        names, bad_rows = {str(path): name for path, name in listed}, Counter[str]()
+        for file, count in source.row_errors.bad.items():
+            bad_rows[names.get(file, file)] += count  # by the names in the plan
+        about = {"stated": source.notes, "cut": source.num_split, "bad_rows": dict(bad_rows)}
+        finish(output_dir, build.num_chunks, plan | about | {"seconds": time.monotonic() - start})
+        _remove_temporary_files(output_dir)
     return Corpus.open(output_dir)
 
 
 def contains_corpus(folder: Path) -> bool:
-    """Whether a folder contains a corpus, finished or not (a manifest.json alone may be something else)."""
+    """Whether a folder contains a corpus, finished or not; other programs have files called manifest.json too."""
     arrays = (f"{name}.bin" for name in ARRAYS)
-    begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
-    return begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
+    is_begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
+    return is_begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
 
 
 # ---------------------------------------------------------------------------------------------------- plan
 
 
-def _planned(
-    listed: list[tuple[Path, str]], tokenizer: Tokenizer, out: Path, settings: CorpusSettings, on_bad_row: BadRowPolicy
+def _write_or_check_plan(
+    listed: list[tuple[Path, str]],
+    tokenizer: Tokenizer,
+    folder: Path,
+    settings: CorpusSettings,
+    on_bad_row: BadRowPolicy,
 ) -> dict[str, object] | None:
-    """Write the plan of a new build, or check that of an interrupted one; None if the corpus is finished.
+    """Write the plan of a new build, or check the plan of an interrupted one.
+
+    Returns:
+        The plan; None if the corpus is finished.
 
     Raises:
-        DataError: If the folder has the corpus of another plan, with the differences.
+        DataError: If the folder has the corpus of another plan; the error lists the differences.
     """
     plan: dict[str, object] = {
         "version": VERSION,
@@ -147,33 +157,34 @@ def _planned(
         "vocabulary": tokenizer.size,
         "dtype": "<u2" if tokenizer.size <= 1 << 16 else "<u4",
         "settings": to_mapping(settings),
-        "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _digest(path)} for path, name in listed],
+        "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _hash_file(path)} for path, name in listed],
     }
-    finished, going = (out / MANIFEST).is_file(), (out / PLAN).is_file()
-    if finished or going:
-        old = read_corpus_json(out / (MANIFEST if finished else PLAN))
-        if differing := list(_differing(old, plan)):
+    is_finished, is_begun = (folder / MANIFEST).is_file(), (folder / PLAN).is_file()
+    if is_finished or is_begun:
+        old_plan = read_corpus_json(folder / (MANIFEST if is_finished else PLAN))
+        if differences := list(_plan_differences(old_plan, plan)):
             raise DataError(
-                f"{out}: holds {'a corpus' if finished else 'an unfinished corpus'} that is another one: "
-                f"{'; '.join(differing)}. Give another folder, or remove this one"
+                f"{folder}: holds {'a corpus' if is_finished else 'an unfinished corpus'} that is another one: "
+                f"{'; '.join(differences)}. Give another folder, or remove this one"
             )
-        remove_stale(out)
-        if finished:
-            _tidy(out)
+        remove_stale(folder)
+        if is_finished:
+            _remove_temporary_files(folder)
             return None
     else:
-        if others := [path.name for path in out.iterdir() if not path.name.startswith(".")]:
-            raise DataError(f"{out}: holds {shown(sorted(others)[0])} and no corpus: give a new or an empty folder")
-        write_corpus_json(out / PLAN, plan)  # before anything else, so that every interrupted build can resume
+        if names := [path.name for path in folder.iterdir() if not path.name.startswith(".")]:
+            raise DataError(f"{folder}: holds {shown(sorted(names)[0])} and no corpus: give a new or an empty folder")
+        write_corpus_json(folder / PLAN, plan)  # before anything else, so that every interrupted build can resume
     if isinstance(on_bad_row, Quarantine):
-        remove_quarantine(on_bad_row.file)  # all rows are read again
-    (out / PARTS).mkdir(exist_ok=True)
-    remove_stale(out / PARTS)
-    tokenizer.save(out / TOKENIZER)
+        remove_quarantine(on_bad_row.file)  # a resumed build reads all rows again
+    (folder / PARTS).mkdir(exist_ok=True)
+    remove_stale(folder / PARTS)
+    tokenizer.save(folder / TOKENIZER)
     return plan
 
 
-def _digest(path: Path) -> str:
+def _hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -181,43 +192,51 @@ def _digest(path: Path) -> str:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+def _plan_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between two plans, as phrases."""
     if old.get("version") != new["version"]:
         yield f"its version is {old.get('version')}, not {new['version']}"
     if old.get("fingerprint") != new["fingerprint"]:
         yield "its tokenizer gives other ids"
     for name, value in new["settings"].items():
-        if (was := (old.get("settings") or {}).get(name)) != value:
-            yield f"its setting {name} is {shown(was)}, not {shown(value)}"
-    before, now = old.get("files") or [], new["files"]
-    if [file.get("name") for file in before] != [file["name"] for file in now]:
-        yield f"its files are {shown([file.get('name') for file in before])}, not {shown([f['name'] for f in now])}"
-    else:
-        yield from (f"{shown(b['name'])} has other bytes now" for a, b in zip(before, now, strict=True) if a != b)
+        if (old_value := (old.get("settings") or {}).get(name)) != value:
+            yield f"its setting {name} is {shown(old_value)}, not {shown(value)}"
+    old_files, new_files = old.get("files") or [], new["files"]
+    old_names, new_names = [file.get("name") for file in old_files], [file["name"] for file in new_files]
+    if old_names != new_names:
+        yield f"its files are {shown(old_names)}, not {shown(new_names)}"
+        return
+    for old_file, new_file in zip(old_files, new_files, strict=True):
+        if old_file != new_file:
+            yield f"{shown(new_file['name'])} has other bytes now"
 
 
-def _tidy(out: Path) -> None:
-    """Remove the files of an unfinished corpus."""
-    for path in sorted((out / PARTS).glob("*")):
+def _remove_temporary_files(folder: Path) -> None:
+    """Remove the files that only unfinished corpora have."""
+    for path in sorted((folder / PARTS).glob("*")):
         path.unlink()
     with suppress(FileNotFoundError):
-        (out / PARTS).rmdir()
-    (out / PLAN).unlink(missing_ok=True)
+        (folder / PARTS).rmdir()
+    (folder / PLAN).unlink(missing_ok=True)
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Lock a folder for one build; the lock ends with the process."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it for one build; the lock ends with the process.
+
+    Raises:
+        DataError: If the folder cannot be written, or another build has locked it.
+    """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
-        raise DataError(f"{out}: cannot be written: {error.strerror}") from None
+        raise DataError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{out}: another process builds a corpus there") from None
+            raise DataError(f"{folder}: another process builds a corpus there") from None
         yield
     finally:
         os.close(handle)
@@ -226,8 +245,8 @@ def _locked(out: Path) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------- running
 
 
-class _Run:
-    """A build: turns chunks of documents into shards, in this process or in workers."""
+class _Build:
+    """Turns chunks of documents into shards, in this process or in workers."""
 
     def __init__(
         self,
@@ -239,34 +258,28 @@ class _Run:
         start: float,
     ) -> None:
         self.progress = CorpusProgress()
-        self.parts = 0
-        self._out, self._tokenizer, self._source, self._on_progress, self._start = (
-            output_dir,
-            tokenizer,
-            source,
-            on_progress,
-            start,
-        )
-        self._left: Counter[str] = Counter()
+        self.num_chunks = 0  # chunks that were read, each of which becomes a shard
+        self._folder, self._tokenizer, self._source = output_dir, tokenizer, source
+        self._on_progress, self._start = on_progress, start
+        self._num_left_out: Counter[str] = Counter()  # short and empty documents
         self._deduplicator: Deduplicator | None = None
-        near = settings.dedup == "near"
+        has_near_dedup = settings.dedup == "near"
         if settings.dedup != "none":
             self._deduplicator = Deduplicator(
-                near=near, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
+                near=has_near_dedup, similarity=settings.jaccard_threshold, file=output_dir / PARTS / "signatures"
             )
-        self._job = ShardSpec(
+        self._spec = ShardSpec(
             folder=output_dir.absolute(),
             dtype="<u2" if tokenizer.size <= 1 << 16 else "<u4",
-            shortest=settings.min_document_chars,
-            judged=self._deduplicator is not None,
-            bands=lsh_bands(settings.jaccard_threshold)[0] if near else 0,
-            unknown=tokenizer.special.unknown,
+            min_chars=settings.min_document_chars,
+            is_deduplicated=self._deduplicator is not None,
+            num_bands=lsh_bands(settings.jaccard_threshold)[0] if has_near_dedup else 0,
+            unknown_id=tokenizer.special.unknown,
         )
-        self._last = 0.0
-        self._waiting: dict[
-            int, tuple[Worker | None, DedupKeys | None]
-        ] = {}  # workers with their keys, by the number of the chunk
-        self._next_chunk = 0  # next chunk to deduplicate
+        self._last_report = 0.0  # time of the last call of on_progress
+        # (worker, keys) by the number of the chunk, until it is deduplicated; None for chunks of an earlier build
+        self._waiting_chunks: dict[int, tuple[Worker | None, DedupKeys | None]] = {}
+        self._next_chunk = 0  # number of the next chunk to deduplicate
 
     def __enter__(self) -> None:
         self._report_progress(Counter())
@@ -276,49 +289,47 @@ class _Run:
             self._deduplicator.close()
 
     def explain_empty(self) -> str:
-        """Why no document is left, for a message."""
-        return (
-            f"{self._left['short']:,} are too short, {self._left['empty']:,} have no text, {self._bad():,} are bad rows"
-        )
+        """Say why no document is left, in a phrase."""
+        short, empty = self._num_left_out["short"], self._num_left_out["empty"]
+        num_bad_rows = sum(self._source.row_errors.bad.values())
+        return f"{short:,} are too short, {empty:,} have no text, {num_bad_rows:,} are bad rows"
 
-    def _bad(self) -> int:
-        return sum(self._source.row_errors.bad.values())
-
-    def in_this_process(self) -> None:
-        """Build in this process."""
-        maker = ShardWriter(self._job, self._ids)
+    def run_in_this_process(self) -> None:
+        """Read, deduplicate and tokenise all chunks in this process."""
+        writer = ShardWriter(self._spec, self._tokenise)
         for chunk in self._source.chunks():
             if chunk is None:
                 self._report_progress(Counter())
                 continue
-            number, self.parts = self.parts, self.parts + 1
-            if self._is_done(number):
+            number, self.num_chunks = self.num_chunks, self.num_chunks + 1
+            if self._is_finished(number):
                 self._count_finished(number)
                 continue
-            offer = maker.begin(chunk)
-            verdict = (
-                self._deduplicator.check(offer.hashes, offer.signatures) if self._deduplicator is not None else None
-            )
-            self._report_progress(maker.end(number, verdict))
+            keys = writer.clean(chunk)
+            verdicts = None
+            if self._deduplicator is not None:
+                verdicts = self._deduplicator.check(keys.hashes, keys.signatures)
+            self._report_progress(writer.write(number, verdicts))
 
-    def _ids(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def _tokenise(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the token ids of all texts, and the number of ids of each."""
         ids = self._tokenizer.ids(texts)
         return np.concatenate(ids), np.array([len(text_ids) for text_ids in ids], np.int64)
 
-    def with_workers(self, processes: int) -> None:
-        """Read here, tokenise in workers; at most one chunk waits."""
-        with start_workers(processes, self._job, self._out / TOKENIZER / "tokenizer.json") as workers:
+    def run_in_workers(self, processes: int) -> None:
+        """Read and deduplicate in this process, tokenise in workers; at most one chunk waits for a worker."""
+        with start_workers(processes, self._spec, self._folder / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
                     self._receive_answers(workers, 0)
                     self._report_progress(Counter())
                     continue
-                number, self.parts = self.parts, self.parts + 1
-                if self._is_done(number):
+                number, self.num_chunks = self.num_chunks, self.num_chunks + 1
+                if self._is_finished(number):
                     if self._deduplicator is None:
                         self._count_finished(number)
                     else:
-                        self._waiting[number] = (None, None)
+                        self._waiting_chunks[number] = (None, None)
                         self._deduplicate_waiting()
                     continue
                 while all(worker.busy for worker in workers):
@@ -327,52 +338,59 @@ class _Run:
             while any(worker.busy for worker in workers):
                 self._receive_answers(workers, None)
 
-    def _receive_answers(self, workers: Sequence[Worker], patience: float | None) -> None:
-        """Receive answers of workers; `patience` None: wait for one, 0: do not wait."""
+    def _receive_answers(self, workers: Sequence[Worker], timeout: float | None) -> None:
+        """Receive the answers that workers have sent.
+
+        Args:
+            workers: the workers.
+            timeout: seconds to wait for an answer; None: until there is one.
+        """
         busy = {worker.answers: worker for worker in workers if worker.busy}
-        for answers in select.select(list(busy), [], [], patience)[0]:
+        for answers in select.select(list(busy), [], [], timeout)[0]:
             worker = busy[answers]
             match worker.receive():
-                case DedupKeys() as offer:
-                    self._waiting[worker.number] = (worker, offer)
+                case DedupKeys() as keys:
+                    self._waiting_chunks[worker.number] = (worker, keys)
                     self._deduplicate_waiting()
-                case dict() as tally:
+                case dict() as counts:
                     worker.busy = False
-                    self._report_progress(tally)
+                    self._report_progress(counts)
 
     def _deduplicate_waiting(self) -> None:
-        """Deduplicate the waiting chunks, in order."""
+        """Deduplicate waiting chunks in order, as far as none is missing, and send the verdicts to their workers."""
         assert self._deduplicator is not None
-        while self._next_chunk in self._waiting:
-            worker, offer = self._waiting.pop(self._next_chunk)
-            if worker is None or offer is None:
+        while self._next_chunk in self._waiting_chunks:
+            worker, keys = self._waiting_chunks.pop(self._next_chunk)
+            if worker is None or keys is None:
                 self._count_finished(self._next_chunk)
             else:
-                worker.send(self._deduplicator.check(offer.hashes, offer.signatures), self._next_chunk)
+                worker.send(self._deduplicator.check(keys.hashes, keys.signatures), self._next_chunk)
             self._next_chunk += 1
 
-    def _is_done(self, number: int) -> bool:
-        return part_path(self._out, number).is_file() and (self._out / shard_name(number)).is_file()
+    def _is_finished(self, number: int) -> bool:
+        """Whether an earlier build wrote a shard."""
+        return part_path(self._folder, number).is_file() and (self._folder / shard_name(number)).is_file()
 
     def _count_finished(self, number: int) -> None:
-        """Count a shard that an earlier build wrote."""
-        part, counts = read_part(self._out, number)
+        """Count a shard that an earlier build wrote, and make its documents known to the deduplicator."""
+        part, counts = read_part(self._folder, number)
         if self._deduplicator is not None:
             self._deduplicator.check(part["offered"], part["signatures"])
         self._report_progress(counts)
 
-    def _report_progress(self, tally: Mapping[str, int]) -> None:
-        self._left.update({name: tally.get(name, 0) for name in ("short", "empty")})
-        was, now = self.progress, time.monotonic()
+    def _report_progress(self, counts: Mapping[str, int]) -> None:
+        """Add the counts of a finished shard to the progress, and report it; without counts ten times a second."""
+        self._num_left_out.update({name: counts.get(name, 0) for name in ("short", "empty")})
+        last, now = self.progress, time.monotonic()
         self.progress = CorpusProgress(
-            documents=was.documents + tally.get("documents", 0),
-            characters=was.characters + tally.get("characters", 0),
-            tokens=was.tokens + tally.get("tokens", 0),
-            duplicates=was.duplicates + tally.get("exact", 0) + tally.get("near", 0),
-            short=was.short + tally.get("short", 0) + tally.get("empty", 0),
+            documents=last.documents + counts.get("documents", 0),
+            characters=last.characters + counts.get("characters", 0),
+            tokens=last.tokens + counts.get("tokens", 0),
+            duplicates=last.duplicates + counts.get("exact", 0) + counts.get("near", 0),
+            short=last.short + counts.get("short", 0) + counts.get("empty", 0),
             seconds=now - self._start,
-            share=self._source.share,
+            share=self._source.fraction_read,
         )
-        if self._on_progress is not None and (tally or now - self._last > 0.1):
-            self._last = now
+        if self._on_progress is not None and (counts or now - self._last_report > 0.1):
+            self._last_report = now
             self._on_progress(self.progress)

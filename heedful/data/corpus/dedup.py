@@ -1,9 +1,9 @@
-"""Deduplication: exact (64-bit hashes) and near duplicates (MinHash of 5-shingles of words; Broder 1997) by LSH.
+"""Deduplication: exact by 64-bit hashes, near duplicates by LSH of MinHash signatures of 5-shingles (Broder 1997).
 
-The result depends on the order of the documents only; therefore one process decides for all.
+Which documents are kept depends on their order alone; therefore one process decides for all documents.
 
-Not datasketch: measured on documents of 300 words, its MinHash (2.0) takes 2.3 ms each and this one 1.7 ms; its
-signatures differ, so that an unfinished corpus could not resume; its LSH keeps buckets in Python dicts.
+Why not datasketch: on documents of 300 words its MinHash (2.0) took 2.3 ms each and this one 1.7 ms; its signatures
+differ, so that an unfinished corpus could not resume; its LSH has buckets in Python dicts.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEEP, EXACT, NEAR = 0, 1, 2  # verdicts
-SHINGLE = 5  # words per shingle
-PERMUTATIONS = 128
-RECALL = 0.95  # least probability that two documents of exactly the threshold are compared
-CHAIN = 8  # documents per LSH bucket, at most; more are mostly boilerplate
-AT_ONCE = 16_384  # documents that are compared at a time, to bound memory
-_BLOCK = 2048  # shingles that are permuted at a time: 2 MB
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+SHINGLE_WORDS = 5  # consecutive words in a shingle
+PERMUTATIONS = 128  # hash values in a signature
+MIN_RECALL = 0.95  # probability, at least, that two documents whose similarity is the threshold are compared
+MAX_BUCKET_DOCUMENTS = 8  # documents in an LSH bucket, at most; more are mostly boilerplate
+BATCH_DOCUMENTS = 16_384  # documents that are compared at a time, to bound memory
+_BLOCK_SHINGLES = 2048  # shingles that are permuted at a time, which takes 2 MB
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _WORD = re.compile(r"\w+")
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix the bits of 64-bit values (the finaliser of splitmix64, Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-_FACTORS = (_mixed(np.arange(1, PERMUTATIONS + 1, dtype=np.uint64) * _ODD) | np.uint64(1))[:, None]
-_TERMS = _mixed(np.arange(1001, PERMUTATIONS + 1001, dtype=np.uint64) * _ODD)[:, None]
-_POWERS = _mixed(np.arange(1, SHINGLE + 1, dtype=np.uint64)) | np.uint64(1)
+_FACTORS = (_mix(np.arange(1, PERMUTATIONS + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1))[:, None]
+_TERMS = _mix(np.arange(1001, PERMUTATIONS + 1001, dtype=np.uint64) * _GOLDEN)[:, None]
+_POWERS = _mix(np.arange(1, SHINGLE_WORDS + 1, dtype=np.uint64)) | np.uint64(1)
 
 
-class _Words(dict[str, int]):
-    """Hash of each word, computed once."""
+class _WordHashes(dict[str, int]):
+    """The 64-bit hash of each word, computed when it is first looked up."""
 
     def __missing__(self, word: str) -> int:
         data = word.encode()
@@ -50,55 +50,55 @@ class _Words(dict[str, int]):
 
 
 def minhash_signatures(texts: Iterable[str]) -> NDArray[np.uint32]:
-    """MinHash signatures, [documents, 128]: the least permuted hash of a text's 5-shingles, ignoring case.
+    """Return MinHash signatures, [documents, 128]: the smallest permuted hashes of a text's 5-shingles, ignoring case.
 
     The expected share of equal values of two signatures is the Jaccard similarity of their sets of shingles. A text of
     fewer than five words is one shingle.
     """
-    known = _Words()
-    return np.array([_signature(_WORD.findall(text.casefold()) or [text], known) for text in texts], np.uint32).reshape(
-        -1, PERMUTATIONS
-    )
+    word_hashes = _WordHashes()
+    signatures = [_signature(_WORD.findall(text.casefold()) or [text], word_hashes) for text in texts]
+    return np.array(signatures, np.uint32).reshape(-1, PERMUTATIONS)
 
 
-def _signature(words: list[str], known: _Words) -> NDArray[np.uint32]:
-    numbers = np.fromiter(map(known.__getitem__, words), np.uint64, len(words))
-    count = max(len(words) - SHINGLE + 1, 1)
-    shingles = np.zeros(count, np.uint64)
-    for place, power in enumerate(_POWERS):
-        part = numbers[place : place + count]
-        shingles[: len(part)] += part * power
-    shingles = np.unique(_mixed(shingles))
+def _signature(words: list[str], word_hashes: _WordHashes) -> NDArray[np.uint32]:
+    """Return the signature of a text with these words, [128]."""
+    hashes = np.fromiter(map(word_hashes.__getitem__, words), np.uint64, len(words))
+    num_shingles = max(len(words) - SHINGLE_WORDS + 1, 1)
+    shingles = np.zeros(num_shingles, np.uint64)  # hash of each shingle: a weighted sum of the hashes of its words
+    for position, power in enumerate(_POWERS):
+        hashes_at_position = hashes[position : position + num_shingles]
+        shingles[: len(hashes_at_position)] += hashes_at_position * power
+    shingles = np.unique(_mix(shingles))
     signature = np.full(PERMUTATIONS, 2**32 - 1, np.uint32)
-    for start in range(0, len(shingles), _BLOCK):
-        values = (shingles[start : start + _BLOCK] * _FACTORS + _TERMS) >> np.uint64(32)
+    for start in range(0, len(shingles), _BLOCK_SHINGLES):
+        values = (shingles[start : start + _BLOCK_SHINGLES] * _FACTORS + _TERMS) >> np.uint64(32)
         np.minimum(signature, values.min(axis=1).astype(np.uint32), out=signature)
     return signature
 
 
 def lsh_bands(similarity: float) -> tuple[int, int]:
-    """Return (bands, rows) of LSH: the fewest bands with which documents of a similarity are compared with RECALL.
+    """Return (bands, rows) of LSH: the fewest bands with which two documents of a similarity are compared often enough.
 
-    Two documents of similarity s agree in a band of r rows with probability s^r, in one of b bands with
-    1 - (1 - s^r)^b.
+    Two documents of similarity s agree in a band of r rows with probability s^r, and in at least one of b bands with
+    probability 1 - (1 - s^r)^b, which is to be MIN_RECALL or more.
 
     >>> lsh_bands(0.8), lsh_bands(0.5)
     ((18, 7), (42, 3))
     """
     for rows in range(PERMUTATIONS, 1, -1):
-        if 1 - (1 - similarity**rows) ** (PERMUTATIONS // rows) >= RECALL:
+        if 1 - (1 - similarity**rows) ** (PERMUTATIONS // rows) >= MIN_RECALL:
             return PERMUTATIONS // rows, rows
     return PERMUTATIONS, 1
 
 
 def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> NDArray[np.int64]:
-    """Number of the group of each text, [texts]; texts that are near duplicates, directly or by others, share one.
+    """Group texts that are near duplicates, directly or through other texts; return the group number of each, [texts].
 
-    Each text is compared with the first one of its LSH bucket in every band.
+    Each text is compared with the first text of its LSH bucket in every band.
 
     Args:
-        signatures: From `minhash_signatures`.
-        similarity: Least Jaccard similarity of two near duplicates, as signatures estimate it.
+        signatures: signatures from `minhash_signatures`.
+        similarity: Jaccard similarity of two near duplicates, at least, as signatures estimate it.
 
     >>> texts = ["The cat sat on the mat today", "the cat sat on the mat, today!", "A dog"]
     >>> near_duplicate_groups(minhash_signatures(texts), 0.8).tolist()
@@ -115,49 +115,53 @@ def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> 
         pairs = np.stack([first[bucket.reshape(-1)], np.arange(count)], axis=1)
         edges.append(pairs[pairs[:, 0] != pairs[:, 1]])
     pairs = np.unique(np.concatenate(edges), axis=0)
-    near = np.zeros(len(pairs), bool)
-    for start in range(0, len(pairs), AT_ONCE):
-        some = pairs[start : start + AT_ONCE]
-        equal = (signatures[some[:, 0]] == signatures[some[:, 1]]).sum(axis=1)
-        near[start : start + AT_ONCE] = equal >= similarity * PERMUTATIONS
-    pairs = pairs[near]
+    are_near = np.zeros(len(pairs), bool)
+    for start in range(0, len(pairs), BATCH_DOCUMENTS):
+        batch = pairs[start : start + BATCH_DOCUMENTS]
+        num_equal = (signatures[batch[:, 0]] == signatures[batch[:, 1]]).sum(axis=1)
+        are_near[start : start + BATCH_DOCUMENTS] = num_equal >= similarity * PERMUTATIONS
+    pairs = pairs[are_near]
     graph = coo_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
     return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
 def _band_keys(signatures: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    """Nonzero hashes of the bands, [documents, bands]."""
-    parts = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
-    keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64) * _ODD, parts.shape[:2])
+    """Return the nonzero hash of each band of signatures, [documents, bands]."""
+    values = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
+    keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64) * _GOLDEN, values.shape[:2])
     for row in range(rows):
-        keys = _mixed(keys + parts[:, :, row] * _ODD)
+        keys = _mix(keys + values[:, :, row] * _GOLDEN)
     return np.maximum(keys, np.uint64(1))
 
 
-class _Table:
-    """Hash table of int32 values by nonzero 64-bit keys; open addressing, at most half full."""
+class _HashTable:
+    """Hash table of int32 values by nonzero 64-bit keys, with linear probing; at most half full.
+
+    Args:
+        values: whether keys have values; a table without them is a set.
+    """
 
     def __init__(self, values: bool) -> None:
-        self._keys = np.zeros(1 << 12, np.uint64)
+        self._keys = np.zeros(1 << 12, np.uint64)  # 0: the slot is free
         self._values = np.zeros(len(self._keys) if values else 0, np.int32)
-        self._used = 0
+        self._used = 0  # slots
 
     def find(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (indices of found keys, their slots); a key may be stored several times."""
+        """Return the indices of the keys that are stored, and their slots; a key may be stored several times."""
         mask = len(self._keys) - 1
-        live, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
-        which, where = [live[:0]], [slots[:0]]
-        while len(live):
-            held = self._keys[slots]
-            same = held == keys[live]
-            which.append(live[same])
-            where.append(slots[same])
-            on = held != 0
-            live, slots = live[on], (slots[on] + 1) & mask
-        return np.concatenate(which), np.concatenate(where)
+        pending, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        found_indices, found_slots = [pending[:0]], [slots[:0]]
+        while len(pending):
+            stored = self._keys[slots]
+            is_equal = stored == keys[pending]
+            found_indices.append(pending[is_equal])
+            found_slots.append(slots[is_equal])
+            is_used = stored != 0  # a free slot ends the probing of its key
+            pending, slots = pending[is_used], (slots[is_used] + 1) & mask
+        return np.concatenate(found_indices), np.concatenate(found_slots)
 
     def value(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Values in these slots."""
+        """Return the values in slots."""
         return self._values[slots].astype(np.int64)
 
     def put(self, keys: NDArray[np.uint64], values: NDArray[np.signedinteger[Any]] | None = None) -> None:
@@ -166,122 +170,137 @@ class _Table:
             self._grow()
         self._used += len(keys)
         mask = len(self._keys) - 1
-        live, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
-        while len(live):
+        pending, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        while len(pending):
             free = np.flatnonzero(self._keys[slots] == 0)
             _, first = np.unique(slots[free], return_index=True)  # the first of several keys gets the slot
             free = free[first]
-            self._keys[slots[free]] = keys[live[free]]
+            self._keys[slots[free]] = keys[pending[free]]
             if values is not None:
-                self._values[slots[free]] = values[live[free]]
-            waits = np.ones(len(live), bool)
-            waits[free] = False
-            live, slots = live[waits], (slots[waits] + 1) & mask
+                self._values[slots[free]] = values[pending[free]]
+            is_pending = np.ones(len(pending), bool)
+            is_pending[free] = False
+            pending, slots = pending[is_pending], (slots[is_pending] + 1) & mask
 
     def _grow(self) -> None:
-        """Double the slots; entries move in blocks, to bound memory."""
+        """Double the number of slots; entries are inserted again in blocks, to bound memory."""
         keys, values = self._keys, self._values
         self._keys, self._used = np.zeros(2 * len(keys), np.uint64), 0
         self._values = np.zeros(2 * len(values), np.int32)
         for start in range(0, len(keys), 1 << 20):
-            held = start + np.flatnonzero(keys[start : start + (1 << 20)])
-            self.put(keys[held], values[held] if len(values) else None)
+            used_slots = start + np.flatnonzero(keys[start : start + (1 << 20)])
+            self.put(keys[used_slots], values[used_slots] if len(values) else None)
 
 
 class Deduplicator:
     """Decides which documents are kept, in the order of the input: the first of each group of duplicates.
 
-    Exact deduplication takes 16 to 32 bytes of memory per document; near deduplication 24 to 48 bytes more per kept
-    document and band, and 512 bytes per kept document in a file.
+    Exact deduplication takes 16 to 32 bytes of memory for each document. Near deduplication takes 24 to 48 bytes more
+    for each kept document and band, and 512 bytes in a file for each kept document.
+
+    Args:
+        near: whether near duplicates are found too.
+        similarity: Jaccard similarity of near duplicates, at least.
+        file: file for signatures; only created if `near`.
     """
 
     def __init__(self, *, near: bool, similarity: float, file: Path) -> None:
-        self._seen = _Table(values=False)
-        self._near = _Near(similarity, file) if near else None
+        self._seen_hashes = _HashTable(values=False)
+        self._near_index = _NearIndex(similarity, file) if near else None
 
     def check(self, hashes: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        """Return KEEP, EXACT or NEAR for each of the next documents, [documents]."""
-        verdict = np.full(len(hashes), EXACT, np.uint8)
-        keys, first = np.unique(np.maximum(hashes, np.uint64(1)), return_index=True)
-        old, _ = self._seen.find(keys)
-        new = np.ones(len(keys), bool)
-        new[old] = False
-        self._seen.put(keys[new])
-        verdict[first[new]] = KEEP
-        if self._near is not None:
-            left = np.flatnonzero(verdict == KEEP)
-            for start in range(0, len(left), AT_ONCE):
-                some = left[start : start + AT_ONCE]
-                verdict[some[self._near.check(signatures[some])]] = NEAR
-        return verdict
+        """Return the verdict KEEP, EXACT or NEAR on each of the next documents, [documents].
+
+        Args:
+            hashes: hash of each document, [documents].
+            signatures: MinHash signature of each document, [documents, 128]; unused without near deduplication.
+        """
+        verdicts = np.full(len(hashes), EXACT, np.uint8)
+        keys, first_indices = np.unique(np.maximum(hashes, np.uint64(1)), return_index=True)
+        seen, _ = self._seen_hashes.find(keys)
+        is_new = np.ones(len(keys), bool)
+        is_new[seen] = False
+        self._seen_hashes.put(keys[is_new])
+        verdicts[first_indices[is_new]] = KEEP
+        if self._near_index is not None:
+            distinct = np.flatnonzero(verdicts == KEEP)
+            for start in range(0, len(distinct), BATCH_DOCUMENTS):
+                batch = distinct[start : start + BATCH_DOCUMENTS]
+                verdicts[batch[self._near_index.check(signatures[batch])]] = NEAR
+        return verdicts
 
     def close(self) -> None:
         """Close the file of signatures."""
-        if self._near is not None:
-            self._near.close()
+        if self._near_index is not None:
+            self._near_index.close()
 
 
-class _Near:
-    """Signatures of kept documents, and LSH buckets of those that agree in a band."""
+class _NearIndex:
+    """Index of kept documents: their signatures in a file, and LSH buckets of documents that agree in a band."""
 
     def __init__(self, similarity: float, file: Path) -> None:
-        self._least = similarity * PERMUTATIONS
+        self._min_equal = similarity * PERMUTATIONS  # equal values in the signatures of near duplicates, at least
         self._bands, self._rows = lsh_bands(similarity)
-        self._table = _Table(values=True)
+        self._table = _HashTable(values=True)  # key of a band to numbers of documents
         self._file = file.open("w+b")
-        self._count = 0
+        self._count = 0  # kept documents
 
     def close(self) -> None:
         self._file.close()
 
     def check(self, signatures: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Whether each document is a near duplicate of a kept one, [documents]."""
+        """Return whether each document of a batch is a near duplicate of an earlier kept one, [documents]."""
         keys = _band_keys(signatures, self._bands, self._rows)
-        near = np.zeros(len(signatures), bool)
-        earlier, slots = self._table.find(keys.ravel())
-        pairs = np.unique(np.stack([earlier // self._bands, self._table.value(slots)], axis=1), axis=0)
-        for some in np.array_split(pairs, max(len(pairs) // 10_000, 1)):
-            near[some[self._are_near(signatures[some[:, 0]], self._signatures(some[:, 1])), 0]] = True
-        self._mark_batch_duplicates(signatures, keys, near)
-        distinct = np.flatnonzero(~near)
+        is_near = np.zeros(len(signatures), bool)
+        indices, slots = self._table.find(keys.ravel())
+        # (document of the batch, kept document with an equal band)
+        pairs = np.unique(np.stack([indices // self._bands, self._table.value(slots)], axis=1), axis=0)
+        for some_pairs in np.array_split(pairs, max(len(pairs) // 10_000, 1)):
+            documents, kept_documents = some_pairs[:, 0], some_pairs[:, 1]
+            are_near = self._are_near(signatures[documents], self._signatures(kept_documents))
+            is_near[documents[are_near]] = True
+        self._mark_batch_duplicates(signatures, keys, is_near)
+        distinct = np.flatnonzero(~is_near)
         self._put(keys[distinct], signatures[distinct])
-        return near
+        return is_near
 
     def _mark_batch_duplicates(
-        self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], near: NDArray[np.bool_]
+        self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], is_near: NDArray[np.bool_]
     ) -> None:
-        """Mark near duplicates of earlier kept documents within the batch, in order."""
-        _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
-        number = number.reshape(keys.shape)
-        shared = times[number] > 1
-        buckets: dict[int, list[int]] = {}
-        for index in np.flatnonzero(shared.any(axis=1) & ~near).tolist():
-            mine = number[index][shared[index]].tolist()
-            others = sorted({earlier for bucket in mine for earlier in buckets.get(bucket, ())})
-            if others and self._are_near(signatures[others], signatures[index]).any():
-                near[index] = True
+        """Mark documents that are near duplicates of an earlier document of the batch, in order, in `is_near`."""
+        _, buckets, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        buckets = buckets.reshape(keys.shape)  # bucket of each document and band
+        is_shared = counts[buckets] > 1
+        members: dict[int, list[int]] = {}  # kept documents of each bucket
+        for document in np.flatnonzero(is_shared.any(axis=1) & ~is_near).tolist():
+            shared_buckets = buckets[document][is_shared[document]].tolist()
+            candidates = sorted({member for bucket in shared_buckets for member in members.get(bucket, ())})
+            if candidates and self._are_near(signatures[candidates], signatures[document]).any():
+                is_near[document] = True
                 continue
-            for bucket in mine:
-                if len(held := buckets.setdefault(bucket, [])) < CHAIN:
-                    held.append(index)
+            for bucket in shared_buckets:
+                if len(bucket_members := members.setdefault(bucket, [])) < MAX_BUCKET_DOCUMENTS:
+                    bucket_members.append(document)
 
-    def _are_near(self, signatures: NDArray[np.uint32], signature: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        return np.asarray((signatures == signature).sum(axis=-1) >= self._least)
+    def _are_near(self, first: NDArray[np.uint32], second: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Return whether signatures are those of near duplicates; `second` may be one signature for all of `first`."""
+        return np.asarray((first == second).sum(axis=-1) >= self._min_equal)
 
     def _signatures(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Read the signatures of kept documents from the file."""
         if not len(numbers):
             return np.zeros((0, PERMUTATIONS), np.uint32)
         shape = (self._count, PERMUTATIONS)
         return np.asarray(np.memmap(self._file, np.uint32, mode="r", shape=shape)[numbers])
 
     def _put(self, keys: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> None:
-        """Keep documents: write their signatures, and add them to buckets that are not full."""
+        """Add kept documents: write their signatures, and add them to buckets that are not full."""
         self._file.seek(0, 2)
         self._file.write(np.ascontiguousarray(signatures).data)
         self._file.flush()
         numbers = np.repeat(np.arange(self._count, self._count + len(keys)), self._bands)
         self._count += len(keys)
-        flat = keys.ravel()
-        stored, _ = self._table.find(flat)
-        room = np.bincount(stored, minlength=len(flat)) < CHAIN
-        self._table.put(flat[room], numbers[room])
+        flat_keys = keys.ravel()
+        indices, _ = self._table.find(flat_keys)
+        has_room = np.bincount(indices, minlength=len(flat_keys)) < MAX_BUCKET_DOCUMENTS
+        self._table.put(flat_keys[has_room], numbers[has_room])

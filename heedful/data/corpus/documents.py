@@ -1,4 +1,4 @@
-"""Read files as documents: text files split by their layout, tables row by row."""
+"""Documents of files, as a stream: text files are split by their layout, each row of a table is a document."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from heedful.data.formats.text_files import (
     read_head,
     read_text_lines,
 )
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, open_data_file, stem_and_suffix
+from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import DataError, HeedfulError, SettingError
 
-LEAST = 100  # characters that a document counts at least: an empty one takes memory too
-TICK = 1_000_000  # characters between two yields of None
-LINE = 50  # characters that a line counts in addition
+MIN_COUNTED_CHARS = 100  # characters that a document counts as, at least: a short one takes memory too
+TICK_CHARS = 1_000_000  # characters after which DocumentReader.chunks yields None
+LINE_OVERHEAD = 50  # characters that a line counts as, beyond its own
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # (text, whether each line is a sentence) of each document
-TEXT_SUFFIXES = [
-    suffix for suffix, form in SUFFIXES.items() if form != "conll"
-]  # suffixes of text; tagged words are excluded
+TEXT_SUFFIXES = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name != "conll"]  # CoNLL has no running text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,17 +62,20 @@ class CorpusSettings:
 def list_files(
     files: Sequence[Path], exclude: Path | None = None, known: Sequence[str] = TEXT_SUFFIXES
 ) -> tuple[list[tuple[Path, str]], list[str]]:
-    """List files, and those in folders with a known suffix, sorted.
+    """List files, and the files with a known suffix in folders, sorted.
 
     Args:
         files: files and folders.
         exclude: folder of results, whose files are skipped.
-        known: suffixes of files in folders.
+        known: suffixes of the files that are listed in folders.
 
     Returns:
-        Each path with its name relative to the given folder; notes for the user.
+        Each path with its path in the given folder, or its name; notes for the user.
+
+    Raises:
+        DataError: If a file is missing, or a folder has no file with a known suffix.
     """
-    apart = None if exclude is None else exclude.resolve()
+    excluded_folder = None if exclude is None else exclude.resolve()
     listed: list[tuple[Path, str]] = []
     notes: list[str] = []
     for path in files:
@@ -82,11 +83,11 @@ def list_files(
             check_file(path)
             listed.append((path, path.name))
             continue
-        inside = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        inside = [file for file in inside if apart not in file.resolve().parents]
+        inside = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        inside = [file for file in inside if excluded_folder not in file.resolve().parents]
         used = [file for file in inside if stem_and_suffix(file)[1] in known]
         if not used:
-            raise DataError(f"{path}: holds no file of text: {', '.join(known)}, packed or not")
+            raise DataError(f"{path}: holds no file of text: expected {', '.join(known)}, compressed or not")
         listed += [(file, str(file.relative_to(path))) for file in used]
         if len(used) < len(inside):
             notes.append(f"{path.name}: {len(inside) - len(used)} files of unknown kinds are not used")
@@ -95,14 +96,14 @@ def list_files(
     return listed, notes
 
 
-def _hidden(place: Path) -> bool:
-    return any(part.startswith(".") for part in place.parts)
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 class CountingPath(type(Path())):  # type: ignore[misc]
-    """A path that reports how many bytes of its file were read."""
+    """A path that knows how many bytes of its file were read, as long as the file is open."""
 
-    handle: IO[str] | IO[bytes] | None = None
+    handle: IO[str] | IO[bytes] | None = None  # the file that was opened last
 
     def open(self, *arguments: object, **options: object) -> IO[Any]:
         file: IO[Any] = super().open(*arguments, **options)
@@ -110,107 +111,126 @@ class CountingPath(type(Path())):  # type: ignore[misc]
         return file
 
     @property
-    def read(self) -> int:
-        """Position in the (compressed) file, in bytes."""
+    def bytes_read(self) -> int:
+        """Position in the file, which may be compressed, in bytes; 0 if it is closed."""
         return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
 
 
 class DocumentReader:
-    """Streams the documents of all files, and reports progress."""
+    """Streams the documents of files.
+
+    Args:
+        files: the files.
+        settings: how text is split into documents.
+        row_errors: handles bad rows.
+        notes: sentences for the user, to which those about the files are added.
+
+    Raises:
+        DataError: If a file is CoNLL.
+    """
 
     def __init__(self, files: list[Path], settings: CorpusSettings, row_errors: RowErrors, notes: list[str]) -> None:
         for path in files:
             if (suffix := stem_and_suffix(path)[1]) not in ("", *TEXT_SUFFIXES):
-                what = "a kind of file of words with tags, which are no text"
-                raise DataError(f"{path}: {suffix} is {what}: write what is to be read to a .txt file")
-        self.row_errors, self.notes, self.cut = (
-            row_errors,
-            list(notes),
-            0,
-        )  # number of documents that were split for their size
+                raise DataError(
+                    f"{path}: {suffix} files hold words with tags, not text: write their text to a .txt file"
+                )
+        self.row_errors = row_errors
+        self.notes = list(notes)
+        self.num_split = 0  # documents that were split because of their size
         self._settings = settings
         self._files = [CountingPath(path) for path in files]
-        self._sizes = [path.stat().st_size for path in files]
-        self._done = 0
-        self._at: CountingPath | None = None
+        self._sizes = [path.stat().st_size for path in files]  # bytes
+        self._finished_bytes = 0  # of files that were read completely
+        self._current: CountingPath | None = None  # the file that is being read
 
     @property
-    def share(self) -> float:
-        """Share of all bytes that were read (0-1)."""
-        return min(1.0, (self._done + (self._at.read if self._at is not None else 0)) / max(sum(self._sizes), 1))
+    def fraction_read(self) -> float:
+        """Fraction of all bytes that were read (0-1)."""
+        current_bytes = self._current.bytes_read if self._current is not None else 0
+        return min(1.0, (self._finished_bytes + current_bytes) / max(sum(self._sizes), 1))
 
     def chunks(self) -> Iterator[Chunk | None]:
-        """Yield the documents of each shard; None regularly in between, so that the caller can serve workers."""
+        """Yield the documents of each shard; None every TICK_CHARS characters, so that the caller can serve workers."""
         chunk: Chunk = []
-        size = tick = 0
+        chunk_size = size_since_tick = 0  # characters
         for document in self._documents():
             chunk.append(document)
-            size += max(len(document[0]), LEAST)
-            tick += max(len(document[0]), LEAST)
-            if size >= self._settings.shard_chars:
+            size = max(len(document[0]), MIN_COUNTED_CHARS)
+            chunk_size += size
+            size_since_tick += size
+            if chunk_size >= self._settings.shard_chars:
                 yield chunk
-                chunk, size = [], 0
-            if tick >= TICK:
+                chunk, chunk_size = [], 0
+            if size_since_tick >= TICK_CHARS:
                 yield None
-                tick = 0
+                size_since_tick = 0
         if chunk:
             yield chunk
 
     def _documents(self) -> Iterator[tuple[str, bool]]:
+        """Yield all documents; errors name the settings of a corpus."""
         try:
-            yield from self._all()
+            yield from self._read_all()
         except NoRowsError as error:
             raise DataError(f"{error}: if it is no text, give the other files by name, or move it away") from None
         except HeedfulError as error:
-            raise DataError(_of_corpus(str(error))) from None
+            raise DataError(_with_corpus_settings(str(error))) from None
 
-    def _all(self) -> Iterator[tuple[str, bool]]:
+    def _read_all(self) -> Iterator[tuple[str, bool]]:
+        """Yield the documents of all files."""
         for path, size in zip(self._files, self._sizes, strict=True):
-            self._at = path
+            self._current = path
             if not size:
                 self._add_note(f"{path.name}: is empty")
-            elif SUFFIXES.get(stem_and_suffix(path)[1], "text") == "text":
-                yield from self._text(path)
+            elif FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1], "text") == "text":
+                yield from self._read_text(path)
             else:
-                column = self._settings.text_column
-                settings = DataSettings(columns={"text": column} if column else None)
-                part = open_data_file(path, TextExample, settings, self.row_errors)
-                for note in part.notes:
-                    self._add_note(f"{path.name}: {note}" if not note.startswith(path.name) else note)
-                for example in part.read(self.row_errors):
-                    assert isinstance(example, TextExample)
-                    yield example.text, False
-            self._at = None
-            self._done += size
+                yield from self._read_table(path)
+            self._current = None
+            self._finished_bytes += size
 
-    def _text(self, path: Path) -> Iterator[tuple[str, bool]]:
+    def _read_table(self, path: Path) -> Iterator[tuple[str, bool]]:
+        """Yield the text column of a table."""
+        column = self._settings.text_column
+        settings = DataSettings(columns={"text": column} if column else None)
+        file = open_data_file(path, TextExample, settings, self.row_errors)
+        for note in file.notes:
+            self._add_note(note if note.startswith(path.name) else f"{path.name}: {note}")
+        for example in file.read(self.row_errors):
+            assert isinstance(example, TextExample)
+            yield example.text, False
+
+    def _read_text(self, path: Path) -> Iterator[tuple[str, bool]]:
+        """Yield the documents of a text file, by its layout."""
         file, notes = detect_encoding(path)
         for note in notes:
             self._add_note(note)
-        form = self._settings.sample_by
-        if form == "auto":
-            form = layout(read_head(file))
-            self._add_note(f"{path.name}: {LAYOUTS[form]}")
-        if form == "line":
+        layout = self._settings.sample_by
+        if layout == "auto":
+            layout = detect_layout(read_head(file))
+            self._add_note(f"{path.name}: {LAYOUT_NOTES[layout]}")
+        if layout == "line":
             yield from ((line, False) for _, line in read_text_lines(file, self.row_errors) if line.strip())
             return
-        for block in self._blocks(file, blank=form == "paragraph"):
-            yield "\n".join(block), form == "paragraph"
+        for block in self._blocks(file, split_at_blank=layout == "paragraph"):
+            yield "\n".join(block), layout == "paragraph"
 
-    def _blocks(self, file: TextFile, *, blank: bool) -> Iterator[list[str]]:
+    def _blocks(self, file: TextFile, *, split_at_blank: bool) -> Iterator[list[str]]:
+        """Yield the lines of each document: up to a blank line, or else all lines; up to MAX_ROW_BYTES characters."""
         block: list[str] = []
-        size = 0
+        size = 0  # characters
         for _, line in read_text_lines(file, self.row_errors):
-            if block and blank and not line.strip():
+            if block and split_at_blank and not line.strip():
                 yield block
                 block, size = [], 0
             elif block and size + len(line) > MAX_ROW_BYTES:
-                self.cut += 1
+                self.num_split += 1
                 yield block
-                block, size = [line], len(line) + LINE
+                block, size = [line], len(line) + LINE_OVERHEAD
             elif line.strip() or block:
                 block.append(line)
-                size += len(line) + LINE
+                size += len(line) + LINE_OVERHEAD
         if block:
             yield block
 
@@ -219,39 +239,41 @@ class DocumentReader:
             self.notes.append(text)
 
 
-def _of_corpus(message: str) -> str:
-    """Rewrite a message with the names of corpus settings, which have no encoding.
+def _with_corpus_settings(message: str) -> str:
+    """Rewrite a message about data settings with the names of corpus settings, which have no encoding.
 
-    >>> _of_corpus("say --data.columns.text=NAME")
+    >>> _with_corpus_settings("say --data.columns.text=NAME")
     'say --corpus.text_column=NAME'
-    >>> _of_corpus("say --data.encoding=cp1252, or iconv -f cp1252")
+    >>> _with_corpus_settings("say --data.encoding=cp1252, or iconv -f cp1252")
     'say iconv -f cp1252'
     """
     message = message.replace("--data.columns.text=", "--corpus.text_column=")
     return re.sub(r"--data\.encoding=[\w-]+( \(or -be\))?, or ", "", message)
 
 
-LAYOUTS = {
+LAYOUT_NOTES = {  # sentences for the user
     "line": "has no blank lines, so each line is a document",
     "paragraph": "lines are sentences, and blank lines part documents",
     "document": "is one document, whose paragraphs are separated by blank lines",
 }
 
 
-def layout(head: str) -> Literal["line", "paragraph", "document"]:
-    r"""Detect what a document is in a text file, from its beginning; without blank lines it is a line.
+def detect_layout(head: str) -> Literal["line", "paragraph", "document"]:
+    r"""Detect from the beginning of a text file what a document is in it.
 
-    Blank lines separate documents if most blocks have several lines, and most lines end like sentences.
+    Without blank lines, each line is a document. Blank lines separate documents if most blocks have several lines and
+    most lines end like sentences; else they separate the paragraphs of one document.
 
-    >>> layout("One.\nTwo.\n"), layout("One.\nTwo.\n\nThree.\nFour.\n"), layout("A line that\ngoes on.\n\nNext.\n")
-    ('line', 'paragraph', 'document')
+    >>> heads = "One.\nTwo.\n", "One.\nTwo.\n\nThree.\nFour.\n", "A line that\nis wrapped.\n\nNext.\n"
+    >>> [detect_layout(head) for head in heads]
+    ['line', 'paragraph', 'document']
     """
     rows = [row.strip() for row in head.split("\n")[: -1 if len(head) > 1000 else None]]
     while rows and not rows[-1]:
         rows.pop()
     if "" not in rows:
         return "line"
-    filled = [row for row in rows if row]
-    blocks = sum(1 for before, row in zip(["", *rows], rows, strict=False) if row and not before)
-    ended = sum(row.endswith(SENTENCE_END) for row in filled)
-    return "paragraph" if len(filled) >= 1.5 * blocks and ended >= 0.7 * len(filled) else "document"
+    lines = [row for row in rows if row]
+    num_blocks = sum(1 for previous, row in zip(["", *rows], rows, strict=False) if row and not previous)
+    num_ended = sum(line.endswith(SENTENCE_END) for line in lines)
+    return "paragraph" if len(lines) >= 1.5 * num_blocks and num_ended >= 0.7 * len(lines) else "document"

@@ -1,4 +1,4 @@
-"""The format of a corpus, token shards with indices: written one chunk of documents at a time, read by memory map."""
+"""The files of a corpus: shards of token ids with indices, written by chunks of documents and read by memory map."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from heedful import atomic_io
-from heedful.data.corpus.dedup import KEEP, minhash_signatures
+from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, minhash_signatures
 from heedful.data.corpus.sentence_split import clean_text, split_sentences
 from heedful.errors import DataError
 
-VERSION = 1
-MANIFEST, PARTS = "manifest.json", "parts"
-BATCH = 400_000  # characters that are tokenised at a time: encodings take about a hundred times that
-MOST_OPEN = 100  # shards that are mapped at a time, each with a file handle
-SKETCH = 1 << 16  # smallest hashes of segments, to estimate the number of distinct segments
+VERSION = 1  # of the format
+MANIFEST, PARTS = "manifest.json", "parts"  # a file; a folder, which only unfinished corpora have
+BATCH_CHARS = 400_000  # characters that are tokenised at a time: encodings take about a hundred times that
+MAX_OPEN_SHARDS = 100  # shards that are mapped at a time, each with a file handle
+SKETCH_HASHES = 1 << 16  # smallest hashes of segments that are stored, to estimate the number of distinct segments
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-ARRAYS = {"documents": "<i8", "segments": "<i8", "paragraphs": "|b1", "hashes": "<u8"}
-Ids = Callable[
-    [list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]
-]  # texts to (ids of all texts, number of ids of each)
+ARRAYS = {"documents": "<i8", "segments": "<i8", "paragraphs": "|b1", "hashes": "<u8"}  # file stem to dtype
+# texts to (token ids of all texts, number of ids of each text)
+Tokenise = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 
 class Corpus:
-    """A finished corpus: documents as tokens in the order of the input, read on demand."""
+    """A finished corpus: documents as token ids, in the order of the input, read on demand.
+
+    A document is a sequence of segments: sentences, or lines.
+    """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Use `open`, which checks the files."""
         self.folder = folder
-        self.about = about
+        self.about = about  # the manifest
         self.fingerprint: str = about["fingerprint"]  # fingerprint of its tokenizer
-        self.vocabulary: int = about["vocabulary"]
-        self.count: int = about["counts"]["tokens"]
-        self.documents: NDArray[np.int64] = self._map("documents")  # [documents + 1] index of each first segment
-        self.segments: NDArray[np.int64] = self._map("segments")  # [segments + 1] offset of each first token
-        self.paragraphs: NDArray[np.bool_] = self._map("paragraphs")  # [segments] whether a paragraph begins there
-        self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents] of the clean texts
-        self._starts = np.cumsum([0, *(shard["tokens"] for shard in about["shards"])])
-        self._open: dict[int, Tokens] = {}  # shards that are mapped, by number
+        self.vocabulary: int = about["vocabulary"]  # size of the vocabulary
+        self.count: int = about["counts"]["tokens"]  # number of tokens
+        self.documents: NDArray[np.int64] = self._map("documents")  # [documents + 1], index of the first segment
+        self.segments: NDArray[np.int64] = self._map("segments")  # [segments + 1], offset of the first token
+        self.paragraphs: NDArray[np.bool_] = self._map("paragraphs")  # [segments], whether a paragraph begins there
+        self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents], hash of the clean text
+        self._starts = np.cumsum([0, *(shard["tokens"] for shard in about["shards"])])  # first token of each shard
+        self._open: dict[int, Tokens] = {}  # mapped shards by number
 
     def _map(self, name: str) -> NDArray[Any]:
-        return mapped(self.folder / f"{name}.bin", ARRAYS[name])
+        return map_array(self.folder / f"{name}.bin", ARRAYS[name])
 
     @classmethod
     def open(cls, folder: Path) -> Corpus:
@@ -60,26 +62,28 @@ class Corpus:
             DataError: If it is unfinished, or a file is missing or has a wrong size (contents are not checked).
         """
         if not (folder / MANIFEST).is_file():
-            unfinished = (folder / PARTS).is_dir()
-            what = "is not finished: build it again with the same files and settings, and it resumes"
-            raise DataError(f"{folder}: {what if unfinished else f'is no corpus: it has no {MANIFEST}'}")
+            if (folder / PARTS).is_dir():
+                raise DataError(
+                    f"{folder}: is not finished: build it again with the same files and settings, and it resumes"
+                )
+            raise DataError(f"{folder}: is no corpus: it has no {MANIFEST}")
         about = read_corpus_json(folder / MANIFEST)
         if about.get("version") != VERSION:
             raise DataError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
         try:
-            counts, width = about["counts"], np.dtype(about["dtype"]).itemsize
-            _ = about["fingerprint"], about["vocabulary"], counts["tokens"]
+            counts, token_bytes = about["counts"], np.dtype(about["dtype"]).itemsize
+            _ = about["fingerprint"], about["vocabulary"], counts["tokens"]  # raises if one is missing
             lengths = {"documents": counts["documents"] + 1, "segments": counts["segments"] + 1}
             lengths |= {"paragraphs": counts["segments"], "hashes": counts["documents"]}
-            sizes = {f"{name}.bin": lengths[name] * np.dtype(kind).itemsize for name, kind in ARRAYS.items()}
-            sizes |= {shard["file"]: shard["tokens"] * width for shard in about["shards"]}
+            sizes = {f"{name}.bin": lengths[name] * np.dtype(dtype).itemsize for name, dtype in ARRAYS.items()}
+            sizes |= {shard["file"]: shard["tokens"] * token_bytes for shard in about["shards"]}
         except (LookupError, TypeError) as error:
             raise DataError(f"{folder / MANIFEST}: is damaged: {error}; build the corpus again") from None
         for name, size in sizes.items():
             size_on_disk = (folder / name).stat().st_size if (folder / name).is_file() else None
             if size_on_disk != size:
-                has = "is missing" if size_on_disk is None else f"has {size_on_disk:,} bytes, expected {size:,}"
-                raise DataError(f"{folder / name}: {has}: the corpus is damaged, build it again in a new folder")
+                fault = "is missing" if size_on_disk is None else f"has {size_on_disk:,} bytes, expected {size:,}"
+                raise DataError(f"{folder / name}: {fault}: the corpus is damaged, build it again in a new folder")
         return cls(folder, about)
 
     def __len__(self) -> int:
@@ -95,40 +99,42 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest without times: hashes of files, settings, tokenizer, counts."""
+        """SHA-256 of the manifest without times: of the hashes of files, the settings, the tokenizer and the counts."""
         reproducible = {name: value for name, value in self.about.items() if name != "seconds"}
         return sha256(json.dumps(reproducible, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Copy the tokens [start, stop) of the whole stream, across shards."""
+        """Copy the token ids [start, stop) of the corpus, across shards."""
         if not 0 <= start <= stop <= self.count:
             raise DataError(f"tokens {start} to {stop} were asked for, but the corpus has 0 to {self.count}")
         tokens = np.empty(stop - start, np.int32)
-        number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        at = start
-        while at < stop:
-            first, last = int(self._starts[number]), int(self._starts[number + 1])
-            until = min(stop, last)
-            if until > at:
-                tokens[at - start : until - start] = self._shard(number)[at - first : until - first]
-                at = until
-            number += 1
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        position = start
+        while position < stop:
+            shard_start, shard_stop = int(self._starts[shard]), int(self._starts[shard + 1])
+            end = min(stop, shard_stop)
+            if end > position:
+                copied = self._shard(shard)[position - shard_start : end - shard_start]
+                tokens[position - start : end - start] = copied
+                position = end
+            shard += 1
         return tokens
 
     def _shard(self, number: int) -> Tokens:
+        """Return the mapped tokens of a shard; the shard that was mapped first is closed if there are too many."""
         if number not in self._open:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
             shard = self.about["shards"][number]
-            self._open[number] = mapped(self.folder / shard["file"], self.about["dtype"])
+            self._open[number] = map_array(self.folder / shard["file"], self.about["dtype"])
         return self._open[number]
 
 
-def mapped(path: Path, kind: str) -> NDArray[Any]:
-    """Map a file of numbers, read-only."""
+def map_array(path: Path, dtype: str) -> NDArray[Any]:
+    """Map a file of numbers into memory, read-only."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, kind)
-    return np.memmap(path, kind, mode="r").view(np.ndarray)
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
 # ---------------------------------------------------------------------------------------------------- a chunk
@@ -136,122 +142,147 @@ def mapped(path: Path, kind: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpec:
-    """How chunks become shards, the same for every chunk."""
+    """How chunks of documents become shards, the same for every chunk."""
 
-    folder: Path
-    dtype: str
-    shortest: int
-    judged: bool  # whether a Deduplicator decides which documents are kept
-    bands: int  # LSH bands; 0: no near deduplication
-    unknown: int | None  # id of the unknown token
+    folder: Path  # of the corpus
+    dtype: str  # of token ids
+    min_chars: int  # characters of a document, at least
+    is_deduplicated: bool  # whether a Deduplicator decides which documents are kept
+    num_bands: int  # LSH bands; 0: no near deduplication
+    unknown_id: int | None  # id of the unknown token; None: the tokenizer has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DedupKeys:
     """Keys of a chunk's documents, for the Deduplicator."""
 
-    hashes: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]  # [documents]
     signatures: NDArray[np.uint32]  # [documents, 128], or [0, 128] without near deduplication
+
+
+class _Segments(NamedTuple):
+    """The segments of a chunk's kept documents."""
+
+    tokens: list[Tokens]  # token ids of all segments, in several arrays
+    lengths: NDArray[np.int64]  # [segments], number of tokens
+    begins: NDArray[np.bool_]  # [segments], whether a paragraph begins there
+    documents: NDArray[np.int64]  # [segments], index of the document in the chunk
+    sketch: NDArray[np.uint64]  # smallest hashes of the segments
 
 
 class ShardWriter:
     """Writes the shard of a chunk: `clean` prepares its documents, `write` tokenises and writes those that are kept.
 
     A chunk is a list of (text, whether each line is a sentence).
+
+    Args:
+        spec: how chunks become shards.
+        tokenise: returns the token ids of texts.
+        check_parent: called often; may end the process.
     """
 
-    def __init__(self, job: ShardSpec, ids: Ids, check: Callable[[], None] = lambda: None) -> None:
-        self.job, self._ids, self._check = job, ids, check
-        self._texts: list[tuple[str, bool]] = []
-        self._tally: Counter[str] = Counter()
-        self._offer: DedupKeys
+    def __init__(self, spec: ShardSpec, tokenise: Tokenise, check_parent: Callable[[], None] = lambda: None) -> None:
+        self.spec, self._tokenise, self._check_parent = spec, tokenise, check_parent
+        self._documents: list[tuple[str, bool]] = []  # clean documents of the chunk
+        self._counts: Counter[str] = Counter()
+        self._keys: DedupKeys
 
-    def begin(self, chunk: list[tuple[str, bool]]) -> DedupKeys:
-        """Clean the documents; skip empty and short ones."""
-        self._tally, self._texts = Counter(read=len(chunk)), []
+    def clean(self, chunk: list[tuple[str, bool]]) -> DedupKeys:
+        """Clean the documents of a chunk, without empty and short ones, and return their keys; empties the list."""
+        self._counts, self._documents = Counter(read=len(chunk)), []
         chunk.reverse()
         while chunk:  # frees each raw text before the next one is cleaned
             text, lines = chunk.pop()
             text = clean_text(text, lines=lines)
-            if not text or len(text) < self.job.shortest:
-                self._tally["short" if text else "empty"] += 1
+            if not text or len(text) < self.spec.min_chars:
+                self._counts["short" if text else "empty"] += 1
             else:
-                self._texts.append((text, lines))
-            self._check()
-        hashes = np.array([hash_document(text) for text, _ in self._texts], np.uint64)
-        self._offer = DedupKeys(
-            hashes=hashes, signatures=minhash_signatures(text for text, _ in self._texts if self.job.bands)
-        )
-        return self._offer
+                self._documents.append((text, lines))
+            self._check_parent()
+        hashes = np.array([hash_document(text) for text, _ in self._documents], np.uint64)
+        texts = (text for text, _ in self._documents) if self.spec.num_bands else ()
+        self._keys = DedupKeys(hashes=hashes, signatures=minhash_signatures(texts))
+        return self._keys
 
-    def end(self, number: int, verdict: NDArray[np.uint8] | None) -> dict[str, int]:
-        """Tokenise the kept documents (verdict None: all), write shard `number`, and return its counts."""
-        tokens, lengths, begins, sketch, owners = self._tokenised(verdict)
-        filled = np.flatnonzero(lengths)
-        paragraph = np.cumsum(begins)[filled]
-        counts = np.bincount(owners[filled], minlength=len(self._texts))
-        documents = np.flatnonzero(counts)  # indices of documents
-        tally = self._tally
-        tally["tokens"], tally["segments"], tally["documents"] = int(lengths.sum()), len(filled), len(documents)
-        tally["unknown"] = sum(int((ids == self.job.unknown).sum()) for ids in tokens if self.job.unknown is not None)
-        if verdict is not None:
-            tally["exact"], tally["near"] = int((verdict == 1).sum()), int((verdict == 2).sum())
-        tally["empty"] += len(self._texts) - len(documents) - tally["exact"] - tally["near"]
-        tally["characters"] = sum(len(self._texts[index][0]) for index in documents)
-        with whole(self.job.folder / shard_name(number)) as file:
-            for ids in tokens:
+    def write(self, number: int, verdicts: NDArray[np.uint8] | None) -> dict[str, int]:
+        """Tokenise the kept documents, and write them as a shard.
+
+        Args:
+            number: number of the shard.
+            verdicts: verdict of the Deduplicator on each document, [documents]; None: all are kept.
+
+        Returns:
+            Counts of documents, segments, tokens and characters, and of documents that are left out, by reason.
+        """
+        segments = self._tokenise_documents(verdicts)
+        filled = np.flatnonzero(segments.lengths)  # segments with tokens
+        paragraph_numbers = np.cumsum(segments.begins)[filled]
+        num_segments = np.bincount(segments.documents[filled], minlength=len(self._documents))  # of each document
+        documents = np.flatnonzero(num_segments)  # indices of documents with tokens
+        counts = self._counts
+        counts["tokens"] = int(segments.lengths.sum())
+        counts["segments"], counts["documents"] = len(filled), len(documents)
+        counts["unknown"] = 0
+        if self.spec.unknown_id is not None:
+            counts["unknown"] = sum(int((ids == self.spec.unknown_id).sum()) for ids in segments.tokens)
+        if verdicts is not None:
+            counts["exact"], counts["near"] = int((verdicts == EXACT).sum()), int((verdicts == NEAR).sum())
+        counts["empty"] += len(self._documents) - len(documents) - counts["exact"] - counts["near"]
+        counts["characters"] = sum(len(self._documents[index][0]) for index in documents)
+        with atomic_file(self.spec.folder / shard_name(number)) as file:
+            for ids in segments.tokens:
                 file.write(ids.data)
-        with whole(part_path(self.job.folder, number)) as file:
+        with atomic_file(part_path(self.spec.folder, number)) as file:
             np.savez(
                 file,
-                lengths=lengths[filled].astype(np.int32),
-                begins=np.diff(paragraph, prepend=0) > 0,
-                counts=counts[documents].astype(np.int64),
-                hashes=self._offer.hashes[documents],
-                sketch=sketch,
-                offered=self._offer.hashes if self.job.judged else self._offer.hashes[:0],
-                signatures=self._offer.signatures,
-                tally=np.frombuffer(json.dumps(tally).encode(), np.uint8),
+                lengths=segments.lengths[filled].astype(np.int32),
+                begins=np.diff(paragraph_numbers, prepend=0) > 0,
+                counts=num_segments[documents].astype(np.int64),
+                hashes=self._keys.hashes[documents],
+                sketch=segments.sketch,
+                offered=self._keys.hashes if self.spec.is_deduplicated else self._keys.hashes[:0],
+                signatures=self._keys.signatures,
+                tally=np.frombuffer(json.dumps(counts).encode(), np.uint8),
             )
-        self._texts = []
-        return dict(tally)
+        self._documents = []
+        return dict(counts)
 
-    def _tokenised(
-        self, verdict: NDArray[np.uint8] | None
-    ) -> tuple[list[Tokens], NDArray[np.int64], NDArray[np.bool_], NDArray[np.uint64], NDArray[np.int64]]:
-        """Return ids in pieces; length, paragraph flag and document of each segment; the sketch of segment hashes."""
-        tokens, lengths = [np.zeros(0, self.job.dtype)], [np.zeros(0, np.int64)]
-        begins, owners, waiting, size = [], [], [], 0
+    def _tokenise_documents(self, verdicts: NDArray[np.uint8] | None) -> _Segments:
+        """Split the kept documents into segments and tokenise them, in batches of about BATCH_CHARS characters."""
+        tokens, lengths = [np.zeros(0, self.spec.dtype)], [np.zeros(0, np.int64)]
+        begins: list[bool] = []
+        segment_counts: list[tuple[int, int]] = []  # (index of a document, number of its segments)
+        waiting: list[str] = []  # segments that are not tokenised yet
+        waiting_chars = 0
         sketch = np.zeros(0, np.uint64)
-        hashes: list[int] = []
-        for number, (text, lines) in enumerate(self._texts):
-            if verdict is None or verdict[number] == KEEP:
-                sentences, begin = split_sentences(text, lines=lines)
+        for index, (text, lines) in enumerate(self._documents):
+            if verdicts is None or verdicts[index] == KEEP:
+                sentences, begins_of_text = split_sentences(text, lines=lines)
                 waiting += sentences
-                begins += begin
-                owners.append((number, len(sentences)))
-                size += len(text)
-            if (size > BATCH or number == len(self._texts) - 1) and waiting:
+                begins += begins_of_text
+                segment_counts.append((index, len(sentences)))
+                waiting_chars += len(text)
+            if (waiting_chars > BATCH_CHARS or index == len(self._documents) - 1) and waiting:
                 for batch in batch_by_characters(waiting):
-                    ids, count = self._ids(batch)
-                    tokens.append(ids.astype(self.job.dtype))
-                    lengths.append(count)
-                    self._check()
-                hashes += (hash_document(segment.lstrip()) for segment in waiting)
+                    ids, lengths_of_batch = self._tokenise(batch)
+                    tokens.append(ids.astype(self.spec.dtype))
+                    lengths.append(lengths_of_batch)
+                    self._check_parent()
+                hashes = [hash_document(segment.lstrip()) for segment in waiting]
                 sketch = merge_sketches(sketch, np.array(hashes, np.uint64))
-                hashes, waiting, size = [], [], 0
-        owned = np.repeat(*np.array(owners or [(0, 0)], np.int64).T)
-        return tokens, np.concatenate(lengths), np.array(begins, bool), sketch, owned
+                waiting, waiting_chars = [], 0
+        documents = np.repeat(*np.array(segment_counts or [(0, 0)], np.int64).T)
+        return _Segments(tokens, np.concatenate(lengths), np.array(begins, bool), documents, sketch)
 
 
 def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the texts in lists of about 400,000 characters."""
+    """Yield the texts in lists of about BATCH_CHARS characters, each text in one list."""
     batch: list[str] = []
     size = 0
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= BATCH:
+        if size >= BATCH_CHARS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -259,30 +290,35 @@ def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def hash_document(text: str) -> int:
-    """64-bit hash of a text, the same on every machine."""
+    """Hash a text to 64 bits, the same on every machine."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def merge_sketches(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Merge sketches: the 65,536 smallest distinct hashes, sorted."""
-    return np.unique(np.concatenate(hashes))[:SKETCH]
+    """Merge sketches: return their SKETCH_HASHES smallest distinct hashes, sorted."""
+    return np.unique(np.concatenate(hashes))[:SKETCH_HASHES]
 
 
 def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
-    """Estimate the number of distinct hashes: exact to 65,535, then within about 0.4 % (Bar-Yossef et al. 2002)."""
-    return float(len(sketch)) if len(sketch) < SKETCH else (SKETCH - 1) / ((float(sketch[-1]) + 1) / 2**64)
+    """Estimate the number of distinct hashes from the smallest ones (Bar-Yossef et al. 2002).
+
+    It is exact below SKETCH_HASHES, and else has a relative error of about 0.4 %.
+    """
+    if len(sketch) < SKETCH_HASHES:
+        return float(len(sketch))
+    return (SKETCH_HASHES - 1) / ((float(sketch[-1]) + 1) / 2**64)
 
 
 # ---------------------------------------------------------------------------------------------------- all parts
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard's tokens."""
+    """Return the name of the file with a shard's tokens."""
     return f"tokens-{number:05}.bin"
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """File with the other arrays of a shard, until the corpus is finished; written after the tokens."""
+    """Return the file with the other arrays of a shard; it is written after the tokens, and merged in the end."""
     return folder / PARTS / f"{number:05}.npz"
 
 
@@ -292,43 +328,51 @@ def read_part(folder: Path, number: int) -> tuple[dict[str, NDArray[Any]], dict[
         return {name: part[name] for name in part.files if name != "tally"}, json.loads(part["tally"].tobytes())
 
 
-def finish(folder: Path, parts: int, about: Mapping[str, object]) -> None:
-    """Merge the parts and write the manifest; can be repeated if interrupted."""
-    tally: Counter[str] = Counter()
+def finish(folder: Path, num_parts: int, about: Mapping[str, object]) -> None:
+    """Merge the parts of all shards and write the manifest; may be repeated after an interruption.
+
+    Args:
+        folder: folder of the corpus.
+        num_parts: number of shards.
+        about: values of the manifest that the parts do not have.
+    """
+    totals: Counter[str] = Counter()
     shards, sketch = [], np.zeros(0, np.uint64)
     paths = [folder / f"{name}.bin" for name in ARRAYS]
     with ExitStack() as stack:
-        documents, offsets, paragraphs, hashes = (stack.enter_context(whole(path)) for path in paths)
+        documents, segments, paragraphs, hashes = (stack.enter_context(atomic_file(path)) for path in paths)
         documents.write(np.zeros(1, "<i8").data)
-        offsets.write(np.zeros(1, "<i8").data)
-        for number in range(parts):
+        segments.write(np.zeros(1, "<i8").data)
+        for number in range(num_parts):
             part, counts = read_part(folder, number)
-            documents.write((tally["segments"] + np.cumsum(part["counts"])).astype("<i8").data)
-            offsets.write((tally["tokens"] + np.cumsum(part["lengths"], dtype=np.int64)).astype("<i8").data)
+            documents.write((totals["segments"] + np.cumsum(part["counts"])).astype("<i8").data)
+            segments.write((totals["tokens"] + np.cumsum(part["lengths"], dtype=np.int64)).astype("<i8").data)
             paragraphs.write(part["begins"].data)
             hashes.write(part["hashes"].astype("<u8").data)
             shards.append({"file": shard_name(number), "tokens": counts["tokens"]})
             sketch = merge_sketches(sketch, part["sketch"])
-            tally.update(counts)
-    count = tally["documents"]
-    repeated = {
-        "documents": 1 - len(np.unique(mapped(paths[3], "<u8"))) / max(count, 1),
-        "segments": max(0.0, 1 - estimate_distinct(sketch) / max(tally["segments"], 1)),
+            totals.update(counts)
+    num_distinct = len(np.unique(map_array(paths[3], "<u8")))
+    summary = {
+        "counts": {name: totals[name] for name in ("documents", "segments", "tokens", "characters", "unknown")},
+        "left_out": {name: totals[name] for name in ("exact", "near", "short", "empty")},
+        "repeated": {
+            "documents": 1 - num_distinct / max(totals["documents"], 1),
+            "segments": max(0.0, 1 - estimate_distinct(sketch) / max(totals["segments"], 1)),
+        },
+        "shards": shards,
     }
-    counts = {name: tally[name] for name in ("documents", "segments", "tokens", "characters", "unknown")}
-    left_out = {name: tally[name] for name in ("exact", "near", "short", "empty")}
-    totals = {"counts": counts, "left_out": left_out, "repeated": repeated, "shards": shards}
-    write_corpus_json(folder / MANIFEST, dict(about) | totals)
+    write_corpus_json(folder / MANIFEST, dict(about) | summary)
 
 
 # ---------------------------------------------------------------------------------------------------- files
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears complete and synced, or not at all."""
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that appears complete and synced, or not at all."""
     try:
-        with atomic_io.atomic_path(path) as part, part.open("wb") as file:
+        with atomic_io.atomic_path(path) as temporary, temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -337,7 +381,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_corpus_json(path: Path) -> dict[str, Any]:
-    """Read the object in one of the corpus's JSON files."""
+    """Read the JSON object of one of the corpus's files; raise DataError if it is damaged."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -348,8 +392,7 @@ def read_corpus_json(path: Path) -> dict[str, Any]:
 
 
 def write_corpus_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write an object as a JSON file."""
-    with whole(path) as file:
-        file.write(
-            (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="backslashreplace")
-        )
+    """Write an object as a JSON file, which appears complete or not at all."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    with atomic_file(path) as file:
+        file.write(text.encode(errors="backslashreplace"))

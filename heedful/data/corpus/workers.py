@@ -1,4 +1,4 @@
-"""Worker processes that tokenise shards: started here, connected by pipes, ended with their parent."""
+"""Worker processes that tokenise shards, connected with their parent by pipes; they end when it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from heedful.data.corpus.shards import Ids, ShardSpec, ShardWriter
+from heedful.data.corpus.shards import ShardSpec, ShardWriter, Tokenise
 from heedful.errors import DataError, HeedfulError
 
 if TYPE_CHECKING:
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 def available_cores() -> int:
-    """Number of processor cores that this process may use (macOS has no affinity: all)."""
+    """Return the number of processor cores that this process may use; on macOS, which has no affinity, all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
-    """A worker process, seen from its parent; messages are sent only when it waits for one."""
+    """A worker process, seen from its parent; a message may be sent only while it waits for one."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.busy = False
+        self.busy = False  # whether it has a chunk
         self.number = -1  # number of its chunk
         assert process.stdout is not None
         self.answers = process.stdout
 
     def send(self, message: object, number: int) -> None:
-        """Send a message about chunk `number`."""
+        """Send a message about the chunk `number`."""
         self.busy, self.number = True, number
         assert self._process.stdin is not None
         try:
@@ -47,7 +47,7 @@ class Worker:
             self._raise_exit()
 
     def receive(self) -> object:
-        """Receive an answer; an error of the worker is raised here."""
+        """Receive an answer; a HeedfulError of the worker is raised here."""
         try:
             answer = pickle.load(self.answers)
         except (EOFError, pickle.UnpicklingError):
@@ -57,19 +57,25 @@ class Worker:
         return answer
 
     def _raise_exit(self) -> NoReturn:
+        """Raise DataError that the worker has ended."""
         code = self._process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        end = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
         raise DataError(
-            f"a worker {how}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
+            f"a worker {end}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
         )
 
 
 @contextmanager
-def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[Worker]]:
+def start_workers(count: int, spec: ShardSpec, tokenizer: Path) -> Iterator[list[Worker]]:
     """Start workers, and end them on exit.
 
-    They have their own sessions, so that Ctrl-C reaches only this process, and end when it does.
+    Each worker has a session of its own, so that Ctrl-C reaches this process alone; it ends when this process does.
+
+    Args:
+        count: number of workers.
+        spec: how chunks become shards.
+        tokenizer: file tokenizer.json.
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from heedful.data.corpus.workers import serve; serve()"
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -83,7 +89,7 @@ def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[
             )
         workers = [Worker(process) for process in processes]
         for worker in workers:
-            worker.send((job, tokenizer), -1)
+            worker.send((spec, tokenizer), -1)
             worker.busy = False
         yield workers
     finally:
@@ -97,53 +103,55 @@ def start_workers(count: int, job: ShardSpec, tokenizer: Path) -> Iterator[list[
             process.stdout.close()
 
 
-# ---------------------------------------------------------------------------------------------------- the other side
+# ---------------------------------------------------------------------------------------------------- in the worker
 
 
-def library_ids(backend: tokenizers.Tokenizer) -> Ids:
-    """Return a function from texts to token ids without special tokens, by the `tokenizers` library."""
+def library_tokenise(backend: tokenizers.Tokenizer) -> Tokenise:
+    """Return a function from texts to token ids without special tokens, which calls the `tokenizers` library."""
 
-    def ids(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def tokenise(texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
         lengths = np.array([len(encoding) for encoding in encodings], np.int64)
         tokens = np.empty(lengths.sum(), np.int32)
-        at = 0
+        start = 0
         for encoding in encodings:
-            tokens[at : (at := at + len(encoding))] = encoding.ids
+            stop = start + len(encoding)
+            tokens[start:stop] = encoding.ids
+            start = stop
         return tokens, lengths
 
-    return ids
+    return tokenise
 
 
 def serve() -> None:
-    """Main function of a worker: receive a ShardSpec and a tokenizer file, then chunks; send DedupKeys and counts.
+    """Run a worker: receive a ShardSpec and a tokenizer file, then chunks; send keys and counts of each chunk.
 
     It imports neither torch nor the rest of Heedful, and ends when its parent does.
     """
     import tokenizers
 
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with the answers
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     parent = os.getppid()
 
-    def check() -> None:
+    def exit_without_parent() -> None:
         if os.getppid() != parent:
             os._exit(1)
 
-    def say(answer: object) -> None:
+    def send(answer: object) -> None:
         pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
         answers.flush()
 
     with suppress(EOFError, BrokenPipeError):
-        job, path = pickle.load(sys.stdin.buffer)
-        maker = ShardWriter(job, library_ids(tokenizers.Tokenizer.from_file(str(path))), check)
+        spec, path = pickle.load(sys.stdin.buffer)
+        writer = ShardWriter(spec, library_tokenise(tokenizers.Tokenizer.from_file(str(path))), exit_without_parent)
         while True:
             number, chunk = pickle.load(sys.stdin.buffer)
             try:
-                offer, verdict = maker.begin(chunk), None
-                if job.judged:
-                    say(offer)
-                    verdict = pickle.load(sys.stdin.buffer)
-                say(maker.end(number, verdict))
+                keys, verdicts = writer.clean(chunk), None
+                if spec.is_deduplicated:
+                    send(keys)
+                    verdicts = pickle.load(sys.stdin.buffer)
+                send(writer.write(number, verdicts))
             except HeedfulError as error:
-                say(error)
+                send(error)

@@ -12,18 +12,23 @@ from heedful.data.formats.text_files import TextFile, all_lines
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import DataError
 
-BORDER = "-DOCSTART-"
-TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")
-MANY = 10_000  # different tags, at most
-WORDS = {"word", "words", "token", "tokens", "form"}  # names of the word column in a header, compared without case
-TAGS = {"tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos_tags"}
-TAGS |= {"ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"}
+DOCUMENT_BORDER = "-DOCSTART-"  # word of a line between documents
+TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")  # tag of a scheme for entities
+MAX_TAGS = 10_000  # different tags, at most
+# names of the columns in a header, compared without case
+WORD_COLUMN_NAMES = {"word", "words", "token", "tokens", "form"}
+TAG_COLUMN_NAMES = {
+    *("tag", "tags", "label", "labels", "pos", "upos", "xpos", "pos_tag", "pos_tags"),
+    *("ner", "ner_tag", "ner_tags", "entity", "chunk", "chunk_tag", "chunk_tags"),
+}
 
 
 def read_sentences(
     file: TextFile, row_errors: RowErrors, word: int = 1, tag: int = 0, *, header: bool = False
 ) -> Iterator[TaggedExample]:
-    """Yield the sentences of a file; a sentence with a bad line is a bad row, a -DOCSTART- line separates documents.
+    """Yield the sentences of a file; a sentence with a bad line is a bad row.
+
+    Blank lines and -DOCSTART- lines separate sentences.
 
     Args:
         file: the file.
@@ -34,12 +39,14 @@ def read_sentences(
     """
     words: list[str] = []
     tags: list[str] = []
-    start = width = size = 0
-    bad: BadRow | None = None
-    for number, text, wrong in all_lines(file):
-        line = text.strip(" \t\r\n\v\f") if wrong is None else "?"
+    start = 0  # number of the sentence's first line
+    num_columns = 0  # of the first line with several columns
+    size = 0  # characters of the sentence
+    bad: BadRow | None = None  # the first bad line of the sentence
+    for number, text, bad_line in all_lines(file):
+        line = text.strip(" \t\r\n\v\f") if bad_line is None else "?"
         cells = split_columns(line)
-        if not line or cells[0] == BORDER:
+        if not line or cells[0] == DOCUMENT_BORDER:
             yield from _sentence(file, start, words, tags, bad, row_errors)
             words, tags, size, bad = [], [], 0, None
             continue
@@ -47,11 +54,15 @@ def read_sentences(
             header = False
             continue
         start = start if words or bad else number
-        width = width or (len(cells) if wrong is None and len(cells) > 1 else 0)
+        num_columns = num_columns or (len(cells) if bad_line is None and len(cells) > 1 else 0)
         size += len(line)
-        reason = _reason(cells, width, word, tag) if size <= file.longest // 10 else missing_blank_line(file)
-        if wrong is not None or reason:
-            bad = bad or wrong or BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
+        if size > max_sentence_chars(file):
+            reason = missing_blank_line(file)
+        else:
+            reason = _line_problem(cells, num_columns, word, tag)
+        if bad_line is not None or reason:
+            reported = BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
+            bad = bad or bad_line or reported
         elif bad is None:
             words.append(cells[word - 1])
             tags.append(cells[tag - 1])
@@ -65,36 +76,46 @@ def split_columns(line: str) -> list[str]:
     return [cell for cell in line.split(" ") if cell] or [""]
 
 
-def _reason(cells: list[str], width: int, word: int, tag: int) -> str:
+def _line_problem(cells: list[str], num_columns: int, word: int, tag: int) -> str:
+    """Return why the cells of a line are not a word with its tag; "" if they are."""
     if len(cells) < 2:
         return "has one column, expected a word and its tag"
-    if len(cells) != width:
-        return f"has {len(cells)} columns, expected {width} as in the lines before"
-    if max(word, tag) > width:
-        return f"has {width} columns, and column {max(word, tag)} was asked for"
+    if len(cells) != num_columns:
+        return f"has {len(cells)} columns, expected {num_columns} as in the lines before"
+    if max(word, tag) > num_columns:
+        return f"has {num_columns} columns, and column {max(word, tag)} was asked for"
     return "" if all((cells[word - 1], cells[tag - 1])) else "has an empty word or tag"
 
 
+def max_sentence_chars(file: TextFile) -> int:
+    """Return the maximum number of characters in a sentence."""
+    return file.max_row_bytes // 10
+
+
 def missing_blank_line(file: TextFile) -> str:
-    return f"a sentence of more than {file.longest // 10:,} characters: is a blank line missing between sentences?"
+    """Return the reason for which a sentence that is too long is a bad row."""
+    limit = max_sentence_chars(file)
+    return f"a sentence of more than {limit:,} characters: is a blank line missing between sentences?"
 
 
 def _sentence(
     file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, row_errors: RowErrors
 ) -> Iterator[TaggedExample]:
+    """Yield the example of a sentence, if it has words; reject it if it has a bad line."""
     if bad is not None:
         row_errors.reject(bad)
     elif words:
         yield TaggedExample(file=file.display_name, line=start, words=tuple(words), tags=tuple(tags))
 
 
-def _rows(lines: Iterable[str]) -> list[list[str]]:
+def _split_lines(lines: Iterable[str]) -> list[list[str]]:
+    """Split lines into cells, without blank lines and borders of documents."""
     rows = [split_columns(line) for raw_line in lines if (line := raw_line.strip(" \t\r\v\f"))]
-    return [cells for cells in rows if cells[0] != BORDER]
+    return [cells for cells in rows if cells[0] != DOCUMENT_BORDER]
 
 
 def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = False) -> bool:
-    """Whether the first line names the columns: known names, and no later line has the last one as its tag.
+    """Whether the first line names the columns: with known names that are no tag of a later line.
 
     Args:
         head: beginning of the file.
@@ -103,17 +124,17 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = Fa
         blank_lines: require blank lines, which separate sentences and are rare in tables.
     """
     lines = head.strip().split("\n")
-    first, *others = _rows(lines) or [[""]]
-    if not others or len(first) < max(2, word, tag) or (blank_lines and all(line.strip() for line in lines)):
+    first, *below = _split_lines(lines) or [[""]]
+    if not below or len(first) < max(2, word, tag) or (blank_lines and all(line.strip() for line in lines)):
         return False
-    tags = {cells[tag - 1] for cells in others if len(cells) == len(first)}
-    named = first[word - 1].casefold() in WORDS and first[tag - 1].casefold() in TAGS
-    return named and first[tag - 1] not in tags and not any(" " in cell for cell in tags)
+    tags = {cells[tag - 1] for cells in below if len(cells) == len(first)}
+    has_names = first[word - 1].casefold() in WORD_COLUMN_NAMES and first[tag - 1].casefold() in TAG_COLUMN_NAMES
+    return has_names and first[tag - 1] not in tags and not any(" " in cell for cell in tags)
 
 
 def is_conll(head: str) -> bool:
-    """Whether the beginning of a file has columns of words whose last column has tags like B-x."""
-    rows = _rows(head.split("\n")[:400][:-1])[has_header(head, blank_lines=True) :]
+    """Whether the beginning of a file has lines with the same number of columns, the last with tags like B-x."""
+    rows = _split_lines(head.split("\n")[:400][:-1])[has_header(head, blank_lines=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
 
 
@@ -122,65 +143,70 @@ def is_conll(head: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagScheme:
-    """Scheme and labels of a file's tags."""
+    """The tagging scheme of a data set, and its labels in IOB2."""
 
-    name: str  # IOB1, IOB2, IOBES, BILOU, IO; "": the tags are plain labels
-    labels: tuple[str, ...]  # O, then B and I of each type; or the plain labels, sorted
-    malformed_entities: int  # entities that begin with I-, E- or L- in a scheme with B-
+    name: str  # IOB1, IOB2, IOBES, BILOU or "IO or IOB1"; "": the tags are plain labels, such as parts of speech
+    labels: tuple[str, ...]  # O, then B-x and I-x for each type x; or the plain labels, sorted
+    malformed_entities: int  # number of entities that begin with I-, E- or L- although the scheme has B-
 
     @property
     def note(self) -> str:
-        """Sentence for the user."""
+        """The scheme in a sentence for the user."""
         if not self.name:
             return f"tags are plain labels: {len(self.labels)} of them"
         text = f"tags are {self.name}" + ("" if self.name == "IOB2" else ", read as IOB2")
         if self.malformed_entities:
-            text += (
-                f"; {self.malformed_entities} entities do not begin as they should and are read as conlleval reads them"
-            )
+            text += f"; {self.malformed_entities} entities do not begin as they should and are read as in conlleval"
         return text
 
 
 def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
     """Detect the scheme of all tags, in constant memory.
 
-    IOB1 has B-x only after another x; in IOB2 every entity begins with B-x; IOBES has S- and E-, BILOU U- and L-.
+    IOB1 has B-x only right after another entity of type x; in IOB2 every entity begins with B-x; IOBES has S- and E-,
+    BILOU has U- and L-.
 
     Raises:
-        DataError: If there are too many different tags, or only some of them are marked like B-x.
+        DataError: If there are too many different tags, only some of them are marked like B-x, or marks of IOBES and
+            BILOU are mixed.
     """
-    seen: dict[str, str] = {}  # tag to its first file:line
+    positions: dict[str, str] = {}  # tag to its first file:line
     parts: dict[str, tuple[str, str]] = {}  # tag to (mark, type); ("", "") outside entities
-    late = bare = 0  # B- tags that IOB1 would write I-; entities that begin with I-, E- or L-
+    b_begins = 0  # entities that begin with B- where IOB1 would write I-
+    other_begins = 0  # entities that begin with I-, E- or L-
     for example in examples:
-        before, open_ = "", False
+        last_kind, is_open = "", False  # type of the last tag's entity, and whether the entity may continue
         for tag in example.tags:
-            if tag not in seen:
-                seen[tag] = f"{example.file}:{example.line}"
+            if tag not in positions:
+                positions[tag] = f"{example.file}:{example.line}"
                 parts[tag] = (tag[0], tag[2:]) if tag != OUTSIDE and TAG.match(tag) else ("", "")
-                if len(seen) > MANY:
-                    raise DataError(f"{seen[tag]}: more than {MANY:,} different tags: is this the column of tags?")
+                if len(positions) > MAX_TAGS:
+                    raise DataError(
+                        f"{positions[tag]}: more than {MAX_TAGS:,} different tags: is this the column of tags?"
+                    )
             mark, kind = parts[tag]
             if not mark:
-                before, open_ = "", False
+                last_kind, is_open = "", False
                 continue
-            same = open_ and before == kind
-            late += mark == "B" and not same
-            bare += mark in "IELM" and not same
-            before, open_ = kind, mark in "BIM"
-    plain = {tag for tag in seen if not TAG.match(tag)}
-    if plain and len(plain) < len(seen.keys() - {OUTSIDE}) and any(tag in plain for tag in seen):
+            follows_same_kind = is_open and last_kind == kind
+            b_begins += mark == "B" and not follows_same_kind
+            other_begins += mark in "IELM" and not follows_same_kind
+            last_kind, is_open = kind, mark in "BIM"
+    plain = {tag for tag in positions if not TAG.match(tag)}
+    if plain and len(plain) < len(positions.keys() - {OUTSIDE}):
         tag = min(plain)
-        raise DataError(f"{seen[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
-    kinds = sorted({tag[2:] for tag in seen if tag != OUTSIDE})
+        raise DataError(f"{positions[tag]}: the tag {shown(tag)} is neither O nor of a form like B-x, but others are")
+    kinds = sorted({tag[2:] for tag in positions if tag != OUTSIDE})
     if plain or not kinds:
-        return TagScheme(name="", labels=tuple(sorted(seen)), malformed_entities=0)
-    name = _name({tag[0] for tag in seen if tag != OUTSIDE}, late, bare)
+        return TagScheme(name="", labels=tuple(sorted(positions)), malformed_entities=0)
+    name = _scheme_name({tag[0] for tag in positions if tag != OUTSIDE}, b_begins, other_begins)
     labels = (OUTSIDE, *(f"{mark}-{kind}" for kind in kinds for mark in "BI"))
-    return TagScheme(name=name, labels=labels, malformed_entities=bare if name in ("IOB2", "IOBES", "BILOU") else 0)
+    malformed_entities = other_begins if name in ("IOB2", "IOBES", "BILOU") else 0
+    return TagScheme(name=name, labels=labels, malformed_entities=malformed_entities)
 
 
-def _name(marks: set[str], late: int, bare: int) -> str:
+def _scheme_name(marks: set[str], b_begins: int, other_begins: int) -> str:
+    """Return the name of a scheme with these marks; the counts are those of `detect_scheme`."""
     if marks & set("ESM") and marks & set("LU"):
         raise DataError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
     if marks & set("ESM"):
@@ -189,4 +215,4 @@ def _name(marks: set[str], late: int, bare: int) -> str:
         return "BILOU"
     if "B" not in marks:
         return "IO or IOB1"
-    return "IOB1" if bare and not late else "IOB2"
+    return "IOB1" if other_begins and not b_begins else "IOB2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 def escape_cell(text: str) -> str:
@@ -14,5 +14,5 @@ def escape_cell(text: str) -> str:
     >>> escape_cell("=cmd()"), escape_cell("-1.5"), escape_cell("fine")
     ("'=cmd()", '-1.5', 'fine')
     """
-    begins = text.lstrip(" ").startswith(FORMULA)
-    return "'" + text if begins and not NUMBER.fullmatch(text) else text
+    is_formula = text.lstrip(" ").startswith(FORMULA_PREFIXES) and not NUMBER.fullmatch(text)
+    return "'" + text if is_formula else text

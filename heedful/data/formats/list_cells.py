@@ -12,11 +12,18 @@ from tokenize import COMMENT, NL, STRING, generate_tokens
 
 from heedful.data.bad_rows import CellError, shown
 
-LIST = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)  # beginning of a list
+LIST_START = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)
 
 
 def parse_list_cell(value: object, name: str) -> object:
     """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
+
+    Args:
+        value: value of the cell.
+        name: name of its column, for messages.
+
+    Raises:
+        CellError: If the text looks like a list and cannot be parsed.
 
     >>> [parse_list_cell(cell, "tags") for cell in ('["B-ORG", "O"]', "['B-ORG', 'O']", "B-ORG O")]
     [['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O']
@@ -24,18 +31,22 @@ def parse_list_cell(value: object, name: str) -> object:
     '[ Applause ]'
     """
     text = value.strip() if isinstance(value, str) else ""
-    if not LIST.match(text) or text[-1] != "]":
+    if not LIST_START.match(text) or text[-1] != "]":
         return value
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        with warnings.catch_warnings(action="error"):  # invalid escapes
+        with warnings.catch_warnings(action="error"):  # an invalid escape is a warning
             parsed = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         parsed = None
-    if parsed is None or any(not isinstance(element, str | int | float) for element in parsed) or _runs_on(text):
+    if (
+        parsed is None
+        or any(not isinstance(element, str | int | float) for element in parsed)
+        or _has_adjacent_strings(text)
+    ):
         raise CellError(
             name,
             f'is {shown(value)}, which looks like a list and is none: write it as JSON, like ["one", "two"]',
@@ -43,7 +54,7 @@ def parse_list_cell(value: object, name: str) -> object:
     return parsed
 
 
-def _runs_on(text: str) -> bool:
+def _has_adjacent_strings(text: str) -> bool:
     """Whether strings follow each other without a comma, as NumPy prints them; Python would concatenate them."""
     tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
-    return any(token.type == following.type == STRING for token, following in pairwise(tokens))
+    return any(token.type == next_token.type == STRING for token, next_token in pairwise(tokens))

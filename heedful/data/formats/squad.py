@@ -1,93 +1,110 @@
-"""SQuAD's JSON, v1.1 and v2.0 (Rajpurkar et al. 2016, 2018), one paragraph at a time.
+"""Streaming reader of SQuAD's JSON, v1.1 and v2.0 (Rajpurkar et al. 2016, 2018).
 
-An answer whose `answer_start` is wrong is aligned to its text in the context, and counted.
+An answer whose `answer_start` is wrong is moved to the nearest occurrence of its text in the context, and counted as a
+repair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from heedful.data.bad_rows import BadRow, CellError, RowErrors, shown
 from heedful.data.examples import AnswerSpan, QuestionExample
 from heedful.data.formats.text_files import JsonStream, TextFile, open_json
 
-ONCE = "answers whose start was wrong, found at the only occurrence of their text in the context"
-NEAREST = "answers whose start was wrong, found at the occurrence of their text that is nearest to it"
+# kinds of repairs
+FOUND_ONLY = "answers whose start was wrong, found at the only occurrence of their text in the context"
+FOUND_NEAREST = "answers whose start was wrong, found at the occurrence of their text that is nearest to it"
+
+
+class _RawQuestion(NamedTuple):
+    """A question of the file, as parsed JSON, with its position."""
+
+    value: Any
+    context: str
+    path: str  # JSON path
+    line: int  # of its paragraph, from 1
+    number: int  # among all questions of the file, from 1
 
 
 def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionExample]:
     """Yield all questions of a file; each question that cannot be used is a bad row."""
-    number = 0
-    with open_json(file) as text:
-        for place, line, paragraph in _paragraphs(text):
-            try:
-                context = _text(paragraph, "context")
-                questions = _list(paragraph, "qas")
-            except CellError as wrong:
-                number += 1
-                _refuse(row_errors, file, line, number, place, wrong, paragraph)
-                continue
-            for index, raw in enumerate(questions):
-                number += 1
-                try:
-                    example, repairs = parse_question(raw, context)
-                except CellError as wrong:
-                    _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
-                    continue
-                for order, what in enumerate(repairs):
-                    row_errors.count_repair(what, file.display_name, line, number * 1000 + min(order, 999))
-                yield replace(example, file=file.display_name, line=line)
+    for question in _raw_questions(file, row_errors):
+        try:
+            example, repairs = parse_question(question.value, question.context)
+        except CellError as error:
+            _reject(row_errors, file, question, error)
+            continue
+        for index, kind in enumerate(repairs):
+            cell_number = question.number * 1000 + min(index, 999)
+            row_errors.count_repair(kind, file.display_name, question.line, cell_number)
+        yield replace(example, file=file.display_name, line=question.line)
 
 
 def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, cells) of each question, without its answers."""
+    for question in _raw_questions(file, row_errors):
+        try:
+            text = _text(question.value, "question")
+        except CellError as error:
+            _reject(row_errors, file, question, error)
+            continue
+        id_text = str(question.value.get("id", ""))
+        yield question.line, {"id": id_text, "question": text, "context": question.context}
+
+
+def _raw_questions(file: TextFile, row_errors: RowErrors) -> Iterator[_RawQuestion]:
+    """Yield the questions of all paragraphs; a paragraph without a context or questions is a bad row."""
     number = 0
-    with open_json(file) as text:
-        for place, line, paragraph in _paragraphs(text):
+    with open_json(file) as stream:
+        for path, line, paragraph in _paragraphs(stream):
             try:
                 context, questions = _text(paragraph, "context"), _list(paragraph, "qas")
-            except CellError as wrong:
+            except CellError as error:
                 number += 1
-                _refuse(row_errors, file, line, number, place, wrong, paragraph)
+                _reject(row_errors, file, _RawQuestion(paragraph, "", path, line, number), error)
                 continue
-            for index, raw in enumerate(questions):
+            for index, question in enumerate(questions):
                 number += 1
-                try:
-                    asked_text = _text(raw, "question")
-                    yield line, {"id": str(raw.get("id", "")), "question": asked_text, "context": context}
-                except CellError as wrong:
-                    _refuse(row_errors, file, line, number, f"{place}.qas[{index}]", wrong, raw)
+                yield _RawQuestion(question, context, f"{path}.qas[{index}]", line, number)
 
 
-def _paragraphs(text: JsonStream) -> Iterator[tuple[str, int, Any]]:
-    """Yield (JSON path, line, paragraph), wherever "data" is in the file."""
-    for key in text.keys():  # noqa: SIM118  # they are walked, not looked up
+def _paragraphs(stream: JsonStream) -> Iterator[tuple[str, int, Any]]:
+    """Yield (JSON path, line, paragraph) of each paragraph; "data" may be any key of the file's object."""
+    for key in stream.keys():  # noqa: SIM118  # a stream has no lookup by key
         if key != "data":
-            text.value()
+            stream.value()
             continue
-        for article in text.elements():
-            for part in text.keys():  # noqa: SIM118
-                if part != "paragraphs":
-                    text.value()
+        for article in stream.elements():
+            for article_key in stream.keys():  # noqa: SIM118
+                if article_key != "paragraphs":
+                    stream.value()
                     continue
-                for paragraph in text.elements():
-                    text.peek()
-                    yield f"data[{article}].paragraphs[{paragraph}]", text.line, text.value()
-    text.end()
+                for paragraph in stream.elements():
+                    stream.peek()
+                    yield f"data[{article}].paragraphs[{paragraph}]", stream.line, stream.value()
+    stream.end()
 
 
-def _refuse(
-    row_errors: RowErrors, file: TextFile, line: int, number: int, place: str, wrong: CellError, raw: object
-) -> None:
-    column = f"{place}.{wrong.column}" if wrong.column else place
-    bad = BadRow(file=file.display_name, line=line, column=column, reason=wrong.reason, text=shown(raw))
-    row_errors.reject(bad, number=number)
+def _reject(row_errors: RowErrors, file: TextFile, question: _RawQuestion, error: CellError) -> None:
+    """Report a question, or a paragraph, as a bad row."""
+    column = f"{question.path}.{error.column}" if error.column else question.path
+    text = shown(question.value)
+    bad = BadRow(file=file.display_name, line=question.line, column=column, reason=error.reason, text=text)
+    row_errors.reject(bad, number=question.number)
 
 
 def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
-    """Return one question, and the kinds of repairs."""
+    """Parse a question of SQuAD's JSON.
+
+    Returns:
+        The example, and the kinds of its repairs.
+
+    Raises:
+        CellError: If a value is missing or has a wrong type, or an answer is not in the context.
+    """
     text = _text(raw, "question")
     name = raw.get("id")
     if not isinstance(name, str | int) or isinstance(name, bool):
@@ -105,7 +122,7 @@ def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
 def align_answers(
     pairs: list[tuple[str, object]], context: str, impossible: bool
 ) -> tuple[tuple[AnswerSpan, ...], list[str]]:
-    """Align answers with the context.
+    """Make answer spans, and move an answer with a wrong start to its text in the context.
 
     Args:
         pairs: text and start of each answer.
@@ -113,7 +130,7 @@ def align_answers(
         impossible: whether the question is marked as unanswerable.
 
     Returns:
-        The answers, and the kinds of repairs.
+        The answers, and the kinds of their repairs.
 
     Raises:
         CellError: If an answer does not occur in the context, or answers and `impossible` contradict each other.
@@ -123,41 +140,46 @@ def align_answers(
     if not impossible and not pairs:
         raise CellError("answers", "is empty, and the question is not marked impossible")
     spans, repairs = [], []
-    for number, (text, start) in enumerate(pairs):
-        where = f"answers[{number}].answer_start"
+    for index, (text, start) in enumerate(pairs):
+        column = f"answers[{index}].answer_start"
         if not text:
-            raise CellError(f"answers[{number}].text", "is empty")
+            raise CellError(f"answers[{index}].text", "is empty")
         if not isinstance(start, int) or isinstance(start, bool):
-            raise CellError(where, f"is {shown(start)}, expected a whole number")
+            raise CellError(column, f"is {shown(start)}, expected a whole number")
         if start < 0 or not context.startswith(text, start):
-            start, what = _found(text, start, context, where)
-            repairs.append(what)
+            start, repair = _find_nearest(text, start, context, column)
+            repairs.append(repair)
         spans.append(AnswerSpan(text, start))
     return tuple(spans), repairs
 
 
-def _found(text: str, start: int, context: str, where: str) -> tuple[int, str]:
-    """Return the nearest occurrence of a text, and the kind of repair."""
+def _find_nearest(text: str, start: int, context: str, column: str) -> tuple[int, str]:
+    """Return the offset of a text in the context that is nearest to a wrong start, and the kind of repair.
+
+    Raises:
+        CellError: If the context does not contain the text.
+    """
     first, after = context.find(text), context.find(text, max(start, 0))
     before = context.rfind(text, 0, max(start, 0) + len(text))
-    places = [place for place in (before, after) if place >= 0] or ([first] if first >= 0 else [])
-    if not places:
-        raise CellError(where, f"is {start}, but the context does not have {shown(text)} there or anywhere")
-    nearest = min(places, key=lambda place: (abs(place - start), place))
-    return nearest, ONCE if first == context.rfind(text) else NEAREST
+    offsets = [offset for offset in (before, after) if offset >= 0] or ([first] if first >= 0 else [])
+    if not offsets:
+        raise CellError(column, f"is {start}, but the context does not have {shown(text)} there or anywhere")
+    nearest = min(offsets, key=lambda offset: (abs(offset - start), offset))
+    return nearest, FOUND_ONLY if first == context.rfind(text) else FOUND_NEAREST
 
 
-def _text(raw: object, key: str, place: str = "") -> str:
+def _text(raw: object, key: str, path: str = "") -> str:
+    """Return the text under a key of a JSON object, else raise CellError; `path` precedes the key in messages."""
     if not isinstance(raw, dict):
-        raise CellError(place.rstrip("."), f"is {shown(raw)}, expected an object")
+        raise CellError(path.rstrip("."), f"is {shown(raw)}, expected an object")
     value = raw.get(key)
     if not isinstance(value, str):
-        raise CellError(place + key, f"is {shown(value)}, expected text" if key in raw else "is missing")
-    return check_surrogates(value, place + key)
+        raise CellError(path + key, f"is {shown(value)}, expected text" if key in raw else "is missing")
+    return check_surrogates(value, path + key)
 
 
 def check_surrogates(text: str, column: str) -> str:
-    """Return the text; raise CellError if it contains a lone surrogate."""
+    """Return the text, or raise CellError if it has a lone surrogate, which no encoding can represent."""
     if not text.isascii():
         try:
             text.encode("utf-8")
@@ -167,6 +189,7 @@ def check_surrogates(text: str, column: str) -> str:
 
 
 def _list(raw: dict[str, Any], key: str) -> list[Any]:
+    """Return the list under a key of a JSON object, else raise CellError."""
     value = raw.get(key)
     if not isinstance(value, list):
         raise CellError(key, f"is {shown(value)}, expected a list" if key in raw else "is missing")

@@ -11,10 +11,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from heedful.data.bad_rows import BadRow, CellError, RowErrors, Skip, shown
+from heedful.data.bad_rows import BadRow, RowErrors, Skip, shown
 from heedful.data.formats.text_files import (
-    FREE,
-    MOST_RATIO,
+    MAX_COMPRESSION_RATIO,
+    UNCHECKED_BYTES,
     JsonStream,
     Line,
     NoRowsError,
@@ -29,119 +29,123 @@ from heedful.errors import DataError, HeedfulError
 if TYPE_CHECKING:
     import pyarrow
 
-Cells = list[str] | dict[str, object]
-Rows = Iterator[tuple[int, Cells]]  # number of the line, or of the row if the format has no lines
-BATCH = 256  # rows of Parquet that are read at a time
-MOST_LINES = 100_000  # lines of one CSV row, at most: a short line takes many times its length in memory
-HEAD_ROWS = 200  # first rows, whose keys are the columns
+Cells = list[str] | dict[str, object]  # cells of a row, in the order of the columns or by column name
+Rows = Iterator[tuple[int, Cells]]  # (number of the line, cells); number of the row if the format has no lines
+PARQUET_BATCH_ROWS = 256  # rows of Parquet that are read at a time
+MAX_ROW_LINES = 100_000  # lines of a CSV row, at most: a short line takes many times its length in memory
+HEAD_ROWS = 200  # first rows that are examined, for the names and kinds of columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows with named or numbered columns."""
+    """A stream of rows with named or numbered columns."""
 
-    display_name: str  # in messages
-    names: tuple[str, ...]  # "1", "2", … without a header
-    first: Cells
-    rows: Callable[[RowErrors], Rows]
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label names of integer columns, by column
-    notes: tuple[str, ...] = ()
+    display_name: str  # name of the file or object in messages
+    names: tuple[str, ...]  # names of the columns; "1", "2", … without a header
+    first_row: Cells
+    rows: Callable[[RowErrors], Rows]  # each call starts from the first row
+    # names of the labels that an integer column has as indices, by column
+    label_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # sentences for the user
     header: bool | None = None  # the setting `header`; None: not set
 
 
 # ---------------------------------------------------------------------------------------------------- CSV, TSV
 
 
-class _SpoiltError(Exception):
+class _BadLinesError(Exception):
+    """The lines of a row cannot be used, perhaps because a quote is not closed."""
+
     def __init__(self, reason: str, unclosed: bool) -> None:
         super().__init__(reason)
         self.unclosed = unclosed
 
 
-class _Feed:
-    """Lines for the csv module, kept until their row is complete."""
+class _RowLines:
+    """Iterator over lines for the csv module, which keeps the lines of the current row."""
 
     def __init__(self, file: TextFile) -> None:
         self._source: Iterator[Line] = all_lines(file)
-        self._pushed_back: deque[Line] = deque()
-        self._longest = file.longest
-        self.taken: list[Line] = []
+        self._pushed_back: deque[Line] = deque()  # lines that are read again
+        self._max_row_bytes = file.max_row_bytes
+        self.lines: list[Line] = []  # lines of the current row
+        self._length = 0  # characters of these lines
+
+    def begin_row(self) -> None:
+        self.lines.clear()
         self._length = 0
 
-    def begin(self) -> None:
-        self.taken.clear()
-        self._length = 0
+    def push_back(self) -> None:
+        """Put the lines of the row back, except the first, so that they are read again."""
+        self._pushed_back.extendleft(reversed(self.lines[1:]))
 
-    def give_back(self) -> None:
-        """Read all lines but the first again."""
-        self._pushed_back.extendleft(reversed(self.taken[1:]))
-
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _RowLines:
         return self
 
     def __next__(self) -> str:
         line = self._pushed_back.popleft() if self._pushed_back else next(self._source)
-        self.taken.append(line)
+        self.lines.append(line)
         self._length += len(line[1])
         if line[2] is not None and not line[1]:
-            raise _SpoiltError(line[2].reason, unclosed=False)
-        if len(self.taken) > MOST_LINES:
-            raise _SpoiltError(f"has more than {MOST_LINES:,} lines: is a quote not closed?", unclosed=True)
-        if self._length > self._longest:
-            raise _SpoiltError(f"is longer than {self._longest:,} characters: is a quote not closed?", unclosed=True)
+            raise _BadLinesError(line[2].reason, unclosed=False)
+        if len(self.lines) > MAX_ROW_LINES:
+            raise _BadLinesError(f"has more than {MAX_ROW_LINES:,} lines: is a quote not closed?", unclosed=True)
+        if self._length > self._max_row_bytes:
+            raise _BadLinesError(
+                f"is longer than {self._max_row_bytes:,} characters: is a quote not closed?", unclosed=True
+            )
         return line[1]
 
 
-def _quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows whose cells may be quoted and contain line ends.
+def _read_quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, cells) of rows whose cells may be quoted and contain line ends.
 
     A row with an unclosed quote is a bad row; reading continues with its second line.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), file.longest + 1))
-    feed = _Feed(file)
-    reader = csv.reader(feed, delimiter=delimiter, strict=True)
+    csv.field_size_limit(max(csv.field_size_limit(), file.max_row_bytes + 1))
+    row = _RowLines(file)
+    reader = csv.reader(row, delimiter=delimiter, strict=True)
     while True:
-        feed.begin()
+        row.begin_row()
         try:
             cells = next(reader)
         except StopIteration:
             return
-        except (csv.Error, _SpoiltError) as error:
+        except (csv.Error, _BadLinesError) as error:
             unclosed = getattr(error, "unclosed", "unexpected end" in str(error))
-            row_errors.reject(_broken(file, feed.taken[:1] if unclosed else feed.taken, error))
+            row_errors.reject(_bad_csv_row(file, row.lines[:1] if unclosed else row.lines, error))
             if unclosed:
-                feed.give_back()
-            reader = csv.reader(feed, delimiter=delimiter, strict=True)
+                row.push_back()
+            reader = csv.reader(row, delimiter=delimiter, strict=True)
             continue
-        if any(bad for _, _, bad in feed.taken):
-            row_errors.reject(_broken(file, feed.taken))
+        if any(bad for _, _, bad in row.lines):
+            row_errors.reject(_bad_csv_row(file, row.lines))
         elif cells:
-            yield feed.taken[0][0], cells
+            yield row.lines[0][0], cells
 
 
-def _broken(file: TextFile, taken: Sequence[Line], error: Exception | None = None) -> BadRow:
-    """Make the bad row of these lines, from the error of one of them or of the csv module."""
-    fault = next((bad for _, _, bad in taken if bad), None)
-    if fault and len(taken) == 1:
-        return fault
-    first, last = taken[0][0], taken[-1][0]
+def _bad_csv_row(file: TextFile, lines: Sequence[Line], error: Exception | None = None) -> BadRow:
+    """Make the bad row of these lines, with the error of one of them or of the csv module."""
+    bad_line = next((bad for _, _, bad in lines if bad), None)
+    if bad_line and len(lines) == 1:
+        return bad_line
+    first, last = lines[0][0], lines[-1][0]
     reason = str(error)
-    if fault:
-        reason = fault.reason
+    if bad_line:
+        reason = bad_line.reason
     elif "unexpected end" in reason:
         reason = "a quote that opens in this line is not closed before the file ends"
     elif isinstance(error, csv.Error):
-        reason = f"is not CSV: {reason}" + (
-            " (a quote inside a quoted cell is written twice)" if "'\"'" in reason else ""
-        )
+        hint = " (a quote inside a quoted cell is written twice)" if "'\"'" in reason else ""
+        reason = f"is not CSV: {reason}{hint}"
     if last > first:
         reason = f"the row of the lines {first} to {last}: {reason}"
-    text = "".join(line[1][:200] for line in taken[:3])[:200]
+    text = "".join(text[:200] for _, text, _ in lines[:3])[:200]
     return BadRow(file=file.display_name, line=first, column="", reason=reason, text=text)
 
 
-def _literal(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows in which quotes are ordinary characters."""
+def _read_literal(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, cells) of rows in which quotes are ordinary characters."""
     for number, line in read_text_lines(file, row_errors):
         if line:
             yield number, line.split(delimiter)
@@ -154,7 +158,7 @@ def read_delimited(
     delimiter: str,
     quoted: bool,
     is_header: Callable[[list[str]], bool],
-    least: int | None = None,
+    min_cells: int | None = None,
 ) -> Table:
     """Open a CSV or TSV file.
 
@@ -164,85 +168,81 @@ def read_delimited(
         delimiter: character between cells.
         quoted: whether cells may be quoted.
         is_header: whether the cells of the first row name the columns.
-        least: number of cells that a row needs; None: as many as the first row.
+        min_cells: minimum number of cells in a row; None: every row has as many as the first.
+
+    Raises:
+        NoRowsError: If the file has no rows below its header.
+        DataError: If the header has a name twice.
     """
 
-    def raw(row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
-        return (_quoted if quoted else _literal)(file, delimiter, row_errors)
+    def all_rows(row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+        return (_read_quoted if quoted else _read_literal)(file, delimiter, row_errors)
 
-    top = list(islice(raw(row_errors), 2))
-    if not top:
+    head = list(islice(all_rows(row_errors), 2))
+    if not head:
         raise NoRowsError(f"{file.display_name}: has no rows")
-    start, cells = top[0]
-    header = is_header(cells)
-    names = tuple(cell.strip() for cell in cells) if header else tuple(str(n) for n in range(1, len(cells) + 1))
-    if len(top) == header:
+    first_line, first_cells = head[0]
+    num_cells = len(first_cells)
+    has_header = is_header(first_cells)
+    if has_header:
+        names = tuple(cell.strip() for cell in first_cells)
+    else:
+        names = tuple(str(number) for number in range(1, num_cells + 1))
+    if len(head) == has_header:
         raise NoRowsError(f"{file.display_name}: has a header and no rows")
-    if header and (twice := [name for name in names if names.count(name) > 1 and name]):
-        raise DataError(f"{file.display_name}:{start}: two columns are called {shown(twice[0])}")
-    width = len(cells)
+    if has_header and (duplicates := [name for name in names if names.count(name) > 1 and name]):
+        raise DataError(f"{file.display_name}:{first_line}: two columns are called {shown(duplicates[0])}")
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, cells in raw(row_errors):
-            if header and number == start:
+        for line, cells in all_rows(row_errors):
+            if has_header and line == first_line:
                 continue
-            if len(cells) == width if least is None else len(cells) >= least:
-                yield number, cells
-            else:
-                row_errors.reject(
-                    _ragged(file, number, cells, width if least is None else least, start, delimiter, quoted)
-                )
+            if len(cells) == num_cells if min_cells is None else len(cells) >= min_cells:
+                yield line, cells
+                continue
+            mark = "tab" if delimiter == "\t" else delimiter
+            hint = f"a {mark} inside a text needs quotes around it"
+            if not quoted:
+                hint = "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
+            expected = num_cells if min_cells is None else min_cells
+            reason = f"has {len(cells)} cells, expected {expected} as in line {first_line}; {hint}"
+            text = delimiter.join(cells)[:200]
+            row_errors.reject(BadRow(file=file.display_name, line=line, column="", reason=reason, text=text))
 
     return Table(
         display_name=file.display_name,
         names=names,
-        first=top[header][1],
+        first_row=head[has_header][1],
         rows=rows,
-        notes=() if header else (f"{file.path.name}: no header",),
+        notes=() if has_header else (f"{file.path.name}: no header",),
     )
-
-
-def _ragged(
-    file: TextFile, number: int, cells: list[str], width: int, start: int, delimiter: str, quoted: bool
-) -> BadRow:
-    mark = "tab" if delimiter == "\t" else delimiter
-    hint = (
-        f"a {mark} inside a text needs quotes around it"
-        if quoted
-        else "quotes count as text here: if they wrap cells, say --data.quoting=quoted"
-    )
-    reason = f"has {len(cells)} cells, expected {width} as in line {start}; {hint}"
-    return BadRow(file=file.display_name, line=number, column="", reason=reason, text=delimiter.join(cells)[:200])
 
 
 # ---------------------------------------------------------------------------------------------------- JSON
 
 
 def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
-    """Open a file with one JSON object on each line."""
+    """Open a file of JSON lines: one object on each line, whose keys are the columns."""
 
     def rows(row_errors: RowErrors) -> Rows:
         for number, line in read_text_lines(file, row_errors):
             if not line.strip():
                 continue
+            column = reason = ""
             try:
                 value = json.loads(line, object_pairs_hook=unique_keys)
                 if not isinstance(value, dict):
-                    raise CellError("", f"is {shown(value)}, expected a JSON object")
-            except CellError as wrong:
-                row_errors.reject(
-                    BadRow(file=file.display_name, line=number, column="", reason=wrong.reason, text=line[:200])
-                )
+                    reason = f"is {shown(value)}, expected a JSON object"
             except (ValueError, RecursionError) as error:
                 column = str(getattr(error, "colno", ""))
                 reason = f"is not valid JSON: {getattr(error, 'msg', error)}"
-                row_errors.reject(
-                    BadRow(file=file.display_name, line=number, column=column, reason=reason, text=line[:200])
-                )
+            if reason:
+                bad = BadRow(file=file.display_name, line=number, column=column, reason=reason, text=line[:200])
+                row_errors.reject(bad)
             else:
                 yield number, value
 
-    return _named(file.display_name, rows, row_errors)
+    return _table_of_dicts(file.display_name, rows, row_errors)
 
 
 def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
@@ -251,24 +251,24 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
     def rows(row_errors: RowErrors) -> Rows:
         with open_json(file) as text:
             if text.peek() == "[":
-                yield from walk(text, row_errors)
+                yield from list_rows(text, row_errors)
                 text.end()
                 return
-            has_rows = False
-            for key in text.keys():  # noqa: SIM118  # iterates, looks nothing up
+            has_list = False
+            for key in text.keys():  # noqa: SIM118  # a stream has no lookup by key
                 if key == "data" and text.peek() == "[":
-                    has_rows = True
-                    yield from walk(text, row_errors)
+                    has_list = True
+                    yield from list_rows(text, row_errors)
                 else:
                     text.value()
             text.end()
-            if not has_rows:
+            if not has_list:
                 raise NoRowsError(
                     f'{file.display_name}: has no rows: it is one object without a list of them under "data" (if '
                     "each line is an object, set --data.format=jsonl)"
                 )
 
-    def walk(text: JsonStream, row_errors: RowErrors) -> Rows:
+    def list_rows(text: JsonStream, row_errors: RowErrors) -> Rows:
         for index in text.elements():
             text.peek()
             line, value = text.line, text.value()
@@ -281,77 +281,80 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
                 )
                 row_errors.reject(bad, number=index)
 
-    return _named(file.display_name, rows, row_errors)
+    return _table_of_dicts(file.display_name, rows, row_errors)
 
 
-def _named(
+def _table_of_dicts(
     name: str,
     rows: Callable[[RowErrors], Rows],
     row_errors: RowErrors,
-    words: Mapping[str, tuple[str, ...]] | None = None,
+    label_names: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Table:
+    """Make a table of rows that are dicts; its columns are the keys of the first HEAD_ROWS rows."""
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
-    top = islice(rows(RowErrors(Skip())), HEAD_ROWS)  # later rows may have other keys
-    names = dict.fromkeys(chain(first[1], *(cells for _, cells in top)))
-    notes = tuple(f"the names of {shown(name)} come with the data" for name in words or {})
-    return Table(display_name=name, names=tuple(names), first=first[1], rows=rows, words=words or {}, notes=notes)
+    _, first_row = first
+    head = islice(rows(RowErrors(Skip())), HEAD_ROWS)
+    names = dict.fromkeys(chain(first_row, *(cells for _, cells in head)))
+    label_names = label_names or {}
+    notes = tuple(f"the names of {shown(column)} come with the data" for column in label_names)
+    return Table(
+        display_name=name, names=tuple(names), first_row=first_row, rows=rows, label_names=label_names, notes=notes
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- Parquet, objects
 
 
 def read_parquet(path: Path, row_errors: RowErrors) -> Table:
-    """Open a Parquet file, read in batches of rows.
+    """Open a Parquet file, which is read in batches of rows.
 
     Raises:
-        DataError: If it is damaged or decompresses to too many bytes.
+        NoRowsError: If it has no rows.
+        DataError: If it is damaged or unpacks to too many bytes.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    faults = (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        MemoryError,
-    )  # raised for damaged files
+    # errors that pyarrow raises for damaged files
+    errors = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)
 
     def rows(row_errors: RowErrors) -> Rows:
-        number = characters = 0
+        number = num_characters = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
-                for batch in file.iter_batches(batch_size=BATCH, use_threads=False):
-                    for cells in _cells(batch):
+                for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, use_threads=False):
+                    for cells in _batch_rows(batch):
                         number += 1
-                        characters += _text_size(cells)
-                        if characters > FREE and characters > MOST_RATIO * packed:
-                            raise _too_much(path, f"{characters:,} characters up to row {number:,}")
+                        num_characters += _text_size(cells)
+                        if num_characters > UNCHECKED_BYTES and num_characters > MAX_COMPRESSION_RATIO * file_bytes:
+                            raise _compression_error(path, f"{num_characters:,} characters up to row {number:,}")
                         yield number, cells
         except HeedfulError:
             raise
-        except faults as error:
+        except errors as error:
             raise DataError(f"{path}: cannot be read after row {number}: {error}") from None
 
     try:
         with ParquetFile(path, pre_buffer=False) as file:
-            size = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
+            unpacked_bytes = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
             datasets_metadata, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
-            packed = path.stat().st_size
-    except faults as error:
+            file_bytes = path.stat().st_size
+    except errors as error:
         raise DataError(f"{path}: is no Parquet file that can be read: {error}") from None
-    if size > FREE and size > MOST_RATIO * packed:
-        raise _too_much(path, f"{size:,} bytes")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: two columns are called {shown(twice[0])}")
-    return _named(str(path), rows, row_errors, _kept_words(datasets_metadata))
+    if unpacked_bytes > UNCHECKED_BYTES and unpacked_bytes > MAX_COMPRESSION_RATIO * file_bytes:
+        raise _compression_error(path, f"{unpacked_bytes:,} bytes")
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: two columns are called {shown(duplicates[0])}")
+    return _table_of_dicts(str(path), rows, row_errors, _metadata_label_names(datasets_metadata))
 
 
 def _text_size(cells: dict[str, object]) -> int:
-    """Count the characters of a row's texts and lists of texts (a dictionary in the file may repeat a long text)."""
+    """Count the characters of a row's texts and lists of texts.
+
+    The compressed size of a file says little about them, since its dictionary may have a long text once for many rows.
+    """
     size = 0
     for value in cells.values():
         if isinstance(value, str | bytes):
@@ -361,23 +364,27 @@ def _text_size(cells: dict[str, object]) -> int:
     return size
 
 
-def _too_much(path: Path, what: str) -> HeedfulError:
+def _compression_error(path: Path, size: str) -> HeedfulError:
     return DataError(
-        f"{path}: unpacks to more than {MOST_RATIO} times its size ({what}), which text seldom does: if you trust it, "
-        "write its columns without a dictionary, or as CSV or JSON lines"
+        f"{path}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size ({size}), which text seldom does: if you "
+        "trust it, write its columns without a dictionary, or as CSV or JSON lines"
     )
 
 
-def _cells(batch: pyarrow.RecordBatch) -> Iterator[dict[str, object]]:
-    """Yield the rows of a batch; a time that Python cannot represent (nanoseconds, years past 9999) is its number."""
+def _batch_rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, object]]:
+    """Yield the rows of a batch as dicts.
+
+    A time that Python cannot represent (nanoseconds, years past 9999) becomes the number that the file has for it.
+    """
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):
         for row in zip(*batch.columns, strict=True):
-            yield dict(zip(batch.schema.names, map(_cell, row), strict=True))
+            yield dict(zip(batch.schema.names, map(_to_python, row), strict=True))
 
 
-def _cell(scalar: pyarrow.Scalar) -> object:
+def _to_python(scalar: pyarrow.Scalar) -> object:
+    """Convert a value of Arrow to Python; a value that Python cannot represent becomes its number or text."""
     import pyarrow
 
     try:
@@ -385,23 +392,23 @@ def _cell(scalar: pyarrow.Scalar) -> object:
     except (ValueError, OverflowError):
         match scalar:
             case pyarrow.StructScalar():
-                return {name: _cell(field_value) for name, field_value in scalar.items()}
+                return {name: _to_python(field_value) for name, field_value in scalar.items()}
             case pyarrow.ListScalar():
-                return [_cell(field_value) for field_value in scalar.values]
+                return [_to_python(field_value) for field_value in scalar.values]
         return getattr(scalar, "value", None) or str(scalar)
 
 
-def _kept_words(datasets_metadata: bytes | None) -> dict[str, tuple[str, ...]]:
+def _metadata_label_names(datasets_metadata: bytes | None) -> dict[str, tuple[str, ...]]:
     """Read the label names that the `datasets` library stores in a Parquet file's metadata."""
     try:
         features = json.loads(datasets_metadata or b"{}")["info"]["features"]
-        return {name: words for name, feature in features.items() if (words := class_label_names(feature))}
+        return {column: names for column, feature in features.items() if (names := class_label_names(feature))}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
 def class_label_names(feature: object) -> tuple[str, ...]:
-    """Label names of a feature of the `datasets` library, or of a list of it; () if it has none."""
+    """Return the label names of a feature of the `datasets` library, or of a list of features; () if it has none."""
     for _ in range(3):
         names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
         if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
@@ -424,7 +431,7 @@ class DatasetObject(Protocol):
 
 
 def read_dataset_object(name: str, data: DatasetObject, row_errors: RowErrors) -> Table:
-    """Open a `datasets.Dataset`: rows in order, label names from its features."""
+    """Open a `datasets.Dataset`, or an object with the same attributes, as a table with the label names it has."""
 
     def rows(row_errors: RowErrors) -> Rows:
         for number, cells in enumerate(data, start=1):
@@ -435,5 +442,5 @@ def read_dataset_object(name: str, data: DatasetObject, row_errors: RowErrors) -
                 row_errors.reject(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
 
     features = data.features or {}
-    words = {key: names for key in features if (names := class_label_names(features[key]))}
-    return _named(name, rows, row_errors, words)
+    label_names = {column: names for column in features if (names := class_label_names(features[column]))}
+    return _table_of_dicts(name, rows, row_errors, label_names)

@@ -1,4 +1,4 @@
-"""Text files as streams of lines: decompressed with a limit on the ratio, and decoded."""
+"""Text files as streams of lines and of JSON values: decompressed with a limit on the ratio, and decoded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.errors import DataError, HeedfulError
 
 MAX_ROW_BYTES = 10_000_000  # default limit of bytes in one row
-MOST_RATIO = 100  # decompressed bytes per compressed byte, at most
-FREE = 10_000_000  # decompressed bytes that are always allowed
-COMPRESSED = (".gz", ".xz", ".bz2", ".zip")
-WORKBOOKS = (".xls", ".xlsx", ".ods")
-CHUNK = 1 << 16
-MARKS = (  # byte order marks, longest first: that of UTF-32 begins with that of UTF-16
+MAX_COMPRESSION_RATIO = 100  # decompressed bytes per compressed byte, at most
+UNCHECKED_BYTES = 10_000_000  # decompressed bytes below which the ratio is not checked
+COMPRESSED = (".gz", ".xz", ".bz2", ".zip")  # suffixes of compressed files
+WORKBOOKS = (".xls", ".xlsx", ".ods")  # suffixes of spreadsheets, which are refused
+CHUNK_BYTES = 1 << 16  # bytes that are read at a time
+BYTE_ORDER_MARKS = (  # UTF-32 before UTF-16, whose mark is the beginning of that of UTF-32
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
@@ -36,17 +36,17 @@ MARKS = (  # byte order marks, longest first: that of UTF-32 begins with that of
 
 
 class NoRowsError(HeedfulError):
-    """The file has no rows."""
+    """A file has no rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFile:
-    """A file with its encoding."""
+    """A text file, its encoding, and the limit on its rows."""
 
     path: Path
     encoding: str
-    mark: int  # bytes of the byte order mark; 0: it has none
-    longest: int = MAX_ROW_BYTES
+    bom_bytes: int  # bytes of the byte order mark; 0: none
+    max_row_bytes: int = MAX_ROW_BYTES
 
     @property
     def display_name(self) -> str:
@@ -54,15 +54,20 @@ class TextFile:
         return str(self.path)
 
     @property
-    def wide(self) -> bool:
+    def is_wide(self) -> bool:
         """Whether a line end has more than one byte (UTF-16, UTF-32)."""
         return self.encoding.startswith(("utf-16", "utf-32"))
 
 
 def detect_encoding(
-    path: Path, *, encoding: str | None = None, longest: int = MAX_ROW_BYTES
+    path: Path, *, encoding: str | None = None, max_row_bytes: int = MAX_ROW_BYTES
 ) -> tuple[TextFile, list[str]]:
-    """Find a file's encoding: its byte order mark, the given encoding, else UTF-8.
+    """Detect the encoding of a file: that of its byte order mark, else the given one, else UTF-8.
+
+    Args:
+        path: the file.
+        encoding: name of a Python codec; None: not given.
+        max_row_bytes: maximum number of bytes in a row.
 
     Returns:
         The file, and notes for the user.
@@ -74,34 +79,42 @@ def detect_encoding(
     check_file(path)
     if path.suffix.lower() in WORKBOOKS:
         raise DataError(f"{path}: is a workbook: save the sheet as CSV")
-    codec = None
-    if encoding is not None:
-        try:
-            codec = codecs.lookup(encoding).name.removesuffix("-sig")
-            "".encode(codec)  # some codecs do not encode text
-        except LookupError:
-            raise DataError(f"encoding {shown(encoding)} is not known; say utf-8, cp1252, latin-1, …") from None
-    with _unpacked(path) as stream:
-        head = stream.read(CHUNK)
+    codec = None if encoding is None else _codec_name(encoding)
+    with _open_bytes(path) as stream:
+        head = stream.read(CHUNK_BYTES)
     if not head:
         raise NoRowsError(f"{path}: is empty")
     notes = []
-    mark, name = next(((mark, name) for mark, name in MARKS if head.startswith(mark)), (b"", codec or "utf-8"))
+    mark, name = b"", codec or "utf-8"
+    for known_mark, encoding_of_mark in BYTE_ORDER_MARKS:
+        if head.startswith(known_mark):
+            mark, name = known_mark, encoding_of_mark
+            break
     if mark:
         if codec is not None and not name.startswith(codec):
             raise DataError(f"{path}: begins with the byte order mark of {name}, but encoding {codec} was given")
         notes = [f"{path.name}: begins with a byte order mark, which is left out; read as {name}"]
     if not mark and codec in ("utf-16", "utf-32"):
         raise DataError(f"{path}: has no byte order mark: say --data.encoding={codec}-le (or -be)")
-    file = TextFile(path=path, encoding=name, mark=len(mark), longest=longest)
+    file = TextFile(path=path, encoding=name, bom_bytes=len(mark), max_row_bytes=max_row_bytes)
     if not mark and codec is None and head.count(0) > len(head) // 5:
         raise DataError(
             f"{path}: every few bytes are zero: if this is UTF-16, "
             "say --data.encoding=utf-16-le (or -be), or iconv -f utf-16le -t utf-8"
         )
-    if not file.wide and b"\r" in head and b"\n" not in head:
+    if not file.is_wide and b"\r" in head and b"\n" not in head:
         raise DataError(f"{path}: its lines end with a carriage return alone: convert it, tr '\\r' '\\n' <in >out")
     return file, notes
+
+
+def _codec_name(encoding: str) -> str:
+    """Return the name of an encoding's codec; raise DataError if it is unknown or does not encode text."""
+    try:
+        name = codecs.lookup(encoding).name.removesuffix("-sig")
+        "".encode(name)  # codecs such as base64 do not encode text
+    except LookupError:
+        raise DataError(f"encoding {shown(encoding)} is not known; say utf-8, cp1252, latin-1, …") from None
+    return name
 
 
 def check_file(path: Path) -> None:
@@ -122,12 +135,19 @@ def check_file(path: Path) -> None:
 ByteStream = IO[bytes] | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File
 
 
-class _Capped(io.RawIOBase):
-    """Decompressed bytes of a file; raises if the file is damaged or the ratio is too large."""
+class _LimitedStream(io.RawIOBase):
+    """Decompressed bytes of a file; reading raises DataError if the file is damaged or unpacks to too many bytes.
+
+    Args:
+        path: the file, for messages.
+        packed: its compressed bytes.
+        stream: its decompressed bytes.
+        size: number of its compressed bytes; None: as many as were read from `packed` so far.
+    """
 
     def __init__(self, path: Path, packed: BinaryIO, stream: ByteStream, size: int | None) -> None:
         self._path, self._packed, self._stream, self._size = path, packed, stream, size
-        self._unpacked = 0
+        self._num_bytes = 0  # decompressed bytes so far
 
     def readable(self) -> bool:
         return True
@@ -136,20 +156,21 @@ class _Capped(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError) as error:
-            raise DataError(f"{self._path}: cannot be unpacked after {self._unpacked:,} bytes: {error}") from None
+            raise DataError(f"{self._path}: cannot be unpacked after {self._num_bytes:,} bytes: {error}") from None
         buffer[: len(data)] = data
-        self._unpacked += len(data)
-        used = self._packed.tell() if self._size is None else self._size
-        if self._unpacked > FREE and self._unpacked > MOST_RATIO * used:
+        self._num_bytes += len(data)
+        packed_bytes = self._packed.tell() if self._size is None else self._size
+        if self._num_bytes > UNCHECKED_BYTES and self._num_bytes > MAX_COMPRESSION_RATIO * packed_bytes:
             raise DataError(
-                f"{self._path}: unpacks to more than {MOST_RATIO} times its size, which text seldom does: "
+                f"{self._path}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, which text seldom does: "
                 "if you trust it, unpack it and give the result"
             )
         return len(data)
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
+def _open_bytes(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file, compressed or not, to read its decompressed bytes."""
     with ExitStack() as stack:
         try:
             packed = stack.enter_context(path.open("rb"))
@@ -169,10 +190,11 @@ def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
             case _:
                 yield packed
                 return
-        yield io.BufferedReader(_Capped(path, packed, stream, size), CHUNK)
+        yield io.BufferedReader(_LimitedStream(path, packed, stream, size), CHUNK_BYTES)
 
 
 def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[bytes], int]:
+    """Open the only file in a ZIP archive; return it with its compressed size in bytes."""
     try:
         archive = stack.enter_context(zipfile.ZipFile(packed))
         members = [member for member in archive.infolist() if not member.is_dir()]
@@ -185,50 +207,54 @@ def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[byt
 
 # ---------------------------------------------------------------------------------------------------- lines
 
-Line = tuple[int, str, BadRow | None]  # number from 1, text with its line end, error
+Line = tuple[int, str, BadRow | None]  # number from 1; text with its line end; why it cannot be used, else None
 
 
 def all_lines(file: TextFile) -> Iterator[Line]:
-    """Yield all lines, unusable ones with their error: with a NUL, undecodable, or too long (then without text)."""
-    with _unpacked(file.path) as stream:
-        stream.read(file.mark)
-        if file.wide:
+    """Yield all lines of a file; a line that has a NUL, is undecodable or too long comes with a bad row.
+
+    The text of a line that is too long is "".
+    """
+    with _open_bytes(file.path) as stream:
+        stream.read(file.bom_bytes)
+        if file.is_wide:
             yield from _wide_lines(file, stream)
             return
         number = 0
-        while data := stream.readline(file.longest + 1):
+        while data := stream.readline(file.max_row_bytes + 1):
             number += 1
-            if len(data) > file.longest and not data.endswith(b"\n"):
-                while (rest := stream.readline(CHUNK)) and not rest.endswith(b"\n"):
+            if len(data) > file.max_row_bytes and not data.endswith(b"\n"):
+                while (rest := stream.readline(CHUNK_BYTES)) and not rest.endswith(b"\n"):
                     pass
-                yield number, "", _too_long(file, number, data[:200].decode(file.encoding, "replace"))
+                yield number, "", _too_long_row(file, number, data[:200].decode(file.encoding, "replace"))
                 continue
             try:
                 text = data.decode(file.encoding)
             except UnicodeDecodeError as error:
-                yield number, data.decode(file.encoding, "replace"), _undecodable(file, number, data, error)
+                yield number, data.decode(file.encoding, "replace"), _undecodable_row(file, number, data, error)
                 continue
-            yield number, text, _zero(file, number, text) if "\0" in text else None
+            yield number, text, _nul_row(file, number, text) if "\0" in text else None
 
 
 def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
+    """Yield all lines of UTF-16 or UTF-32; after an undecodable byte no line end is certain, so that it raises."""
     number = 0
     with io.TextIOWrapper(stream, encoding=file.encoding, newline="\n") as wide:
         try:
-            while text := wide.readline(file.longest + 1):
+            while text := wide.readline(file.max_row_bytes + 1):
                 number += 1
-                if len(text) > file.longest and not text.endswith("\n"):
-                    while (rest := wide.readline(CHUNK)) and not rest.endswith("\n"):
+                if len(text) > file.max_row_bytes and not text.endswith("\n"):
+                    while (rest := wide.readline(CHUNK_BYTES)) and not rest.endswith("\n"):
                         pass
-                    yield number, "", _too_long(file, number, text)
+                    yield number, "", _too_long_row(file, number, text)
                 else:
-                    yield number, text, _zero(file, number, text) if "\0" in text else None
+                    yield number, text, _nul_row(file, number, text) if "\0" in text else None
         except UnicodeDecodeError as error:
-            raise DataError(f"{file.display_name}:{number + 1}: is no longer {file.encoding}: {error.reason}") from None
+            raise DataError(f"{file.display_name}:{number + 1}: is not valid {file.encoding}: {error.reason}") from None
 
 
 def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
-    """Yield the usable lines with their numbers, without line ends; report the others as bad rows."""
+    """Yield (number from 1, text without line end) of each usable line; reject other lines as bad rows."""
     for number, text, bad in all_lines(file):
         if bad is None:
             yield number, text.rstrip("\r\n")
@@ -236,19 +262,19 @@ def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int
             row_errors.reject(bad)
 
 
-def _too_long(file: TextFile, number: int, text: str) -> BadRow:
-    reason = f"is longer than {file.longest:,} bytes, the most that a row may have"
+def _too_long_row(file: TextFile, number: int, text: str) -> BadRow:
+    reason = f"is longer than {file.max_row_bytes:,} bytes, the most that a row may have"
     return BadRow(file=file.display_name, line=number, column="", reason=reason, text=text[:200])
 
 
-def _zero(file: TextFile, number: int, text: str) -> BadRow:
+def _nul_row(file: TextFile, number: int, text: str) -> BadRow:
     reason = "holds a NUL character: the file is damaged or no text"
     return BadRow(file=file.display_name, line=number, column=str(text.index("\0") + 1), reason=reason, text=text[:200])
 
 
-def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeError) -> BadRow:
+def _undecodable_row(file: TextFile, number: int, data: bytes, error: UnicodeDecodeError) -> BadRow:
     column = len(data[: error.start].decode(file.encoding, "replace")) + 1
-    reason = f"byte 0x{data[error.start]:02x} is no {file.encoding}: {error.reason}"
+    reason = f"byte 0x{data[error.start]:02x} is not valid {file.encoding}: {error.reason}"
     if file.encoding == "utf-8":
         reason += "; if the file is Latin-1 or Windows-1252, say --data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
     text = data[:400].decode(file.encoding, "replace")[:200]
@@ -259,11 +285,11 @@ def _undecodable(file: TextFile, number: int, data: bytes, error: UnicodeDecodeE
 
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
+    """Build the dict of a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise ValueError(f'an object has the key "{twice[:80]}" twice')
+        repeated = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f'an object has the key "{repeated[:80]}" twice')
     return members
 
 
@@ -273,41 +299,43 @@ class JsonStream:
     def __init__(self, file: TextFile, stream: io.BufferedReader) -> None:
         self.file = file
         self._stream = stream
-        self._decode = codecs.getincrementaldecoder(file.encoding)()
-        self._text, self._at, self._ended = "", 0, False
-        self._line, self._counted = 1, 0  # line number of a position in the buffer, and that position
-        self._before = 0  # characters of the first line before the buffer
+        self._decoder = codecs.getincrementaldecoder(file.encoding)()
+        self._text = ""  # buffer: the characters that were decoded last
+        self._position = 0  # position in the buffer of the next character
+        self._at_end = False  # whether the buffer ends with the file
+        self._line, self._line_position = 1, 0  # line number at a position in the buffer, and that position
+        self._column_offset = 0  # characters that the buffer's first line has before the buffer
         self._parse = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     @property
     def line(self) -> int:
         """Line of the next value, from 1."""
-        self._line += self._text.count("\n", self._counted, self._at)
-        self._counted = self._at
+        self._line += self._text.count("\n", self._line_position, self._position)
+        self._line_position = self._position
         return self._line
 
     def peek(self) -> str:
-        """Return the next character that is not white space, '' at the end, without consuming it."""
+        """Return the next character that is not white space without consuming it; "" at the end of the file."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
-                self._at += 1
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._ended:
+            while self._position < len(self._text) and self._text[self._position] in " \t\r\n":
+                self._position += 1
+            if self._position < len(self._text):
+                return self._text[self._position]
+            if self._at_end:
                 return ""
             self._read_more()
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the next object; the caller must read each value."""
+        """Yield the keys of the next object; the caller must read each key's value before the next key."""
         for _ in self._members("{", "}"):
             key = self.value()
             if not isinstance(key, str):
                 self._fail("expected a key in quotes")
-            self._take(":")
+            self._expect(":")
             yield key
 
     def elements(self) -> Iterator[int]:
-        """Yield the indices of the next list's elements; the caller must read each element."""
+        """Yield the indices of the next list's elements; the caller must read each element before the next index."""
         yield from self._members("[", "]")
 
     def end(self) -> None:
@@ -320,68 +348,76 @@ class JsonStream:
         self.peek()
         while True:
             try:
-                value, end = self._parse(self._text, self._at)
-                number = isinstance(value, int | float) and self._text[end : end + 1] not in " \t\r\n,]}"
-                if self._ended or end + 3 * number < len(self._text):  # "1.5" or "1e+5" may be cut anywhere
-                    self._at = end
+                value, end = self._parse(self._text, self._position)
+                # a number like "1e+5" may be cut after "1": it is complete if a delimiter or 3 more characters follow
+                may_be_cut = isinstance(value, int | float) and self._text[end : end + 1] not in " \t\r\n,]}"
+                if self._at_end or end + (3 if may_be_cut else 0) < len(self._text):
+                    self._position = end
                     return value
             except json.JSONDecodeError as error:
-                inside = error.pos < len(self._text) - 16 and not error.msg.startswith("Unterminated")
-                if self._ended or inside:
-                    self._at = error.pos
+                # an error near the end of the buffer may come from a value that is cut there
+                is_certain = error.pos < len(self._text) - 16 and not error.msg.startswith("Unterminated")
+                if self._at_end or is_certain:
+                    self._position = error.pos
                     self._fail(error.msg)
             except (RecursionError, ValueError) as error:
                 self._fail(str(error))
-            if len(self._text) - self._at > self.file.longest:
-                self._fail(f"a value is longer than {self.file.longest:,} characters, the most that is read")
+            if len(self._text) - self._position > self.file.max_row_bytes:
+                self._fail(f"a value is longer than {self.file.max_row_bytes:,} characters, the most that is read")
             self._read_more()
 
-    def _members(self, first: str, last: str) -> Iterator[int]:
-        self._take(first)
-        number = 0
-        while self.peek() != last:
-            if number:
-                self._take(",")
-            yield number
-            number += 1
-        self._take(last)
+    def _members(self, opening: str, closing: str) -> Iterator[int]:
+        """Yield the indices of the members of a container with these brackets."""
+        self._expect(opening)
+        index = 0
+        while self.peek() != closing:
+            if index:
+                self._expect(",")
+            yield index
+            index += 1
+        self._expect(closing)
 
-    def _take(self, mark: str) -> None:
+    def _expect(self, mark: str) -> None:
+        """Consume a character; raise DataError if it is not this mark."""
         if self.peek() != mark:
             self._fail(f"expected {mark}")
-        self._at += 1
+        self._position += 1
 
     def _read_more(self) -> None:
+        """Drop the consumed characters from the buffer, and append as many as are left in it, at least one chunk."""
         line = self.line
-        newline = self._text.rfind("\n", 0, self._at)
-        self._before = self._at - newline - 1 + (self._before if newline < 0 else 0)
-        rest = self._text[self._at :]
-        data = self._stream.read(max(CHUNK, len(rest)))
+        newline = self._text.rfind("\n", 0, self._position)
+        self._column_offset = self._position - newline - 1 + (self._column_offset if newline < 0 else 0)
+        rest = self._text[self._position :]
+        data = self._stream.read(max(CHUNK_BYTES, len(rest)))
         try:
-            more = self._decode.decode(data, not data)
+            more = self._decoder.decode(data, not data)
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.file.display_name}:{line}: a byte after this line is no {self.file.encoding}: {error.reason}"
+                f"{self.file.display_name}:{line}: a byte after this line is not valid {self.file.encoding}: "
+                f"{error.reason}"
             ) from None
-        self._text, self._at, self._counted, self._ended = rest + more, 0, 0, not data
+        self._text, self._position, self._line_position, self._at_end = rest + more, 0, 0, not data
 
     def _fail(self, reason: str) -> NoReturn:
-        newline = self._text.rfind("\n", 0, self._at)
-        column = self._at - newline + (self._before if newline < 0 else 0)
-        what = f"found {shown(self._text[self._at])}" if self._at < len(self._text) else "the file ends"
-        raise DataError(f"{self.file.display_name}:{self.line}:{column}: is not valid JSON: {reason}, {what}")
+        """Raise DataError with the position of the next character."""
+        newline = self._text.rfind("\n", 0, self._position)
+        column = self._position - newline + (self._column_offset if newline < 0 else 0)
+        at_end = self._position >= len(self._text)
+        next_character = "the file ends" if at_end else f"found {shown(self._text[self._position])}"
+        raise DataError(f"{self.file.display_name}:{self.line}:{column}: is not valid JSON: {reason}, {next_character}")
 
 
 @contextmanager
 def open_json(file: TextFile) -> Iterator[JsonStream]:
     """Open a JSON file for streaming."""
-    with _unpacked(file.path) as stream:
-        stream.read(file.mark)
+    with _open_bytes(file.path) as stream:
+        stream.read(file.bom_bytes)
         yield JsonStream(file, stream)
 
 
 def read_head(file: TextFile) -> str:
-    """Decode the first 64 kB of a file."""
-    with _unpacked(file.path) as stream:
-        stream.read(file.mark)
-        return codecs.getincrementaldecoder(file.encoding)("replace").decode(stream.read(CHUNK))
+    """Decode the first 64 KiB of a file; undecodable bytes become U+FFFD."""
+    with _open_bytes(file.path) as stream:
+        stream.read(file.bom_bytes)
+        return codecs.getincrementaldecoder(file.encoding)("replace").decode(stream.read(CHUNK_BYTES))

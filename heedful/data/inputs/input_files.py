@@ -1,4 +1,4 @@
-"""Rows of files as inputs of a model, without targets; a bad row yields an error in its place."""
+"""Files whose rows are inputs of a model, without targets; a bad row yields an error in its place."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from heedful.data.labelled.columns import (
     has_number,
     unused_columns,
 )
-from heedful.data.labelled.data_file import SUFFIXES, DataSettings, Format, format_of, stem_and_suffix
+from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, Format, format_of, stem_and_suffix
 from heedful.data.labelled.row_reader import fill_blank
 from heedful.errors import DataError, did_you_mean
 
-PAIR_ROLES = {"text_pair", "positive", "document"}  # of a second text
-MOST_BAD = 100_000  # consecutive bad rows of one file, at most
+PAIR_ROLES = {"text_pair", "positive", "document"}  # roles of the second text of a pair
+MAX_CONSECUTIVE_BAD = 100_000  # consecutive bad rows of one file, at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
-    """Input of a head: required and optional columns, and how a row becomes an input."""
+    """An input of a head: the roles of its columns, and how a row becomes an input."""
 
-    needed: tuple[str, ...]
-    optional: tuple[str, ...] = ()
+    needed: tuple[str, ...]  # roles of required columns
+    optional: tuple[str, ...] = ()  # roles of optional columns
     make: Callable[[RowReader, Cells], object]
 
 
 def _text(read: RowReader, cells: Cells) -> object:
-    text, pair = read.text(cells, "text"), read.pair(cells)
+    text, pair = read.text(cells, "text"), read.text_pair(cells)
     return text if pair is None else (text, pair)
 
 
-def _both(read: RowReader, cells: Cells) -> object:
+def _anchor_and_positive(read: RowReader, cells: Cells) -> object:
     return read.text(cells, "anchor"), read.text(cells, "positive")
 
 
@@ -79,26 +79,26 @@ def _choices(read: RowReader, cells: Cells) -> object:
 TEXT = InputSpec(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
 TEXT_OR_PAIR = InputSpec(needed=("text",), optional=("text_pair",), make=_text)
 PAIR = InputSpec(needed=("text", "text_pair"), make=_text)
-BOTH = InputSpec(needed=("anchor", "positive"), make=_both)
-QUERY_DOCUMENT = InputSpec(needed=("query", "document"), make=_query_and_document)
+ANCHOR_AND_POSITIVE = InputSpec(needed=("anchor", "positive"), make=_anchor_and_positive)
+QUERY_AND_DOCUMENT = InputSpec(needed=("query", "document"), make=_query_and_document)
 SOURCE = InputSpec(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
 WORDS = InputSpec(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
-QUESTION = InputSpec(
+QUESTION_AND_CONTEXT = InputSpec(
     needed=("question", "context"),
     make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
 )
-PROMPT = InputSpec(needed=("prompt", "candidates"), optional=("question",), make=_choices)
-ASKED = InputSpec(needed=("question", "candidates"), make=_choices)
-INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of input; the first whose columns are there
+PROMPT_AND_CANDIDATES = InputSpec(needed=("prompt", "candidates"), optional=("question",), make=_choices)
+QUESTION_AND_CANDIDATES = InputSpec(needed=("question", "candidates"), make=_choices)
+INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of the head; the first spec with columns is used
     "masked_lm": (TEXT,),
     "next_sentence": (PAIR,),
     "pretraining": (TEXT_OR_PAIR,),
     "sequence_classification": (TEXT_OR_PAIR,),
-    "cross_encoder": (QUERY_DOCUMENT, TEXT_OR_PAIR),
+    "cross_encoder": (QUERY_AND_DOCUMENT, TEXT_OR_PAIR),
     "token_classification": (WORDS, TEXT),
-    "question_answering": (QUESTION,),
-    "multiple_choice": (PROMPT, ASKED),
-    "embedding": (BOTH, TEXT_OR_PAIR),
+    "question_answering": (QUESTION_AND_CONTEXT,),
+    "multiple_choice": (PROMPT_AND_CANDIDATES, QUESTION_AND_CANDIDATES),
+    "embedding": (ANCHOR_AND_POSITIVE, TEXT_OR_PAIR),
     "language_model": (SOURCE, TEXT),
 }
 
@@ -108,8 +108,11 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
 
     Args:
         table: the table.
-        kind: kind of the head.
-        keys_by_role: columns given by the user.
+        kind: kind of the head, a key of INPUT_SPECS.
+        keys_by_role: columns that the user sets.
+
+    Returns:
+        How a row becomes an input, and the columns of the table by role.
 
     Raises:
         DataError: If columns are unknown to this head, or a required column is missing.
@@ -117,22 +120,27 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
     specs = [spec for spec in INPUT_SPECS[kind] if set(keys_by_role) <= {*spec.needed, *spec.optional}]
     if not specs:
         roles = list(dict.fromkeys(chain(*((*spec.needed, *spec.optional) for spec in INPUT_SPECS[kind]))))
-        wrong = next((role for role in keys_by_role if role not in roles), None)
-        if wrong is None:
+        unknown_role = next((role for role in keys_by_role if role not in roles), None)
+        if unknown_role is None:
             raise DataError(f"columns {' and '.join(keys_by_role)} do not go together for this model's {kind} head")
         raise DataError(
-            f"column {shown(wrong)} is not one of {', '.join(roles)}{did_you_mean(wrong, roles)}, "
+            f"column {shown(unknown_role)} is not one of {', '.join(roles)}{did_you_mean(unknown_role, roles)}, "
             f"which this model's {kind} head reads"
         )
     for spec in specs:
         try:
-            columns = find_columns(table, spec.needed, spec.optional, keys_by_role)
+            names_by_role = find_columns(table, spec.needed, spec.optional, keys_by_role)
         except MissingColumnError:
             if spec is specs[-1]:
                 raise
-        else:
-            by_cells = guessed_roles(table, columns, keys_by_role)
-            return spec, Columns(kind=TextExample, of=columns, unused=unused_columns(table, columns), proposed=by_cells)
+            continue
+        columns = Columns(
+            kind=TextExample,
+            names_by_role=names_by_role,
+            unused=unused_columns(table, names_by_role),
+            guessed=guessed_roles(table, names_by_role, keys_by_role),
+        )
+        return spec, columns
     raise AssertionError
 
 
@@ -140,17 +148,17 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
 
 
 class InputRow(NamedTuple):
-    """A row with its position, and its cells or its error."""
+    """A row of a file with its position, and its cells or its error."""
 
-    number: int  # from 1, in its file
-    line: int  # its first line; in Parquet the number of the row
-    cells: Cells | None
+    number: int  # number of the row in its file, from 1
+    line: int  # number of its first line; in Parquet of the row
+    cells: Cells | None  # None: the row has an error
     error: str | None
-    path: str = ""  # of the row's file, if the input is a folder with one text per file
+    path: str = ""  # path of the row's file in the folder, if each file of a folder is one text
 
 
 class _CollectedErrors(RowErrors):
-    """Collects bad rows until their position is known."""
+    """Collects bad rows until they are read at their positions among the other rows."""
 
     def __init__(self) -> None:
         super().__init__(Skip())
@@ -158,23 +166,35 @@ class _CollectedErrors(RowErrors):
 
     def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
         self.collected.append(bad)
-        if len(self.collected) > MOST_BAD:
-            raise DataError(f"more than {MOST_BAD:,} rows one after another cannot be read, the last is {bad}")
+        if len(self.collected) > MAX_CONSECUTIVE_BAD:
+            raise DataError(
+                f"more than {MAX_CONSECUTIVE_BAD:,} rows one after another cannot be read, the last is {bad}"
+            )
 
 
 class InputFile:
-    """Rows of one file as inputs of a head."""
+    """A file, or a folder with one text per file, whose rows are inputs of a head.
+
+    Args:
+        path: the file or folder.
+        name: its name in messages.
+        kind: kind of the head.
+        settings: how the file is read.
+
+    Raises:
+        DataError: If the file or folder cannot be read, or a required column is missing.
+    """
 
     def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
         self.is_folder = os.path.isdir(path)
         self.path, self.name = (path if self.is_folder else CountingPath(path)), name
         self.stamp = file_stamp(path)
-        self.size = self.stamp[0]
-        self._read, self._ended = 0, False  # rows read, and whether the file is exhausted
-        self._count: int | None = None  # number of rows, if known
+        self.size = self.stamp[0]  # bytes
+        self._rows_read, self._at_end = 0, False
+        self._num_rows: int | None = None  # None: unknown
         self.table: Table | None = None  # None: the file has no rows
-        self.roles: tuple[str, ...] = ()
-        self.echo: list[str] = []  # first cells of columns without names
+        self.roles: tuple[str, ...] = ()  # roles with columns
+        self.first_cells: list[str] = []  # sentences that show the first cells of columns without names
         row_errors = _CollectedErrors()
         try:
             self.table = open_input_table(self.path, settings, row_errors)
@@ -185,19 +205,19 @@ class InputFile:
             return
         keys_by_role = dict(settings.columns or {})
         if self.table.names == CONLL_COLUMNS:
-            keys_by_role.pop("words", None)  # number of a column in the file, not a name
+            keys_by_role.pop("words", None)  # the number of the column in the file, which is "words" in the table
         self._spec, columns = choose_spec(self.table, kind, keys_by_role)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
-        self.roles = tuple(columns.of)
+        self.roles = tuple(columns.names_by_role)
         self.notes = [*self.table.notes, f"{name}: {columns.note}"]
-        self.echo = [f"{name}: {first_cell}" for first_cell in first_cells(self.table, columns)]
-        self.form = format_of(path, settings.format)
-        if self.form == "parquet":
+        self.first_cells = [f"{name}: {cell}" for cell in _describe_first_cells(self.table, columns)]
+        self.file_format = format_of(path, settings.format)
+        if self.file_format == "parquet":
             from pyarrow.parquet import read_metadata
 
-            self._count = read_metadata(path).num_rows
+            self._num_rows = read_metadata(path).num_rows
         elif self.is_folder:
-            self._count = sum(1 for _ in list_text_files(path))
+            self._num_rows = sum(1 for _ in list_text_files(path))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -207,56 +227,58 @@ class InputFile:
 
     @cached_property
     def display_names(self) -> dict[str, str]:
-        """Names of the columns, by their names in the file."""
+        """Names of the columns in `names`, by their names in the file."""
         return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
 
     @cached_property
-    def known(self) -> frozenset[str]:
-        """Names of the columns, for lookup."""
+    def name_set(self) -> frozenset[str]:
+        """Names of the columns, for fast lookup."""
         return frozenset(self.names)
 
-    def named(self, cells: Cells) -> dict[str, object]:
-        """Cells of a row by column name."""
+    def cells_by_name(self, cells: Cells) -> dict[str, object]:
+        """Return the cells of a row by the columns' names in `names`."""
         if not isinstance(cells, dict):
             return dict(zip(self.names, cells, strict=False))
-        return {self.display_names.get(name, name): cell for name, cell in cells.items()} if "" in cells else cells
+        if "" not in cells:
+            return cells
+        return {self.display_names.get(name, name): cell for name, cell in cells.items()}
 
     @property
-    def share(self) -> float:
-        """Share of the file that is read (0-1), by bytes or rows."""
-        if self._ended:
+    def fraction_read(self) -> float:
+        """Fraction of the file that was read (0-1): of its rows if their number is known, else of its bytes."""
+        if self._at_end:
             return 1.0
-        if self._count is None:
-            return getattr(self.path, "read", 0) / max(self.size, 1)
-        return self._read / max(self._count, 1)
+        if self._num_rows is None:
+            return getattr(self.path, "bytes_read", 0) / max(self.size, 1)
+        return self._rows_read / max(self._num_rows, 1)
 
     def rows(self) -> Iterator[InputRow]:
-        """Yield all rows in order, including bad rows."""
+        """Yield all rows in order, a bad row with its error."""
         if self.table is None:
             return
-        row_errors, number, self._ended = _CollectedErrors(), 0, False
-        source = self.table.rows(row_errors)
+        row_errors, number, self._at_end = _CollectedErrors(), 0, False
+        usable_rows = self.table.rows(row_errors)
         while True:
-            row = next(source, None)
-            for bad in row_errors.collected:
+            row = next(usable_rows, None)
+            for bad in row_errors.collected:  # the bad rows before this one
                 number += 1
                 reason = f"{bad.column}: {bad.reason}" if bad.column else bad.reason
-                yield InputRow(number, bad.line, None, reason, self._within(bad.file))
+                yield InputRow(number, bad.line, None, reason, self._path_in_folder(bad.file))
             row_errors.collected.clear()
             if row is None:
-                self._ended = True
+                self._at_end = True
                 return
             number += 1
-            self._read = number
+            self._rows_read = number
             line, cells = row
             path = str(cells["path"]) if self.is_folder and isinstance(cells, dict) else ""
             yield InputRow(number, line, cells, None, path)
 
-    def _within(self, file: str) -> str:
+    def _path_in_folder(self, file: str) -> str:
         return str(Path(file).relative_to(self.path)) if self.is_folder else ""
 
-    def place(self, row: InputRow) -> str:
-        """Name of the file that a row comes from."""
+    def file_name(self, row: InputRow) -> str:
+        """Return the name of the file that a row comes from."""
         return f"{self.name}/{row.path}" if row.path else self.name
 
     def engine_input(self, row: InputRow) -> tuple[object, str | None]:
@@ -265,36 +287,41 @@ class InputFile:
             return None, row.error
         try:
             return self._spec.make(self._reader, row.cells), None
-        except CellError as wrong:
-            return None, f"{wrong.column}: {wrong.reason}"
+        except CellError as error:
+            return None, f"{error.column}: {error.reason}"
 
 
-def first_cells(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield the first cell of each column without a name, so that the user can see a wrong choice."""
-    first = table.first
-    if isinstance(first, list) and table.names[:1] == ("1",):
-        for role, names in columns.of.items():
+def _describe_first_cells(table: Table, columns: Columns) -> Iterator[str]:
+    """Yield a sentence with the first cell of each column without a name, which lets the user see a wrong choice."""
+    first_row = table.first_row
+    if isinstance(first_row, list) and table.names[:1] == ("1",):
+        for role, names in columns.names_by_role.items():
             for name in names:
-                yield f"{role} = column {name}, {shown(first[int(name) - 1])}"
+                yield f"{role} = column {name}, {shown(first_row[int(name) - 1])}"
 
 
-def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: Path | None) -> list[tuple[Path, str]]:
-    """List files, files in folders, and folders with one text per file, each with a distinguishing name.
+def input_files(
+    files: Sequence[Path], file_format: Format | None, kind: str, exclude: Path | None
+) -> list[tuple[Path, str]]:
+    """List files, files in folders, and folders with one text per file, each with its path in the given folder.
 
     Args:
         files: files and folders.
-        form: the format; None: by the names of the files.
-        kind: kind of the head; token classification reads CoNLL too.
+        file_format: the format; None: by the names of the files.
+        kind: kind of the head; only token classification reads CoNLL.
         exclude: folder of predictions, whose files are skipped.
+
+    Raises:
+        DataError: If there are no files, or `exclude` is in a folder of texts.
     """
-    conll = [suffix for suffix, of in SUFFIXES.items() if of == "conll"]
-    known = [*TEXT_SUFFIXES, *(conll if kind == "token_classification" else [])]
+    conll_suffixes = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name == "conll"]
+    suffixes = [*TEXT_SUFFIXES, *(conll_suffixes if kind == "token_classification" else [])]
     listed: list[tuple[Path, str]] = []
     for path in files:
-        if form == "class-files" and os.path.isdir(path) and (texts := list(list_text_files(path))):
+        if file_format == "class-files" and os.path.isdir(path) and (texts := list(list_text_files(path))):
             listed += [(file, str(file.relative_to(path))) for file in texts]
-        elif not (os.path.isdir(path) and _has_text_files(path, form, known)):
-            listed += list_files([path], exclude, known)[0]
+        elif not (os.path.isdir(path) and _has_text_files(path, file_format, suffixes)):
+            listed += list_files([path], exclude, suffixes)[0]
         elif exclude is not None and path.resolve() in (exclude.resolve(), *exclude.resolve().parents):
             raise DataError(
                 f"{exclude}: lies in the folder of texts {path}: give a folder for the answers outside of it"
@@ -306,11 +333,11 @@ def input_files(files: Sequence[Path], form: Format | None, kind: str, exclude: 
     return listed
 
 
-def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> bool:
-    """Whether each file in a folder is one text: the format says so, or no file has a known suffix."""
-    if form == "class-folders":
+def _has_text_files(folder: Path, file_format: Format | None, suffixes: Sequence[str]) -> bool:
+    """Whether each file in a folder is one text: by the format that is set, or since no file has a known suffix."""
+    if file_format == "class-folders":
         return any(True for _ in list_text_files(folder))
-    if form is not None or any(stem_and_suffix(path)[1] in known for path in folder.rglob("*")):
+    if file_format is not None or any(stem_and_suffix(path)[1] in suffixes for path in folder.rglob("*")):
         return False
     return is_named_as_text(next(list_text_files(folder), Path("none.unknown")))
 
@@ -318,10 +345,16 @@ def _has_text_files(folder: Path, form: Format | None, known: Sequence[str]) -> 
 def open_inputs(
     files: Sequence[str | Path], kind: str, settings: DataSettings, *, exclude: Path | None
 ) -> list[InputFile]:
-    """Open files, and the readable files in folders, as inputs; files inside `exclude` are skipped.
+    """Open files, and the readable files in folders, as inputs of a head.
+
+    Args:
+        files: files and folders.
+        kind: kind of the head.
+        settings: how the files are read.
+        exclude: folder of predictions, whose files are skipped; None: none.
 
     Raises:
-        DataError: If a file is given twice, or files have columns of different roles.
+        DataError: If a file is given twice or cannot be read, or files have columns of different roles.
     """
     listed = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
@@ -330,23 +363,24 @@ def open_inputs(
             raise DataError(f"{path}: is given twice")
         seen.add(path.resolve())
     names = [name for _, name in listed]
-    plain = [format_of(path, settings.format) == "text" for path, _ in listed]
-    bare = settings if all(plain) else replace(settings, columns=None)  # columns that are given belong to tables
+    are_plain = [format_of(path, settings.format) == "text" for path, _ in listed]
+    # columns that are set belong to the tables among the files
+    plain_settings = settings if all(are_plain) else replace(settings, columns=None)
     opened = [
-        InputFile(path, str(path) if names.count(name) > 1 else name, kind, bare if is_plain else settings)
-        for (path, name), is_plain in zip(listed, plain, strict=True)
+        InputFile(path, str(path) if names.count(name) > 1 else name, kind, plain_settings if is_plain else settings)
+        for (path, name), is_plain in zip(listed, are_plain, strict=True)
     ]
-    filled = [inputs for inputs in opened if inputs.table is not None]
-    if differing := next((inputs for inputs in filled if inputs.roles != filled[0].roles), None):
+    non_empty = [inputs for inputs in opened if inputs.table is not None]
+    if differing := next((inputs for inputs in non_empty if inputs.roles != non_empty[0].roles), None):
         raise DataError(
-            f"{filled[0].path} has columns for {', '.join(filled[0].roles)}, but {differing.path} for "
+            f"{non_empty[0].path} has columns for {', '.join(non_empty[0].roles)}, but {differing.path} for "
             f"{', '.join(differing.roles)}: answer them apart, or say which columns count (--data.columns.text=NAME)"
         )
     return opened
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Size and modification time (ns) of a file, or of all texts in a folder."""
+    """Return the size (bytes) and modification time (ns) of a file, or of all texts in a folder."""
     try:
         if os.path.isdir(path):
             stats = [file.stat() for file in list_text_files(path)]
@@ -358,7 +392,7 @@ def file_stamp(path: Path) -> tuple[int, int]:
 
 
 def without_split_settings(settings: DataSettings) -> DataSettings:
-    """Remove the settings of the generated dev split."""
+    """Return data settings without those of the generated dev split."""
     return replace(settings, dev_fraction=0.0, seed=0)
 
 
@@ -371,26 +405,29 @@ def settings_for_inputs(
     exclude: Path | None = None,
     names: Iterable[str] = (),
 ) -> DataSettings:
-    """The run's data settings that apply to unlabelled input for its head.
+    """Return the data settings of a run that apply to unlabelled inputs of its head.
 
     Args:
         trained: data settings of the run.
         kind: kind of its head.
         files: the input files.
-        chosen: settings given for them; the run's columns are kept as far as they can be combined with these.
+        chosen: settings given for them; columns of the run that cannot be combined with these are left out.
         exclude: folder of predictions, whose files are skipped.
         names: names of the files of the run.
     """
-    form = chosen.format or (trained.format if trained.format in LAYOUTS else None)
-    paths = [path for path, _ in input_files(files, form, kind, exclude)]
+    file_format = chosen.format or (trained.format if trained.format in LAYOUTS else None)
+    paths = [path for path, _ in input_files(files, file_format, kind, exclude)]
     trained = inherit_settings(trained, names, paths, chosen)
     if trained.format in ("text", "conll", "squad", "glue"):
         trained = replace(trained, format=None, columns=None)
-    forms = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
-    roles = {*(chosen.columns or ())}
-    specs = [{*spec.needed, *spec.optional} for spec in INPUT_SPECS[kind] if roles <= {*spec.needed, *spec.optional}]
-    columns = {role: keys for role, keys in (trained.columns or {}).items() if any(role in roles for roles in specs)}
-    if not forms:
+    table_formats = {format_of(path, chosen.format or trained.format) for path in paths} - {"text"}
+    chosen_roles = {*(chosen.columns or ())}
+    possible_roles: set[str] = set()
+    for spec in INPUT_SPECS[kind]:
+        if chosen_roles <= {*spec.needed, *spec.optional}:
+            possible_roles |= {*spec.needed, *spec.optional}
+    columns = {role: keys for role, keys in (trained.columns or {}).items() if role in possible_roles}
+    if not table_formats:
         columns = {}
     if kind == "token_classification":  # column numbers of CoNLL do not apply to tables
         columns = {role: keys for role, keys in columns.items() if not has_number(keys)}

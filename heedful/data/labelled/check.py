@@ -1,4 +1,4 @@
-"""Report on a dataset before training: counts, duplicates, leaks, contradictions, lengths, odd characters."""
+"""The report on a dataset before training: counts, duplicates, leaks, contradictions, lengths, odd characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from heedful.data.examples import (
 )
 from heedful.data.labelled.dataset import Dataset
 
-ODD: dict[str, re.Pattern[str]] = {
+ODD_PATTERNS: dict[str, re.Pattern[str]] = {  # kinds of characters that are probably mistakes
     "control characters": re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"),
     "replacement characters (U+FFFD)": re.compile("\ufffd"),
     "byte order marks inside": re.compile("\ufeff"),
@@ -36,12 +36,12 @@ ODD: dict[str, re.Pattern[str]] = {
     "Windows-1252 read as Latin-1 (U+0080 to U+009F)": re.compile("[\x80-\x9f]"),
     "markup like <br /> or &amp;": re.compile(r"</?[a-zA-Z]{1,10}(?: [^<>]{0,100})?/?>|&(?:[a-z]{2,6}|#\d{2,5});"),
 }
-UNEVEN = 10  # ratio of the most frequent label to the rarest from which labels are called uneven
-EXAMPLES = 3  # places that a line lists
-FEWEST_DOUBTED = 20  # labels from which the label column is doubted; small data may have as many
-PERCENTILES = (50, 90, 99, 100)
-MAX_LABELS = 20  # rows of labels in the table
-NOUNS = {  # of each kind of problem: one, several; the worst first
+UNEVEN_RATIO = 10  # ratio of the most frequent label to the rarest above which the report mentions it
+MAX_PLACES = 3  # positions that a line lists
+MIN_DOUBTED_LABELS = 20  # labels from which the label column may be doubted: small data may have fewer, all different
+PERCENTILES = (50, 90, 99, 100)  # of the lengths
+MAX_LABELS = 20  # labels in the table
+NOUNS = {  # kind of problem to its singular and plural; the worst kind first
     "leak": ("leak", "leaks"),
     "label-column": ("doubtful label column", "doubtful label columns"),
     "bad-row": ("bad row", "bad rows"),
@@ -56,18 +56,18 @@ NOUNS = {  # of each kind of problem: one, several; the worst first
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:
-    """Findings of one split."""
+    """Findings in one split."""
 
-    examples: int
-    labels: Mapping[str, int]  # in the dataset's order; entities by type, answers by index
-    repeated: int  # examples whose texts occurred before, exactly
-    alike: int  # as `repeated`, ignoring case and punctuation
+    examples: int  # number of examples
+    labels: Mapping[str, int]  # number of examples by label, in the dataset's order; entities by type, answers by index
+    repeated: int  # examples whose texts an earlier example has exactly
+    alike: int  # examples whose texts an earlier example has, ignoring case and punctuation
     contradicting: int  # texts with different targets, ignoring case and punctuation
     empty: int  # examples with an empty text
-    lengths: tuple[int, ...]  # at the percentiles 50, 90, 99, 100
-    too_long: int
+    lengths: tuple[int, ...]  # lengths at the percentiles 50, 90, 99, 100; () without examples
+    too_long: int  # examples above the maximum length
     odd: Mapping[str, int]  # number of examples by kind of odd characters
-    places: Mapping[str, tuple[str, ...]]  # first places of each finding
+    places: Mapping[str, tuple[str, ...]]  # first positions (FILE:LINE) by kind of finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,83 +75,83 @@ class Leak:
     """Texts that two splits share."""
 
     splits: tuple[str, str]
-    texts: int  # equal texts
-    alike: int  # as `texts`, ignoring case and punctuation
-    groups: int  # shared contexts, prompts or sources
-    places: tuple[tuple[str, str], ...]
+    texts: int  # number of exactly equal texts
+    alike: int  # number of equal texts, ignoring case and punctuation
+    groups: int  # number of shared contexts, prompts, queries or sources
+    places: tuple[tuple[str, str], ...]  # first positions (FILE:LINE) in both splits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A kind of finding in one split, file or pair of splits that should be looked at before training."""
+    """A kind of finding in a split, a file or a pair of splits that a person should see before training."""
 
-    kind: str  # a key of `NOUNS`
-    count: int  # examples, texts or rows with the problem
-    message: str  # with its place
+    kind: str  # a key of NOUNS
+    count: int  # number of examples, texts or rows with the problem
+    message: str  # what and where it is
 
     def line(self) -> str:
-        """The marked line of the report."""
+        """Return the line of the report about the problem."""
         return f"! {NOUNS[self.kind][self.count != 1]}: {self.message}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
-    """Result of `check`."""
+    """The result of `check`."""
 
-    stated: tuple[str, ...]
+    stated: tuple[str, ...]  # sentences about how the data was read
     splits: Mapping[str, SplitReport]
     leaks: tuple[Leak, ...]
-    bad: Mapping[str, int]  # skipped rows by file
-    bad_rows: tuple[BadRow, ...]  # the first of them
-    repairs: Mapping[str, int]
-    unit: str
-    limit: int
+    bad: Mapping[str, int]  # number of skipped rows by file
+    bad_rows: tuple[BadRow, ...]  # the first of the skipped rows
+    repairs: Mapping[str, int]  # number of repaired cells by kind of repair
+    unit: str  # unit of lengths
+    limit: int  # maximum length
     doubt: str = ""  # why the label column may be wrong; "": it seems right
-    problems: tuple[Problem, ...] = ()  # in the order of `NOUNS`
+    problems: tuple[Problem, ...] = ()  # in the order of NOUNS
 
     def verdict(self) -> str:
-        """Return the number of kinds of problems, and how often each was found."""
+        """Summarise the problems: the number of their kinds, and the count of each."""
         counts: Counter[str] = Counter()
         for problem in self.problems:
             counts[problem.kind] += problem.count
         if not counts:
             return "no problems found"
-        some = ", ".join(f"{count:,} {NOUNS[kind][count != 1]}" for kind, count in counts.items())
-        return f"{len(counts)} problem{'s' if len(counts) > 1 else ''}: {some}"
+        counts_of_kinds = ", ".join(f"{count:,} {NOUNS[kind][count != 1]}" for kind, count in counts.items())
+        return f"{len(counts)} problem{'s' if len(counts) > 1 else ''}: {counts_of_kinds}"
 
     def lines(self) -> list[str]:
-        """Text of the report: problems, counts of the splits as a table, how the data was read, and the verdict."""
+        """Return the report as text: problems, a table of counts, how the data was read, repairs, and the verdict."""
         lines = [problem.line() for problem in self.problems]
         lines += [""] if lines else []
         lines += _table_lines(self.splits, self.unit)
         lines += ["", *self.stated]
         for name, split in self.splits.items():
-            least, most = min(split.labels.values(), default=0), max(split.labels.values(), default=0)
-            if 0 < UNEVEN * least < most:
-                ratio = most / least
+            fewest, most = min(split.labels.values(), default=0), max(split.labels.values(), default=0)
+            if 0 < UNEVEN_RATIO * fewest < most:
+                ratio = most / fewest
                 lines.append(f"{name}: the most frequent label is {ratio:.0f} times as frequent as the rarest")
-        lines += [f"{count:,} {what}" for what, count in self.repairs.items()]
+        lines += [f"{count:,} {kind}" for kind, count in self.repairs.items()]
         return [*lines, "", self.verdict()]
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Numbers kept of each example of a split, about 50 bytes."""
+    """Hashes, lengths and positions of the examples of a split, about 50 bytes for each example."""
 
     lines: array[int] = field(default_factory=lambda: array("Q"))
-    files: array[int] = field(default_factory=lambda: array("L"))
-    exact: array[int] = field(default_factory=lambda: array("Q"))
-    alike: array[int] = field(default_factory=lambda: array("Q"))
-    groups: array[int] = field(default_factory=lambda: array("Q"))
-    targets: array[int] = field(default_factory=lambda: array("Q"))
+    files: array[int] = field(default_factory=lambda: array("L"))  # indices of files, in `names`
+    exact: array[int] = field(default_factory=lambda: array("Q"))  # hashes of the texts
+    alike: array[int] = field(default_factory=lambda: array("Q"))  # hashes of the normalised texts
+    groups: array[int] = field(default_factory=lambda: array("Q"))  # hashes of contexts, prompts, queries or sources
+    targets: array[int] = field(default_factory=lambda: array("Q"))  # hashes of the targets
     lengths: array[int] = field(default_factory=lambda: array("Q"))
     labels: Counter[str] = field(default_factory=Counter)
     odd: Counter[str] = field(default_factory=Counter)
     empty: int = 0
-    several: bool = False  # whether a line may hold several examples
-    whole: bool = False  # whether each file is one example, shown with its folder
+    are_lines_shared: bool = False  # whether a line may have several examples
+    are_files_examples: bool = False  # whether each file is one example; it is shown with its folder
     places: dict[str, list[str]] = field(default_factory=dict)
-    names: dict[str, int] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)  # index of each file
 
     def add(self, example: Example, length: int) -> None:
         self.lines.append(example.line)
@@ -160,50 +160,53 @@ class _Tally:
         self.exact.append(hash_text("\x1f".join(texts)))
         self.alike.append(hash_text("\x1f".join(map(normalise_text, texts))))
         if isinstance(example, QuestionExample | ChoiceExample | Seq2SeqExample | RankExample):
-            self.several = isinstance(example, QuestionExample | ChoiceExample)
+            self.are_lines_shared = isinstance(example, QuestionExample | ChoiceExample)
             self.groups.append(hash_text(normalise_text(example.group)))
         self.targets.append(hash_text(example.target))
         self.lengths.append(length)
-        self.labels.update(counted(example))
+        self.labels.update(labels_of_example(example))
         if not all(text.strip() for text in texts):
             self.empty += 1
-            self.note("empty", example)
-        for what, pattern in ODD.items():
+            self.note_last("empty")
+        for kind, pattern in ODD_PATTERNS.items():
             if any(pattern.search(text) for text in texts):
-                self.odd[what] += 1
-                self.note(what, example)
+                self.odd[kind] += 1
+                self.note_last(kind)
 
-    def note(self, what: str, example: Example) -> None:
-        places = self.places.setdefault(what, [])
-        if len(places) < EXAMPLES:
+    def note_last(self, kind: str) -> None:
+        """Add the position of the last example to those of a kind of finding."""
+        places = self.places.setdefault(kind, [])
+        if len(places) < MAX_PLACES:
             places.append(self.place(len(self.lines) - 1))
 
     def place(self, index: int) -> str:
+        """Return the position of an example, for the report."""
         path = Path(list(self.names)[self.files[index]])
-        if self.whole:
+        if self.are_files_examples:
             return f"{path.parent.name}/{path.name}"
-        name = path.name
-        return f"{name}:{self.lines[index]}" + (f" (example {index + 1})" if self.several else "")
+        position = f"{path.name}:{self.lines[index]}"
+        return f"{position} (example {index + 1})" if self.are_lines_shared else position
 
 
-def words(example: Example) -> int:
-    """Count the words of an example; of candidates or documents only the longest counts."""
+def count_example_words(example: Example) -> int:
+    """Count the words that a model reads at once for an example: with only the longest candidate or document."""
     if isinstance(example, ChoiceExample | RankExample):
-        first, *others = example.texts
-        return len(first.split()) + max(len(text.split()) for text in others)
+        prompt, *candidates = example.texts
+        return len(prompt.split()) + max(len(text.split()) for text in candidates)
     return sum(len(text.split()) for text in example.texts)
 
 
-def counted(example: Example) -> Sequence[str]:
-    """The labels that an example adds to the counts."""
+def labels_of_example(example: Example) -> Sequence[str]:
+    """Return the labels that an example adds to the counts: of tags, the types of its entities."""
     match example:
         case LabelledExample():
             return (example.label,)
         case MultiLabelExample():
             return example.labels
         case TaggedExample():
-            begun = [tag[2:] for tag in example.tags if tag[:2] == "B-"]
-            return begun if begun or all(tag == "O" or tag[:2] == "I-" for tag in example.tags) else example.tags
+            entities = [tag[2:] for tag in example.tags if tag[:2] == "B-"]
+            are_schemed = bool(entities) or all(tag == "O" or tag[:2] == "I-" for tag in example.tags)
+            return entities if are_schemed else example.tags
         case QuestionExample():
             return ("impossible" if example.impossible else "answerable",)
         case ChoiceExample():
@@ -212,54 +215,58 @@ def counted(example: Example) -> Sequence[str]:
 
 
 def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
-    """Message if the labels of train look like ids or texts, else "".
+    """Return a message if the labels of train look like ids or texts, else "".
 
     Args:
-        labels: the number of examples of each label in train.
-        examples: the number of examples in all splits.
+        labels: number of examples of each label in train.
+        examples: number of examples in all splits.
     """
-    count = sum(count_of_label > 0 for count_of_label in labels.values())
-    if count < FEWEST_DOUBTED or 2 * count <= max(examples, sum(labels.values())):
+    num_labels = sum(count > 0 for count in labels.values())
+    if num_labels < MIN_DOUBTED_LABELS or 2 * num_labels <= max(examples, sum(labels.values())):
         return ""
-    some = ", ".join(shown(label) for label, _ in zip(labels, range(3), strict=False))
+    first_labels = ", ".join(map(shown, islice(labels, 3)))
     return (
-        f"{count:,} different labels for {examples:,} examples, like {some}: the label column looks like an id or a "
-        "text. Name the right column: --data.columns.label=NAME"
+        f"{num_labels:,} different labels for {examples:,} examples, like {first_labels}: the label column looks like "
+        "an id or a text. Name the right column: --data.columns.label=NAME"
     )
 
 
 def check(
-    source: Dataset[Example], *, limit: int = 384, length: Callable[[Example], int] = words, unit: str = "words"
+    source: Dataset[Example],
+    *,
+    limit: int = 384,
+    length: Callable[[Example], int] = count_example_words,
+    unit: str = "words",
 ) -> DataReport:
     """Check a dataset in one pass over each split.
 
     Args:
         source: the dataset.
         limit: maximum length; longer examples are reported as long.
-        length: length of an example.
+        length: function that returns the length of an example.
         unit: unit of `length`, for the report.
     """
     tallies: dict[str, _Tally] = {}
     for split in source.splits:
-        tally = tallies[split] = _Tally(whole=source.layout == "class-folders")
+        tally = tallies[split] = _Tally(are_files_examples=source.layout == "class-folders")
         for example in source.examples(split):
-            count = length(example)
-            tally.add(example, count)
-            if count > limit:
-                tally.note("too long", example)
-    labelled = source.kind in (LabelledExample, MultiLabelExample)
-    order = [*source.labels] if labelled else []
-    splits = {split: _split_report(tally, source.kind, order, limit) for split, tally in tallies.items()}
-    total = sum(split.examples for split in splits.values())
-    doubt = label_column_warning(next(iter(splits.values())).labels, total) if labelled else ""
+            example_length = length(example)
+            tally.add(example, example_length)
+            if example_length > limit:
+                tally.note_last("too long")
+    has_labels = source.kind in (LabelledExample, MultiLabelExample)
+    label_order = [*source.labels] if has_labels else []
+    splits = {split: _split_report(tally, source.kind, label_order, limit) for split, tally in tallies.items()}
+    num_examples = sum(split.examples for split in splits.values())
+    doubt = label_column_warning(next(iter(splits.values())).labels, num_examples) if has_labels else ""
     leaks, errors = tuple(_leaks(tallies)), source.row_errors
     problems = [Problem(kind="label-column", count=1, message=doubt)] if doubt else []
     problems += [Problem(kind="leak", count=max(leak.alike, leak.groups), message=_leak_text(leak)) for leak in leaks]
-    for file, number in errors.bad.items():
+    for file, count in errors.bad.items():
         first = next((f", like {bad}" for bad in errors.first if bad.file == file), "")
-        problems.append(Problem(kind="bad-row", count=number, message=f"{file}: {number:,} left out{first}"))
-    for name, counted_split in splits.items():
-        problems += _split_problems(name, counted_split, unit, limit)
+        problems.append(Problem(kind="bad-row", count=count, message=f"{file}: {count:,} left out{first}"))
+    for name, split_report in splits.items():
+        problems += _split_problems(name, split_report, unit, limit)
     kinds = [*NOUNS]
     return DataReport(
         stated=source.stated,
@@ -275,67 +282,86 @@ def check(
     )
 
 
-def _numbers(values: array[int]) -> NDArray[np.uint64]:
+def _as_array(values: array[int]) -> NDArray[np.uint64]:
     return np.frombuffer(values, dtype=np.uint64) if values else np.zeros(0, np.uint64)
 
 
-def _split_report(tally: _Tally, kind: type[Example], order: Sequence[str], limit: int) -> SplitReport:
+def _split_report(tally: _Tally, kind: type[Example], label_order: Sequence[str], limit: int) -> SplitReport:
+    """Find duplicates and contradictions in a split, and summarise it."""
     count = len(tally.lines)
-    lengths, alike, targets = _numbers(tally.lengths), _numbers(tally.alike), _numbers(tally.targets)
-    distinct, where = np.unique(alike, return_index=True)
-    asked = _numbers(tally.groups) if kind is Seq2SeqExample else alike  # source texts only
-    by = np.lexsort((targets, asked))
-    pairs = (np.diff(asked[by]) == 0) & (np.diff(targets[by]) != 0)
-    at_odds = np.unique(asked[by][1:][pairs])
+    lengths, alike = _as_array(tally.lengths), _as_array(tally.alike)
+    _, first_indices = np.unique(alike, return_index=True)
     places = dict(tally.places)
-    if len(at_odds):
-        _, first = np.unique(asked[np.isin(asked, at_odds)], return_index=True)
-        rows = np.flatnonzero(np.isin(asked, at_odds))[np.sort(first)[:EXAMPLES]]
-        places["contradicting"] = [tally.place(int(index)) for index in rows]
-    if len(distinct) < count:
-        again = np.setdiff1d(np.arange(count), where)[:EXAMPLES]
-        places["alike"] = [tally.place(int(index)) for index in again]
-    names = [*order, *sorted(set(tally.labels) - set(order))]
+    # the target is one of the texts of a Seq2SeqExample, so that its sources are compared
+    num_contradicting, contradicting = _find_contradictions(
+        _as_array(tally.groups) if kind is Seq2SeqExample else alike, _as_array(tally.targets)
+    )
+    if num_contradicting:
+        places["contradicting"] = [tally.place(int(index)) for index in contradicting]
+    if len(first_indices) < count:
+        duplicates = np.setdiff1d(np.arange(count), first_indices)[:MAX_PLACES]
+        places["alike"] = [tally.place(int(index)) for index in duplicates]
+    names = [*label_order, *sorted(set(tally.labels) - set(label_order))]
     return SplitReport(
         examples=count,
         labels={name: tally.labels[name] for name in names},
-        repeated=count - len(np.unique(_numbers(tally.exact))),
-        alike=count - len(distinct),
-        contradicting=len(at_odds),
+        repeated=count - len(np.unique(_as_array(tally.exact))),
+        alike=count - len(first_indices),
+        contradicting=num_contradicting,
         empty=tally.empty,
         lengths=tuple(int(np.percentile(lengths, share, method="higher")) for share in PERCENTILES) if count else (),
         too_long=int((lengths > limit).sum()),
         odd=dict(tally.odd),
-        places={what: tuple(some) for what, some in places.items()},
+        places={finding: tuple(positions) for finding, positions in places.items()},
     )
 
 
+def _find_contradictions(texts: NDArray[np.uint64], targets: NDArray[np.uint64]) -> tuple[int, NDArray[np.int64]]:
+    """Find texts that examples have with different targets.
+
+    Args:
+        texts: hash of each example's text, [examples].
+        targets: hash of each example's target, [examples].
+
+    Returns:
+        The number of such texts, and the index of the first example with each of the first MAX_PLACES texts.
+    """
+    order = np.lexsort((targets, texts))
+    differ = (np.diff(texts[order]) == 0) & (np.diff(targets[order]) != 0)
+    contradicting = np.unique(texts[order][1:][differ])
+    examples = np.flatnonzero(np.isin(texts, contradicting))
+    _, first = np.unique(texts[examples], return_index=True)
+    return len(contradicting), examples[np.sort(first)[:MAX_PLACES]]
+
+
 def _leaks(tallies: Mapping[str, _Tally]) -> Iterator[Leak]:
+    """Yield the leaks between each two splits that share texts."""
     for first, second in combinations(tallies, 2):
         left, right = tallies[first], tallies[second]
-        alike, in_one, in_two = np.intersect1d(_numbers(left.alike), _numbers(right.alike), return_indices=True)
-        groups = np.intersect1d(_numbers(left.groups), _numbers(right.groups))
+        alike, in_left, in_right = np.intersect1d(_as_array(left.alike), _as_array(right.alike), return_indices=True)
+        groups = np.intersect1d(_as_array(left.groups), _as_array(right.groups))
         if len(alike) or len(groups):
-            some = np.argsort(in_one)[:EXAMPLES]
+            first_shared = np.argsort(in_left)[:MAX_PLACES]
             yield Leak(
                 splits=(first, second),
-                texts=len(np.intersect1d(_numbers(left.exact), _numbers(right.exact))),
+                texts=len(np.intersect1d(_as_array(left.exact), _as_array(right.exact))),
                 alike=len(alike),
                 groups=len(groups),
-                places=tuple((left.place(int(in_one[i])), right.place(int(in_two[i]))) for i in some),
+                places=tuple((left.place(int(in_left[i])), right.place(int(in_right[i]))) for i in first_shared),
             )
 
 
-# ---------------------------------------------------------------------------------------------------- for people
+# ---------------------------------------------------------------------------------------------------- text
 
 
 def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Iterator[Problem]:
-    lacking = [label for label, count in split.labels.items() if not count]
-    if lacking and split.examples:
-        some = ", ".join(map(shown, lacking[:10])) + (", ..." if len(lacking) > 10 else "")
-        yield Problem(kind="missing-label", count=len(lacking), message=f"{name}: no example of {some}")
+    """Yield the problems of a split."""
+    missing = [label for label, count in split.labels.items() if not count]
+    if missing and split.examples:
+        listed = ", ".join(map(shown, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        yield Problem(kind="missing-label", count=len(missing), message=f"{name}: no example of {listed}")
     texts = "text" if split.contradicting == 1 else "texts"
-    for kind, count, what, key in (
+    for kind, count, what, finding in (
         ("contradiction", split.contradicting, f"{texts} with different targets", "contradicting"),
         (
             "repeat",
@@ -348,17 +374,17 @@ def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Ite
         *(("odd", number, f"with {what}", what) for what, number in split.odd.items()),
     ):
         if count:
-            places = f": {', '.join(split.places[key])}" if split.places.get(key) else ""
-            more = ", ..." if places and count > len(split.places[key]) else ""
+            places = f": {', '.join(split.places[finding])}" if split.places.get(finding) else ""
+            more = ", ..." if places and count > len(split.places[finding]) else ""
             yield Problem(kind=kind, count=count, message=f"{name}: {count:,} {what}{places}{more}")
 
 
 def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
-    """Yield the rows of a table with a column for each split: examples, lengths, labels."""
+    """Yield the lines of a table with a column for each split: number of examples, lengths, labels."""
     rows = [["", *splits], ["examples", *(f"{split.examples:,}" for split in splits.values())]]
-    for number, what in enumerate(("half up to", "90 % up to", "99 % up to", "the longest")):
-        cells = [f"{split.lengths[number]:,}" if split.lengths else "" for split in splits.values()]
-        rows.append([f"{unit}: {what}", *cells])
+    for index, percentile in enumerate(("half up to", "90 % up to", "99 % up to", "the longest")):
+        cells = [f"{split.lengths[index]:,}" if split.lengths else "" for split in splits.values()]
+        rows.append([f"{unit}: {percentile}", *cells])
     labels = list(dict.fromkeys(label for split in splits.values() for label in split.labels))
     for label in labels[:MAX_LABELS]:
         rows.append([f"label {shown(label)}", *(f"{split.labels.get(label, 0):,}" for split in splits.values())])
@@ -371,12 +397,15 @@ def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
 
 
 def _leak_text(leak: Leak) -> str:
+    """Describe a leak, with the first positions of its texts."""
     shared = []
     if leak.alike:
         shared.append(f"{leak.alike:,} texts but for case and punctuation ({leak.texts:,} exactly)")
     if leak.groups:
         shared.append(f"{leak.groups:,} contexts, prompts or sources")
     text = f"{leak.splits[0]} and {leak.splits[1]} share {' and '.join(shared)}"
-    some = ", ".join(f"{first_place} = {second_place}" for first_place, second_place in leak.places)
+    if not leak.places:
+        return text
+    places = ", ".join(f"{first} = {second}" for first, second in leak.places)
     more = ", ..." if leak.alike > len(leak.places) else ""
-    return text + (f": {some}{more}" if some else "")
+    return f"{text}: {places}{more}"

@@ -1,4 +1,4 @@
-"""Assign a table's columns to the roles of an example: by settings, by name, or by their cells."""
+"""Columns of a table and the roles they have in an example ("text", "label"): by settings, by name, or by cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from heedful.data.labelled.column_guess import ColumnGuess, guess_columns, has_n
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
 Key = str | int  # name of a column, or its number from 1
-KeysByRole = Mapping[str, Key | Sequence[Key]]
+KeysByRole = Mapping[str, Key | Sequence[Key]]  # columns that the user sets, by role
+NamesByRole = Mapping[str, tuple[str, ...]]
 
 COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
@@ -58,11 +59,11 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, comp
     "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
     "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
-NUMBERED = {  # roles that may have numbered columns, to the names of these
+NUMBERED_COLUMNS = {  # roles that may have several columns with numbered names, to the pattern of these names
     "candidates": re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)"),
     "negative": re.compile(r"(?i)(?:hard_)?negatives?_?(\d*)"),
 }
-GUESSES = (
+GUESSED_KINDS = (  # kinds of examples that are tried for unknown data, in this order
     TaggedExample,
     QuestionExample,
     ChoiceExample,
@@ -72,9 +73,10 @@ GUESSES = (
     PairExample,
     Seq2SeqExample,
     TextExample,
-)  # tried in this order
-TARGETS = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}  # names that only a header has, never a label
-INPUTS = (  # a first row with names for all of these roles is a header too; "positive" alone may be a label
+)
+# names of targets: a first row with one of them is a header, since labels have other names
+TARGET_NAMES = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}
+HEADER_ROLES = (  # a first row with known names of all roles in a line is a header; "positive" alone may be a label
     ("text",),
     ("words",),
     ("question", "context"),
@@ -83,15 +85,15 @@ INPUTS = (  # a first row with names for all of these roles is a header too; "po
     ("query", "document"),
     ("source",),
 )
-SEVERAL = {  # roles that may have more than one column: texts, which are joined, and lists
-    *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),
-    *("labels", "words", "candidates", "negative"),
+MULTI_COLUMN_ROLES = {  # roles that may have several columns
+    *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),  # joined
+    *("labels", "words", "candidates", "negative"),  # listed
 }
-SEPARATOR = "|"  # separates labels, words or candidates in one cell
+SEPARATOR = "|"  # between labels or candidates in one cell
 
 
 class MissingColumnError(HeedfulError):
-    """No column has the role."""
+    """No column has a required role."""
 
     def __init__(self, message: str, role: str) -> None:
         super().__init__(message)
@@ -99,29 +101,32 @@ class MissingColumnError(HeedfulError):
 
 
 class _AmbiguousError(HeedfulError):
-    """Several columns could have the role."""
+    """Several columns could have the same role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """The columns of each role of an example."""
+    """The columns of a table by their roles in an example."""
 
     kind: type[Example]
-    of: Mapping[str, tuple[str, ...]]
-    unused: tuple[str, ...]
-    proposed: tuple[str, ...] = ()  # roles whose columns were guessed from their cells
+    names_by_role: NamesByRole
+    unused: tuple[str, ...]  # columns without a role
+    guessed: tuple[str, ...] = ()  # roles whose columns were guessed from their cells
 
     @property
     def note(self) -> str:
-        """Sentence for the user."""
-        text = "columns: " + ", ".join(f"{role}={' + '.join(map(_said, names))}" for role, names in self.of.items())
-        if self.proposed:
-            give = " and ".join(f"columns.{role}=NUMBER" for role in self.proposed)
-            text += f", by what is in their cells; {give} takes others"
-        return text + (f"; not used: {', '.join(map(_said, self.unused[:20]))}" if self.unused else "")
+        """The columns of each role in a sentence for the user."""
+        roles = (f"{role}={' + '.join(map(_describe_column, names))}" for role, names in self.names_by_role.items())
+        text = f"columns: {', '.join(roles)}"
+        if self.guessed:
+            options = " and ".join(f"columns.{role}=NUMBER" for role in self.guessed)
+            text += f", by what is in their cells; {options} takes others"
+        if self.unused:
+            text += f"; not used: {', '.join(map(_describe_column, self.unused[:20]))}"
+        return text
 
 
-def _said(name: str) -> str:
+def _describe_column(name: str) -> str:
     return f"column {name}" if name.isdigit() else shown(name)
 
 
@@ -131,7 +136,7 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
     Args:
         cells: the first row.
         header: the setting; None: decide by the names.
-        keys_by_role: columns given by the user.
+        keys_by_role: columns that the user sets; a column that is set by name means that there is a header.
     """
     if header is not None:
         return header
@@ -141,33 +146,34 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
             if not isinstance(key, int) and not key.isdigit():
                 return True
             if 0 < int(key) <= len(names):
-                if _speaks(names[int(key) - 1], role):
+                if _is_known_name(names[int(key) - 1], role):
                     return True
                 names[int(key) - 1] = ""  # a label or text of this column may equal a known name
-    return bool(TARGETS & {*names}) or any(
-        all(any(_speaks(name, role) for name in names) for role in inputs) for inputs in INPUTS
-    )
+    if TARGET_NAMES & {*names}:
+        return True
+    return any(all(any(_is_known_name(name, role) for name in names) for role in roles) for roles in HEADER_ROLES)
 
 
-def _speaks(name: str, role: str) -> bool:
+def _is_known_name(name: str, role: str) -> bool:
+    """Whether a lower-case name of a column is known for a role."""
     return name in COLUMN_NAMES.get(role, ()) or _is_numbered(name, role)
 
 
 def _is_numbered(name: str, role: str) -> bool:
-    return role in NUMBERED and bool(NUMBERED[role].fullmatch(name))
+    return role in NUMBERED_COLUMNS and bool(NUMBERED_COLUMNS[role].fullmatch(name))
 
 
 def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: KeysByRole) -> Columns:
-    """Resolve the columns of a table.
+    """Find the columns of each role of an example.
 
     Args:
         table: the table.
-        kind: class of the examples; None: the first class whose columns are present.
-        keys_by_role: columns given by the user.
+        kind: class of the examples; None: the first class of GUESSED_KINDS whose columns are in the table.
+        keys_by_role: columns that the user sets.
 
     Raises:
-        MissingColumnError: If a role has no column.
-        DataError: If a column is unknown, or several columns could have a role.
+        MissingColumnError: If a required role has no column.
+        DataError: If a role or column is unknown, or several columns could have a role.
     """
     if kind is not None:
         return _resolve(table, kind, keys_by_role)
@@ -175,47 +181,48 @@ def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: Keys
         if role not in COLUMN_NAMES:
             close = did_you_mean(role, list(COLUMN_NAMES))
             raise DataError(f"column {shown(role)} is not one of {', '.join(COLUMN_NAMES)}{close}")
-        _given(table, keys)
-    guesses = [guess for guess in GUESSES if set(keys_by_role) <= {*guess.needed, *guess.optional}]
-    if not guesses:
+        _resolve_keys(table, keys)
+    possible_kinds = [guess for guess in GUESSED_KINDS if set(keys_by_role) <= {*guess.needed, *guess.optional}]
+    if not possible_kinds:
         raise DataError(f"columns {', '.join(keys_by_role)}: no kind of example has all of them")
-    for guess in guesses:
+    for guess in possible_kinds:
         if guess is TextExample and not keys_by_role and has_no_header(table) and len(table.names) > 1:
             continue  # one of its columns is probably a label
         try:
-            guessed = _resolve(table, guess, keys_by_role)
+            columns = _resolve(table, guess, keys_by_role)
         except MissingColumnError:
             continue
-        else:
-            if guess is not MultiLabelExample or isinstance(table.first, list) or _is_list(table, guessed, "labels"):
-                return guessed
-    raise _missing(table, "text", None if keys_by_role else guess_columns(table, ("text", "label")))
+        if guess is not MultiLabelExample or _may_be_list(table, columns.names_by_role["labels"][0]):
+            return columns
+    raise _missing_column_error(table, "text", None if keys_by_role else guess_columns(table, ("text", "label")))
 
 
-def _is_list(table: Table, columns: Columns, role: str) -> bool:
-    assert isinstance(table.first, dict)
-    return isinstance(table.first.get(columns.of[role][0]), list)
+def _may_be_list(table: Table, column: str) -> bool:
+    """Whether the first cell of a column is a list; any cell of a table without types may be one."""
+    return isinstance(table.first_row, list) or isinstance(table.first_row.get(column), list)
 
 
 def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Columns:
+    """Find the columns of each role of a class of examples; errors as of `resolve_columns`."""
     names_by_role = _find_needed(table, kind, keys_by_role)
     if kind is ChoiceExample and not {"prompt", "question"} & set(names_by_role):
-        raise _missing(table, "prompt")
-    unused, proposed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
-    columns = Columns(kind=kind, of=names_by_role, unused=unused, proposed=proposed)
+        raise _missing_column_error(table, "prompt")
+    unused, guessed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
+    columns = Columns(kind=kind, names_by_role=names_by_role, unused=unused, guessed=guessed)
     if kind is PairExample and {"score", "negative"} <= {*names_by_role}:
+        column = _describe_column(names_by_role["score"][0])
         raise DataError(
-            f"{table.display_name}: {_said(names_by_role['score'][0])} is the score of a pair, and a pair with "
-            "negatives has none: leave it out (--data.columns.score='[]'), or set "
-            f"{column_option('teacher_scores', 'NAME')} where a column has a teacher's scores, or its margins"
+            f"{table.display_name}: {column} is the score of a pair, and a pair with negatives has none: leave it out "
+            f"(--data.columns.score='[]'), or set {column_option('teacher_scores', 'NAME')} to a column with a "
+            "teacher's scores, or its margins"
         )
     if kind is PairExample and "score" not in {*names_by_role, *keys_by_role}:
-        _refuse_verdict(table, columns.unused)
+        _check_unused_labels(table, columns.unused)
     return columns
 
 
 def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> dict[str, tuple[str, ...]]:
-    """Find the columns of the needed roles, or else of the alternative ones."""
+    """Find the columns of the needed roles, else of the alternative ones; columns that are set decide between them."""
     if kind.alternative and set(keys_by_role) & ({*kind.alternative} - {*kind.needed}):
         return find_columns(table, kind.alternative, kind.optional, keys_by_role)
     try:
@@ -226,47 +233,63 @@ def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) ->
     return find_columns(table, kind.alternative, kind.optional, keys_by_role)
 
 
-def _refuse_verdict(table: Table, names: Sequence[str]) -> None:
-    """Raise DataError for an unused column of labels: all pairs would be trained as positive pairs."""
-    by_number = isinstance(table.first, list)
-    places: dict[str, Any] = {name: table.names.index(name) if by_number else name for name in names}
-    top = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
-    for name, place in places.items():
-        values = {str(cells[place]) for cells in top if isinstance(cells, list) or place in cells}
-        if name.casefold() in TARGETS.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
+def _check_unused_labels(table: Table, names: Sequence[str]) -> None:
+    """Raise DataError if an unused column has labels of pairs: all pairs would be trained as positive pairs.
+
+    Args:
+        table: the table.
+        names: the unused columns.
+    """
+    head = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS)]
+    for name in names:
+        key: Any = table.names.index(name) if isinstance(table.first_row, list) else name
+        values = {str(cells[key]) for cells in head if isinstance(cells, list) or key in cells}
+        if name.casefold() in TARGET_NAMES.union(COLUMN_NAMES["label"]) or values in ({"0", "1"}, {"False", "True"}):
             raise DataError(
-                f"{table.display_name}: {_said(name)} beside the two texts would not be used, and every row learned "
-                f"as texts that belong together: set {column_option('score', name)} where it has numbers of how "
-                "much they do; "
-                "or keep only rows in which they do, and leave the column out: --data.columns.score='[]'"
+                f"{table.display_name}: {_describe_column(name)} beside the two texts would not be used: the texts of "
+                f"every row would be learned as similar ones. Set {column_option('score', name)} if it is a number "
+                "for their similarity; if all rows have similar texts, leave the column out: "
+                "--data.columns.score='[]'"
             )
 
 
 def find_columns(
-    table: Table, needed: tuple[str, ...], more: tuple[str, ...], keys_by_role: KeysByRole
+    table: Table, needed: tuple[str, ...], optional: tuple[str, ...], keys_by_role: KeysByRole
 ) -> dict[str, tuple[str, ...]]:
-    """Find the columns of required and optional roles."""
-    roles = (*needed, *more)
+    """Find the columns of required and optional roles; the result has the roles that have columns.
+
+    Args:
+        table: the table.
+        needed: the required roles.
+        optional: the optional roles.
+        keys_by_role: columns that the user sets; the columns of other roles are found by name, or guessed.
+
+    Raises:
+        MissingColumnError: If a required role has no column.
+        DataError: If a role or column is unknown, or a role has too many columns.
+        HeedfulError: If several columns could have a role.
+    """
+    roles = (*needed, *optional)
     for role in keys_by_role:
         if role not in roles:
             raise DataError(f"column {shown(role)} is not one of {', '.join(roles)}{did_you_mean(role, roles)}")
-    chosen = {role: _given(table, keys) for role, keys in keys_by_role.items()}
+    chosen = {role: _resolve_keys(table, keys) for role, keys in keys_by_role.items()}
     for role, names in chosen.items():
-        if len(names) > 1 and role not in SEVERAL:
+        if len(names) > 1 and role not in MULTI_COLUMN_ROLES:
             raise DataError(
                 f"{table.display_name}: {' and '.join(map(shown, names))} are given as the {role}, but that is one "
                 f"column: set which, as in {column_option(role, names[0])}"
             )
     names_by_role: dict[str, tuple[str, ...]] = {}
-    taken: set[str] = set()
-    lacking = [role for role in needed if role not in chosen]
-    proposal = guess_columns(table, lacking, [name for names in chosen.values() for name in names]) if lacking else None
-    if proposal is not None:
-        chosen |= proposal.sure
+    used: set[str] = set()
+    missing = [role for role in needed if role not in chosen]
+    guess = guess_columns(table, missing, [name for names in chosen.values() for name in names]) if missing else None
+    if guess is not None:
+        chosen |= guess.sure
     for role in roles:
-        names = chosen[role] if role in chosen else _by_name(table, role, taken)
+        names = chosen[role] if role in chosen else _find_by_name(table, role, used)
         if not names and role in needed:
-            raise _missing(table, role, proposal)
+            raise _missing_column_error(table, role, guess)
         if len(names) > 1 and role not in keys_by_role and not _is_numbered(names[0], role):
             raise _AmbiguousError(
                 f"{table.display_name}: {' and '.join(map(shown, names))} could each be the {role}: "
@@ -274,32 +297,31 @@ def find_columns(
             )
         if names:
             names_by_role[role] = names
-            taken |= set(names)
+            used |= set(names)
     return names_by_role
 
 
-def unused_columns(table: Table, names_by_role: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The columns without a role."""
-    taken = {name for names in names_by_role.values() for name in names}
-    return tuple(name for name in table.names if name not in taken)
+def unused_columns(table: Table, names_by_role: NamesByRole) -> tuple[str, ...]:
+    """Return the columns without a role."""
+    used = {name for names in names_by_role.values() for name in names}
+    return tuple(name for name in table.names if name not in used)
 
 
-def guessed_roles(
-    table: Table, names_by_role: Mapping[str, tuple[str, ...]], keys_by_role: KeysByRole
-) -> tuple[str, ...]:
-    """The roles that were neither given by the user nor found in a header."""
+def guessed_roles(table: Table, names_by_role: NamesByRole, keys_by_role: KeysByRole) -> tuple[str, ...]:
+    """Return the roles whose columns were neither set by the user nor named in a header."""
     return tuple(role for role in names_by_role if role not in keys_by_role) if has_no_header(table) else ()
 
 
-def _by_name(table: Table, role: str, taken: set[str]) -> tuple[str, ...]:
+def _find_by_name(table: Table, role: str, used: set[str]) -> tuple[str, ...]:
+    """Return the columns with a known name of a role: all numbered ones in order, else those without another role."""
     if numbered := [name for name in table.names if _is_numbered(name, role)]:
-        return tuple(sorted(numbered, key=lambda name: int(NUMBERED[role].sub(r"\1", name) or 0)))
-    free = [name for name in table.names if name not in taken]
+        return tuple(sorted(numbered, key=lambda name: int(NUMBERED_COLUMNS[role].sub(r"\1", name) or 0)))
+    free = [name for name in table.names if name not in used]
     return tuple(name for name in free if name.casefold() in COLUMN_NAMES[role])
 
 
 def column_option(role: str, name: str) -> str:
-    """The command-line option that chooses a column.
+    """Return the command-line option that sets the column of a role.
 
     >>> column_option("text", "my review")
     "--data.columns.text='my review'"
@@ -308,16 +330,17 @@ def column_option(role: str, name: str) -> str:
 
 
 def column_keys(keys: Key | Sequence[Key]) -> tuple[Key, ...]:
-    """The names or numbers of one role's columns, as a tuple."""
+    """Return the names or numbers of one role's columns as a tuple."""
     return (keys,) if isinstance(keys, str | int) else tuple(keys)
 
 
 def has_number(keys: Key | Sequence[Key]) -> bool:
-    """Whether some column is given by number."""
+    """Whether some column is set by number."""
     return any(isinstance(key, int) or key.isdigit() for key in column_keys(keys))
 
 
-def _given(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
+def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
+    """Return the names of columns that are set by name or number; raise DataError if the table lacks one."""
     names = []
     for key in column_keys(keys):
         if isinstance(key, str) and key.isdigit() and key not in table.names:
@@ -341,21 +364,21 @@ def _given(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> MissingColumnError:
-    which = f"{table.display_name}: which column is the {role}?"
+def _missing_column_error(table: Table, role: str, guess: ColumnGuess | None = None) -> MissingColumnError:
+    """Make the error that a role has no column, with what the user can set."""
+    question = f"{table.display_name}: which column is the {role}?"
     if has_no_header(table):
-        if proposal is not None and proposal.doubt:
-            return MissingColumnError(f"{which} {proposal.doubt}", role)
-        cells = ", ".join(map(shown, [*table.first][:5]))
-        say = f"Say {column_option(role, 'NUMBER')} (from 1)"
-        looks = str(proposal or "") or f"{say}, or NAME instead if its first row is a header"
-        return MissingColumnError(f"{which} There is no header that is understood; a row is {cells}. {looks}", role)
-    known, names = (
-        " or ".join(map(shown, COLUMN_NAMES[role][:3])),
-        ", ".join(map(shown, table.names[:20])),
-    )
+        if guess is not None and guess.doubt:
+            return MissingColumnError(f"{question} {guess.doubt}", role)
+        cells = ", ".join(map(shown, [*table.first_row][:5]))
+        advice = f"Say {column_option(role, 'NUMBER')} (from 1), or NAME instead if its first row is a header"
+        if guess is not None:
+            advice = str(guess) or advice
+        return MissingColumnError(f"{question} There is no header that is understood; a row is {cells}. {advice}", role)
+    known = " or ".join(map(shown, COLUMN_NAMES[role][:3]))
+    names = ", ".join(map(shown, table.names[:20]))
     return MissingColumnError(
-        f"{which} None is called {known} or the like: say {column_option(role, 'NAME')}, one of {names}", role
+        f"{question} None is called {known} or the like: say {column_option(role, 'NAME')}, one of {names}", role
     )
 
 
@@ -363,28 +386,28 @@ def _missing(table: Table, role: str, proposal: ColumnGuess | None = None) -> Mi
 
 
 class RowReader:
-    """Reads the cells of a table by role."""
+    """Reads the values of a row by role; a value that cannot be used raises CellError."""
 
-    def __init__(self, table: Table, columns: Columns, longest: int) -> None:
-        self._at: dict[str, list[tuple[Any, str]]] = {}
-        self.words = {role: table.words.get(names[0], ()) for role, names in columns.of.items()}
-        self._longest = longest
-        for role, names in columns.of.items():
-            by_number = isinstance(table.first, list)
-            self._at[role] = [(table.names.index(name) if by_number else name, name) for name in names]
+    def __init__(self, table: Table, columns: Columns, max_text_chars: int) -> None:
+        self.label_names = {role: table.label_names.get(names[0], ()) for role, names in columns.names_by_role.items()}
+        self._max_text_chars = max_text_chars
+        self._keys_by_role: dict[str, list[tuple[Any, str]]] = {}  # (index or key of the cell, name of the column)
+        for role, names in columns.names_by_role.items():
+            by_number = isinstance(table.first_row, list)
+            self._keys_by_role[role] = [(table.names.index(name) if by_number else name, name) for name in names]
 
     def has(self, role: str) -> bool:
         """Whether the role has a column."""
-        return role in self._at
+        return role in self._keys_by_role
 
     def name(self, role: str) -> str:
-        """Name of the role's first column."""
-        return self._at[role][0][1]
+        """Return the name of a role's first column."""
+        return self._keys_by_role[role][0][1]
 
     def values(self, cells: Cells, role: str) -> list[tuple[object, str]]:
-        """Values of a role's columns, with the names of the columns."""
+        """Return (value, name of the column) for each column of a role."""
         values = []
-        for key, name in self._at[role]:
+        for key, name in self._keys_by_role[role]:
             try:
                 values.append((cells[key], name))
             except (LookupError, TypeError):
@@ -392,46 +415,46 @@ class RowReader:
         return values
 
     def value(self, cells: Cells, role: str) -> object:
-        """Value of the role's first column."""
+        """Return the value of a role's first column."""
         return self.values(cells, role)[0][0]
 
     def text(self, cells: Cells, role: str) -> str:
-        """Text of a role; several columns are joined by spaces."""
-        return " ".join(self.checked(value, name) for value, name in self.values(cells, role))
+        """Return the text of a role; several columns are joined by spaces."""
+        return " ".join(self.check_text(value, name) for value, name in self.values(cells, role))
 
-    def checked(self, value: object, name: str) -> str:
-        """Return a value that is a usable text, else raise CellError."""
+    def check_text(self, value: object, name: str) -> str:
+        """Return a value if it is a usable text, else raise CellError with the name of its column."""
         if not isinstance(value, str):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
-        if len(value) > self._longest:
-            raise CellError(name, f"is longer than {self._longest:,} characters, the most that a text may have")
+        if len(value) > self._max_text_chars:
+            raise CellError(name, f"is longer than {self._max_text_chars:,} characters, the most that a text may have")
         return check_surrogates(value, name)
 
-    def pair(self, cells: Cells) -> str | None:
-        """The second text of a pair, if there is such a column."""
+    def text_pair(self, cells: Cells) -> str | None:
+        """Return the second text of a pair; None if it has no column."""
         return self.text(cells, "text_pair") if self.has("text_pair") else None
 
     def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
-        """Several texts: of several columns, of a list, or of one cell separated by bars."""
+        """Return the texts of a role with several: of its columns, of a list, or of one cell, separated by bars."""
         values = self.values(cells, role)
         if len(values) > 1:
-            while role in NUMBERED and values and values[-1][0] in (None, ""):
-                values.pop()  # this row has fewer
-            if empty := [name for value, name in values if role in NUMBERED and value in (None, "")]:
+            while role in NUMBERED_COLUMNS and values and values[-1][0] in (None, ""):
+                values.pop()  # a row may have fewer candidates than columns
+            if empty := [name for value, name in values if role in NUMBERED_COLUMNS and value in (None, "")]:
                 raise CellError(empty[0], f"is empty, but a {role.removesuffix('s')} after it is not")
-            return tuple(self.checked(value, name) for value, name in values)
+            return tuple(self.check_text(value, name) for value, name in values)
         value, name = values[0]
         if role == "words":
             value = parse_list_cell(value, name)
         if isinstance(value, str):
-            parts = self.checked(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
+            parts = self.check_text(value, name).split(SEPARATOR if role != "words" and role != "tags" else None)
             return tuple(part.strip() for part in parts)
         if not isinstance(value, list | tuple):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected a list of texts")
-        return tuple(self.checked(text, f"{name}[{index}]") for index, text in enumerate(value))
+        return tuple(self.check_text(text, f"{name}[{index}]") for index, text in enumerate(value))
 
     def text_list(self, cells: Cells, role: str) -> tuple[str, ...]:
-        """Texts of several columns, of a list, or the one text of a cell; none where it is empty."""
+        """Return the texts of several columns, of a list, or the one text of a cell; () if it is empty."""
         values = self.values(cells, role)
         if len(values) > 1:
             return self.texts(cells, role)
@@ -440,39 +463,44 @@ class RowReader:
         texts = [value] if isinstance(value, str) and value else value or ()
         if not isinstance(texts, list | tuple):
             raise CellError(name, f"is {shown(value)}, expected a text or a list of texts")
-        return tuple(self.checked(text, f"{name}[{index}]") for index, text in enumerate(texts))
+        return tuple(self.check_text(text, f"{name}[{index}]") for index, text in enumerate(texts))
 
-    def label(self, value: object, name: str, words: Sequence[str]) -> str:
-        """A label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name."""
+    def label(self, value: object, name: str, label_names: Sequence[str]) -> str:
+        """Return a label as text: 1 and 1.0 become "1", true becomes "true", an index becomes its label name.
+
+        Args:
+            value: value of the cell.
+            name: name of its column, for messages.
+            label_names: names of labels by index; empty: the data has none.
+        """
         if isinstance(value, bool):
             return "true" if value else "false"
-        if isinstance(value, int) and words:
-            if not 0 <= value < len(words):
-                raise CellError(
-                    name, f"is {value}, expected 0 to {len(words) - 1}" + (": it is hidden" if value == -1 else "")
-                )
-            return words[value]
+        if isinstance(value, int) and label_names:
+            if not 0 <= value < len(label_names):
+                hint = ": it is hidden" if value == -1 else ""
+                raise CellError(name, f"is {value}, expected 0 to {len(label_names) - 1}{hint}")
+            return label_names[value]
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             return str(value)
-        text = self.checked(value, name).strip()
+        text = self.check_text(value, name).strip()
         if not text:
             raise CellError(name, "is empty, expected a label")
         return text
 
     def number(self, cells: Cells, role: str) -> float:
-        """A finite number, else raise CellError."""
-        return self._finite(*self.values(cells, role)[0])
+        """Return the finite number in a role's first column."""
+        return self._parse_number(*self.values(cells, role)[0])
 
     def numbers(self, cells: Cells, role: str) -> tuple[float, ...]:
-        """Finite numbers of a list, or the one number of a cell."""
+        """Return the finite numbers of a list, or the one number of a cell."""
         value, name = self.values(cells, role)[0]
         value = parse_list_cell(value, name)
         values = value if isinstance(value, list | tuple) else [value]
-        return tuple(self._finite(number, name) for number in values)
+        return tuple(self._parse_number(number, name) for number in values)
 
-    def _finite(self, value: Any, name: str) -> float:
+    def _parse_number(self, value: Any, name: str) -> float:
         try:
             number = float(value.strip() if isinstance(value, str) else value)
             if isinstance(value, bool) or not math.isfinite(number) or "_" in str(value):

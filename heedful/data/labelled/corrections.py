@@ -1,4 +1,4 @@
-"""Corrections of labels: a CSV file of examples whose labels a person has reviewed, applied when data is read."""
+"""Corrections of labels: a CSV file of examples that a person has reviewed, which is applied when data is read."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from heedful.data.formats.csv_escape import escape_cell
 from heedful.data.labelled.data_file import DataFile, DataSettings, open_table
 from heedful.errors import DataError, did_you_mean
 
-LABEL, GIVEN = "label", "given_label"  # the column that a person edits, and the label in the data
-NEEDED = ("text", LABEL, GIVEN)
-SHOWN_LABELS = 20  # in an error message
-Key = tuple[str, str, str]  # text, second text and label in the data, as cells
+CORRECTED_LABEL, DATA_LABEL = "label", "given_label"  # columns: the label that a person edits, the label in the data
+REQUIRED_COLUMNS = ("text", CORRECTED_LABEL, DATA_LABEL)
+MAX_LISTED_LABELS = 20  # labels that an error message lists
+CorrectionKey = tuple[str, str, str]  # (text, second text, label in the data) of an example, as normalised cells
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corrections:
-    """Corrected labels by example; "": the example is left out."""
+    """The corrected labels of a file."""
 
-    name: str  # of the file
-    labels: Mapping[Key, str]
+    name: str  # name of the file
+    labels: Mapping[CorrectionKey, str]  # corrected labels by example; "": the example is left out
 
     def apply(self, example: LabelledExample) -> LabelledExample | None:
-        """Return the example with its corrected label; None: it is left out."""
+        """Return the example with its corrected label, or as it is; None if it is to be left out."""
         label = self.labels.get(_key(example.text, example.text_pair or "", example.label), example.label)
         return replace(example, label=label) if label else None
 
 
-def _cell(text: str) -> str:
-    """Return a text as a spreadsheet may have saved it, to compare it: escaped, with single spaces."""
+def _normalise_cell(text: str) -> str:
+    """Return a text in the form in which cells are compared: escaped, with single spaces, as spreadsheets save it."""
     return " ".join(escape_cell(text).split())
 
 
-def _key(text: str, text_pair: str, label: str) -> Key:
-    return _cell(text), _cell(text_pair), _cell(label)
+def _key(text: str, text_pair: str, label: str) -> CorrectionKey:
+    return _normalise_cell(text), _normalise_cell(text_pair), _normalise_cell(label)
 
 
 def read_corrections(path: str | Path) -> Corrections:
-    """Read a file that `write_review_file` made and a person edited; only rows whose label was edited count.
+    """Read a file that `write_review_file` wrote and a person edited; rows whose label was not edited are ignored.
 
     Raises:
         DataError: If the file cannot be read, lacks a column, or corrects an example in two ways.
@@ -51,54 +51,60 @@ def read_corrections(path: str | Path) -> Corrections:
     row_errors = RowErrors(Raise())
     table = open_table(path, DataSettings(), row_errors)
     names = table.names
-    if missing := [name for name in NEEDED if name not in names]:
+    if missing := [name for name in REQUIRED_COLUMNS if name not in names]:
         raise DataError(
             f"{path}: has no column {missing[0]}, but {', '.join(names)}; expected a file from heedful check "
             "--label-errors"
         )
-    labels: dict[Key, str] = {}
+    labels: dict[CorrectionKey, str] = {}
     for line, cells in table.rows(row_errors):
         row = cells if isinstance(cells, dict) else dict(zip(names, cells, strict=True))
-        text, text_pair, given_label, label = (str(row.get(name) or "") for name in ("text", "text_pair", GIVEN, LABEL))
-        key = _unescaped(text), _unescaped(text_pair), _unescaped(given_label)
-        label = _unescaped(label).strip()
+        text, text_pair, given_label, label = (
+            str(row.get(name) or "") for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
+        )
+        key = _unescape(text), _unescape(text_pair), _unescape(given_label)
+        label = _unescape(label).strip()
         if labels.setdefault(_key(*key), label) != label:
             raise DataError(
                 f"{path}:{line}: {shown(key[0])} with the label {shown(key[2])} is corrected to {shown(label)}, and to "
-                f"{shown(labels[_key(*key)])} in an earlier row: correct both alike"
+                f"{shown(labels[_key(*key)])} in an earlier row: give both rows the same label"
             )
-    return Corrections(name=path.name, labels={key: label for key, label in labels.items() if _cell(label) != key[2]})
+    return Corrections(
+        name=path.name, labels={key: label for key, label in labels.items() if _normalise_cell(label) != key[2]}
+    )
 
 
-def _unescaped(cell: str) -> str:
-    """Return the text of a cell that `escape_cell` may have prefixed."""
+def _unescape(cell: str) -> str:
+    """Return the text of a cell, without the prefix that `escape_cell` may have added."""
     return cell[1:] if cell.startswith("'") and escape_cell(cell[1:]) == cell else cell
 
 
-def corrected(parts: Mapping[str, tuple[DataFile, ...]], corrections: Corrections) -> dict[str, tuple[DataFile, ...]]:
-    """Apply corrections to the examples of the files of each split; each changed example is counted as a repair.
+def apply_corrections(
+    files_by_split: Mapping[str, tuple[DataFile, ...]], corrections: Corrections
+) -> dict[str, tuple[DataFile, ...]]:
+    """Apply corrections to the examples of all files; each changed example is counted as a repair.
 
     Raises:
-        DataError: If the examples have no single label, or a corrected label is one that no example has.
+        DataError: If an example has no label or several, or no example has one of the corrected labels.
     """
-    files = [part for of in parts.values() for part in of]
-    for part in files:
-        if part.kind is not LabelledExample:
+    all_files = [file for files in files_by_split.values() for file in files]
+    for file in all_files:
+        if file.kind is not LabelledExample:
             raise DataError(
                 f"--data.corrections={corrections.name} is for examples with one label, but each example of "
-                f"{part.display_name} is {part.kind.about}: leave it out"
+                f"{file.display_name} is {file.kind.about}: leave it out"
             )
-    _require_known_labels(files, corrections)
-    return {split: tuple(_corrected(part, corrections) for part in of) for split, of in parts.items()}
+    _require_known_labels(all_files, corrections)
+    return {split: tuple(_correct_file(file, corrections) for file in files) for split, files in files_by_split.items()}
 
 
 def _require_known_labels(files: Iterable[DataFile], corrections: Corrections) -> None:
-    """Raise a DataError for a corrected label that no example has; files are read until all labels were seen."""
+    """Raise DataError for a corrected label that no example has; files are read until all labels were seen."""
     unseen, known = {*corrections.labels.values()} - {""}, set[str]()
-    for part in files:
-        unseen -= {*part.labels}
-        known |= {*part.labels}
-        examples = part.read(RowErrors(Skip())) if unseen else ()
+    for file in files:
+        unseen -= {*file.labels}
+        known |= {*file.labels}
+        examples = file.read(RowErrors(Skip())) if unseen else ()
         for example in examples:
             assert isinstance(example, LabelledExample)
             known.add(example.label)
@@ -109,29 +115,31 @@ def _require_known_labels(files: Iterable[DataFile], corrections: Corrections) -
         return
     key, label = next((key, label) for key, label in corrections.labels.items() if label in unseen)
     labels = sort_labels(known)
-    listed = ", ".join(map(shown, labels[:SHOWN_LABELS])) + (", …" if len(labels) > SHOWN_LABELS else "")
+    listed = ", ".join(map(shown, labels[:MAX_LISTED_LABELS])) + (", …" if len(labels) > MAX_LISTED_LABELS else "")
     raise DataError(
         f"{corrections.name} corrects {shown(key[0])} to the label {shown(label)}, which no example has"
         f"{did_you_mean(label, labels)}: use one of {listed}, or add an example with the new label to the data"
     )
 
 
-def _corrected(part: DataFile, corrections: Corrections) -> DataFile:
-    def read(row_errors: RowErrors) -> Iterator[Example]:
-        for number, example in enumerate(part.read(row_errors)):
-            assert isinstance(example, LabelledExample)
-            changed = corrections.apply(example)
-            if changed != example:
-                what = f"labels corrected by {corrections.name}" if changed else f"left out by {corrections.name}"
-                row_errors.count_repair(what, example.file, example.line, number)
-            if changed:
-                yield changed
+def _correct_file(file: DataFile, corrections: Corrections) -> DataFile:
+    """Return a file whose examples are corrected when they are read."""
 
-    return replace(part, read=read)
+    def read(row_errors: RowErrors) -> Iterator[Example]:
+        for number, example in enumerate(file.read(row_errors)):
+            assert isinstance(example, LabelledExample)
+            corrected = corrections.apply(example)
+            if corrected != example:
+                kind = f"labels corrected by {corrections.name}" if corrected else f"left out by {corrections.name}"
+                row_errors.count_repair(kind, example.file, example.line, number)
+            if corrected:
+                yield corrected
+
+    return replace(file, read=read)
 
 
 def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> None:
-    """Write rows as a CSV file that a person opens in a spreadsheet: UTF-8 with a byte order mark, formulas escaped.
+    """Write rows as a CSV file for spreadsheets: UTF-8 with a byte order mark, formulas escaped.
 
     Raises:
         DataError: If the file exists, since it may hold a person's work, or cannot be written.

@@ -1,4 +1,4 @@
-"""One file, or one object in memory, of a split: detect its format, resolve its columns, read its examples."""
+"""One file, or one object in memory, with examples: its format, its columns and how it is read."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ Format = Literal[
     "squad",
     "glue",
 ]
-OPTIONAL_ROLES = {  # roles whose columns are in all files of a dataset or in none
+OPTIONAL_ROLES = {  # roles that may have no column; either all files of a dataset have one for them, or none has
     *("text_pair", "score", "prompt", "question", "negative", "document", "teacher_scores"),
 }
-SUFFIXES: dict[str, Format] = {
+PLAIN_TEXT_NOTE = "one text on each line; empty lines are left out"
+FORMAT_BY_SUFFIX: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".jsonl": "jsonl",
@@ -117,160 +118,175 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """Examples of one file or object; each call of `read` starts from the first row."""
+    """A file or object with examples; each call of `read` starts from its first row."""
 
-    display_name: str  # in messages
+    display_name: str  # name of the file or object in messages
     kind: type[Example]
     read: Callable[[RowErrors], Iterator[Example]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences for the user about what was detected
     labels: tuple[str, ...] = ()  # label names that come with the data, in order
-    optional_roles: frozenset[str] = frozenset()  # of its columns: all files of a data set must have the same ones
-    # role to column names; "1", "2", ... without a header
+    optional_roles: frozenset[str] = frozenset()  # optional roles with columns, the same ones in all files of a dataset
+    # names of columns by role; "1", "2", ... without a header
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def stem_and_suffix(path: Path) -> tuple[str, str]:
-    """Split a file's name into stem and format suffix; a suffix of compression is removed.
+    """Split a file's name into its stem and the suffix of its format ("" if unknown), without a suffix of compression.
 
     >>> stem_and_suffix(Path("folder/dev-v1.1.json.gz")), stem_and_suffix(Path("eng.train"))
     (('dev-v1.1', '.json'), ('eng.train', ''))
     """
     name = Path(path.name.removesuffix(path.suffix)) if path.suffix in COMPRESSED else Path(path.name)
     suffix = name.suffix.lower()
-    return (name.stem, suffix) if suffix in SUFFIXES else (name.name, "")
+    return (name.stem, suffix) if suffix in FORMAT_BY_SUFFIX else (name.name, "")
 
 
 def format_of(path: Path, requested: Format | None) -> Format | None:
-    """Return the format of a file: as requested, else by its suffix; None if that is unknown."""
-    return requested or SUFFIXES.get(stem_and_suffix(path)[1])
+    """Return the format of a file: the requested one, else that of its suffix; None if the suffix is unknown."""
+    return requested or FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1])
 
 
 def open_data_file(path: Path, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors) -> DataFile:
-    """Open a file as part of a split: detect its format and resolve its columns."""
+    """Open a file with examples: detect its format and find its columns.
+
+    Args:
+        path: the file.
+        kind: class of the examples; None: detected.
+        settings: how the file is read.
+        row_errors: handles bad rows among those that are examined.
+
+    Raises:
+        DataError: If the file cannot be read, or has no examples of that class.
+        MissingColumnError: If a required role has no column.
+    """
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
         check_file(path)
         return from_table(read_parquet(path, row_errors), kind, settings)
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-    form = settings.format or _detect_format(file, kind)
-    if form == "squad" or (form == "json" and kind in (None, QuestionExample) and is_squad(file)):
-        return _squad(file, kind, settings, notes)
-    if form == "conll":
-        _require_kind(file, kind, TaggedExample, "words with tags")
-        word, tag = (column_number(file, settings, role, default) for role, default in (("words", 1), ("tags", 0)))
-        check_column_roles(file.display_name, "columns without names", settings, ("words", "tags"))
-        header = conll.has_header(read_head(file), word, tag) if settings.header is None else settings.header
-        read: Callable[[RowErrors], Iterator[Example]] = partial(
-            conll.read_sentences, file, word=word, tag=tag, header=header
-        )
-        notes += [f"{path.name}: its first line names the columns, unless header=false is set"] if header else []
-        places = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
-        return DataFile(display_name=file.display_name, kind=TaggedExample, read=read, notes=(*notes, places))
-    if form == "label-text":
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
+    file_format = settings.format or _detect_format(file, kind)
+    if file_format == "squad" or (file_format == "json" and kind in (None, QuestionExample) and is_squad(file)):
+        return _open_squad(file, kind, settings, notes)
+    if file_format == "conll":
+        return _open_conll(file, kind, settings, notes)
+    if file_format == "label-text":
         check_column_roles(file.display_name, "a label and a text on each line", settings, ("labels",))
-        multi_label = None if kind is not LabelledExample else False  # None: as the file looks
+        multi_label = False if kind is LabelledExample else None  # None: detected
         if kind is MultiLabelExample or "labels" in (settings.columns or {}):
             multi_label = True
         return from_table(label_text.read_table(file, row_errors, multi_label), kind, settings, notes)
-    if form == "text":
+    if file_format == "text":
         _require_kind(file, kind, TextExample, "plain text")
         check_column_roles(file.display_name, "plain text", settings)
         return DataFile(
             display_name=file.display_name,
             kind=TextExample,
             read=lambda row_errors: read_texts(file, row_errors),
-            notes=(*notes, TEXT),
+            notes=(*notes, PLAIN_TEXT_NOTE),
         )
-    return from_table(_rows_of(file, form, settings, row_errors), kind, settings, notes)
+    return from_table(_open_rows(file, file_format, settings, row_errors), kind, settings, notes)
 
 
 def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
-    """Open a file as a table without assigning roles; each line of plain text is a row."""
+    """Open a file as a table whose columns have no roles; each line of plain text is a row.
+
+    Raises:
+        DataError: If the file cannot be read, or is CoNLL or SQuAD's JSON.
+    """
     suffix = stem_and_suffix(path)[1]
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
         check_file(path)
         return read_parquet(path, row_errors)
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
-    form = settings.format or SUFFIXES.get(suffix)
-    if form in (None, "text") and settings.format is None and label_text.is_label_text(file, strict=True):
-        form = "label-text"
-    if form is None:
-        raise _unknown(file)
-    if form == "label-text":
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
+    file_format = settings.format or FORMAT_BY_SUFFIX.get(suffix)
+    if file_format in (None, "text") and settings.format is None and label_text.is_label_text(file, strict=True):
+        file_format = "label-text"
+    if file_format is None:
+        raise _unknown_format_error(file)
+    if file_format == "label-text":
         return label_text.read_table(file, row_errors, None)
-    if form == "text":
+    if file_format == "text":
         table = Table(
             display_name=file.display_name,
             names=("text",),
-            first=[""],
-            rows=lambda row_errors: _as_rows(file, row_errors),
+            first_row=[""],
+            rows=lambda row_errors: _text_rows(file, row_errors),
         )
-        return replace(table, notes=(*notes, TEXT))
-    if form not in ("csv", "tsv", "json", "jsonl") or (form == "json" and is_squad(file)):
-        what = "SQuAD's JSON" if form == "json" else form
+        return replace(table, notes=(*notes, PLAIN_TEXT_NOTE))
+    if file_format not in ("csv", "tsv", "json", "jsonl") or (file_format == "json" and is_squad(file)):
+        what = "SQuAD's JSON" if file_format == "json" else file_format
         raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
-    table = _rows_of(file, form, settings, row_errors)
-    names = (
-        tuple(table.first) if isinstance(table.first, dict) else table.names
-    )  # rows with other keys are reported when they are read
+    table = _open_rows(file, file_format, settings, row_errors)
+    # the keys of the first row are the columns; rows with other keys are reported when they are read
+    names = tuple(table.first_row) if isinstance(table.first_row, dict) else table.names
     return replace(table, names=names, notes=(*notes, *table.notes))
 
 
-def _as_rows(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+def _text_rows(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line, cells) of plain text."""
     for example in read_texts(file, row_errors):
         yield example.line, [example.text]
 
 
-def _rows_of(file: TextFile, form: Format, settings: DataSettings, row_errors: RowErrors) -> Table:
-    if form == "csv" or form == "tsv":
-        return _delimited_table(file, form, settings, row_errors)
-    if form not in ("json", "jsonl"):
-        raise DataError(f"{file.display_name}: format={form} is for a folder, and this is a file")
-    by_line = form == "jsonl" or is_json_lines(file)
-    return (read_json_lines if by_line else read_json_list)(file, row_errors)
+def _open_rows(file: TextFile, file_format: Format, settings: DataSettings, row_errors: RowErrors) -> Table:
+    """Open a file of CSV, TSV, JSON or JSON lines as a table."""
+    if file_format == "csv" or file_format == "tsv":
+        return _delimited_table(file, file_format, settings, row_errors)
+    if file_format not in ("json", "jsonl"):
+        raise DataError(f"{file.display_name}: format={file_format} is for a folder, and this is a file")
+    if file_format == "jsonl" or is_json_lines(file):
+        return read_json_lines(file, row_errors)
+    return read_json_list(file, row_errors)
 
 
 def from_object(
     name: str, data: DatasetObject, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
-    """Open a `datasets.Dataset`, or what is wrapped as one, as part of a split."""
+    """Open data in memory as a file with examples."""
     return from_table(read_dataset_object(name, data, row_errors), kind, settings)
 
 
 def from_table(
     table: Table, kind: type[Example] | None, settings: DataSettings, notes: list[str] | None = None
 ) -> DataFile:
-    """Use a table as part of a split."""
+    """Read the rows of a table as examples, by the roles of its columns.
+
+    Args:
+        table: the table.
+        kind: class of the examples; None: detected from the columns.
+        settings: how the data is read.
+        notes: sentences for the user, before those of the table.
+    """
     columns = resolve_columns(table, kind, settings.columns or {})
-    label = columns.of.get("label")
-    if label and isinstance(table.first, dict) and table.first.get(label[0]) == -1 and table.words.get(label[0]):
-        raise MissingColumnError(
-            f"{table.display_name}: labels are hidden: {shown(label[0])} is -1, which means no label", "label"
-        )
+    if "label" in columns.names_by_role and isinstance(table.first_row, dict):
+        label = columns.names_by_role["label"][0]
+        if table.first_row.get(label) == -1 and table.label_names.get(label):
+            raise MissingColumnError(
+                f"{table.display_name}: labels are hidden: {shown(label)} is -1, which means no label", "label"
+            )
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
         return read_examples(table, columns, row_errors, settings.max_row_bytes)
 
-    all_notes = (*(notes or ()), *table.notes, columns.note)
-    optional_roles = frozenset(columns.of) & OPTIONAL_ROLES - {*columns.kind.needed}
     return DataFile(
         display_name=table.display_name,
         kind=columns.kind,
         read=read,
-        notes=all_notes,
+        notes=(*(notes or ()), *table.notes, columns.note),
         labels=_label_names(table, columns),
-        optional_roles=optional_roles,
-        columns=columns.of,
+        optional_roles=frozenset(columns.names_by_role) & OPTIONAL_ROLES - {*columns.kind.needed},
+        columns=columns.names_by_role,
     )
 
 
 def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
-    roles = [role for role in ("label", "labels") if role in columns.of]
-    return table.words.get(columns.of[roles[0]][0], ()) if roles else ()
+    """Return the label names that come with a table; () if it has none."""
+    for role in ("label", "labels"):
+        if role in columns.names_by_role:
+            return table.label_names.get(columns.names_by_role[role][0], ())
+    return ()
 
 
 # ---------------------------------------------------------------------------------------------------- formats
-
-TEXT = "one text on each line; empty lines are left out"
 
 
 def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
@@ -281,58 +297,62 @@ def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
 
 
 def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
+    """Detect the format of a file by its suffix, its first lines, and the class of its examples."""
     suffix = stem_and_suffix(file.path)[1]
-    form = SUFFIXES.get(suffix)
-    if (kind is TaggedExample or form in (None, "text", "tsv")) and form not in ("csv", "json", "jsonl"):
+    file_format = FORMAT_BY_SUFFIX.get(suffix)
+    if (kind is TaggedExample or file_format in (None, "text", "tsv")) and file_format not in ("csv", "json", "jsonl"):
         head = read_head(file)
-        has_tsv_header = form == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
+        has_tsv_header = file_format == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
         looks_like_conll = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
-        # where tags are needed, only a header of columns speaks against CoNLL
+        # a task that needs tags reads any file as CoNLL that has no header of TSV
         if kind in (None, TaggedExample) and (looks_like_conll or (kind is TaggedExample and not has_tsv_header)):
             return "conll"
-    if form in (None, "text") and (
-        labelled := _detect_labelled_format(file, kind, guess=kind is not None or form is None)
-    ):
-        return labelled
-    if form is None:
-        raise _unknown(file)
-    return form
+    if file_format in (None, "text"):
+        labelled_format = _detect_labelled_format(file, kind, guess=kind is not None or file_format is None)
+        if labelled_format is not None:
+            return labelled_format
+    if file_format is None:
+        raise _unknown_format_error(file)
+    return file_format
 
 
 def _detect_labelled_format(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
-    """Detect labelled texts or tab-separated columns in a file whose name does not decide.
+    """Detect labelled texts or tab-separated columns in a file whose suffix does not decide; None if it has neither.
 
     Args:
         file: the file.
         kind: class of the examples; None: any.
-        guess: accept weak evidence, if the file can be nothing else.
+        guess: whether weak evidence is enough, since the file cannot have another format.
     """
-    labelled = kind in (None, LabelledExample, MultiLabelExample)
-    if labelled and label_text.is_label_text(file, strict=True):
+    may_have_labels = kind in (None, LabelledExample, MultiLabelExample)
+    if may_have_labels and label_text.is_label_text(file, strict=True):
         return "label-text"
     if guess and kind not in (TextExample, TaggedExample) and label_text.is_tab_separated(file):
         return "tsv"
-    return "label-text" if guess and labelled and label_text.is_label_text(file, strict=False) else None
+    if guess and may_have_labels and label_text.is_label_text(file, strict=False):
+        return "label-text"
+    return None
 
 
-def _unknown(file: TextFile) -> HeedfulError:
-    known = ", ".join(SUFFIXES)
+def _unknown_format_error(file: TextFile) -> HeedfulError:
+    suffixes = ", ".join(FORMAT_BY_SUFFIX)
     return DataError(
-        f"{file.display_name}: the format is not known: the name should end in {known}; or set it, as in "
+        f"{file.display_name}: the format is not known: the name should end in {suffixes}; or set it, as in "
         "--data.format=csv"
     )
 
 
 def _delimited_table(
-    file: TextFile, form: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors
+    file: TextFile, file_format: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors
 ) -> Table:
-    delimiter, notes = settings.delimiter or ("\t" if form == "tsv" else ","), []
-    if settings.delimiter is None and form == "csv":
-        first = read_head(file).split("\n", 1)[0]
-        if "," not in first and (separator := max(";\t", key=first.count)) in first:
+    """Open a CSV or TSV file, with the delimiter and quoting that are set or detected."""
+    delimiter, notes = settings.delimiter or ("\t" if file_format == "tsv" else ","), []
+    if settings.delimiter is None and file_format == "csv":
+        first_line = read_head(file).split("\n", 1)[0]
+        if "," not in first_line and (separator := max(";\t", key=first_line.count)) in first_line:
             delimiter = separator
             notes = [f"{file.path.name}: cells are separated by {'tabs' if separator == chr(9) else 'semicolons'}"]
-    quoted = settings.quoting == "quoted" if settings.quoting else form == "csv"
+    quoted = settings.quoting == "quoted" if settings.quoting else file_format == "csv"
     table = read_delimited(
         file,
         row_errors,
@@ -352,9 +372,9 @@ def _delimited_table(
 
 def is_json_lines(file: TextFile) -> bool:
     """Whether the first line of a .json file is an object and others follow, as in JSON lines."""
-    first, newline, rest = read_head(file).lstrip().partition("\n")
+    first_line, newline, rest = read_head(file).lstrip().partition("\n")
     try:
-        return bool(newline and rest.strip()) and isinstance(json.loads(first), dict)
+        return bool(newline and rest.strip()) and isinstance(json.loads(first_line), dict)
     except (ValueError, RecursionError):
         return False
 
@@ -366,22 +386,48 @@ def is_squad(file: TextFile) -> bool:
     return head.startswith("{") and start is not None and '"paragraphs"' in head[start.end() :]
 
 
-def _squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
+def _open_squad(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
     _require_kind(file, kind, QuestionExample, "questions in SQuAD's JSON")
     check_column_roles(file.display_name, "SQuAD's JSON", settings)
-    is_v2 = '"is_impossible"' in read_head(file)
-    name = "SQuAD's JSON, " + (
-        "v2.0: questions may be impossible" if is_v2 else "v1.1: the beginning of the file has no impossible questions"
+    version = "v1.1: the beginning of the file has no impossible questions"
+    if '"is_impossible"' in read_head(file):
+        version = "v2.0: questions may be impossible"
+    return DataFile(
+        display_name=file.display_name,
+        kind=QuestionExample,
+        read=partial(squad.read_questions, file),
+        notes=(*notes, f"SQuAD's JSON, {version}"),
     )
-    read: Callable[[RowErrors], Iterator[Example]] = lambda row_errors: squad.read_questions(file, row_errors)  # noqa: E731
-    return DataFile(display_name=file.display_name, kind=QuestionExample, read=read, notes=(*notes, name))
+
+
+def _open_conll(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
+    _require_kind(file, kind, TaggedExample, "words with tags")
+    word, tag = column_number(file, settings, "words", 1), column_number(file, settings, "tags", 0)
+    check_column_roles(file.display_name, "columns without names", settings, ("words", "tags"))
+    header = conll.has_header(read_head(file), word, tag) if settings.header is None else settings.header
+    if header:
+        notes = [*notes, f"{file.path.name}: its first line names the columns, unless header=false is set"]
+    columns = f"words in column {word}, the tag in {f'column {tag}' if tag else 'the last'}"
+    return DataFile(
+        display_name=file.display_name,
+        kind=TaggedExample,
+        read=partial(conll.read_sentences, file, word=word, tag=tag, header=header),
+        notes=(*notes, columns),
+    )
 
 
 def check_column_roles(name: str, what: str, settings: DataSettings, allowed: tuple[str, ...] = ()) -> None:
-    """Raise DataError for settings of columns that a format does not have."""
-    if others := [role for role in settings.columns or {} if role not in allowed]:
+    """Raise DataError if a column is set that a format does not have.
+
+    Args:
+        name: name of the file, for messages.
+        what: what the file has, for messages.
+        settings: settings with columns.
+        allowed: roles of columns that the format has.
+    """
+    if extra_roles := [role for role in settings.columns or {} if role not in allowed]:
         raise DataError(
-            f"{name}: is {what}, which has no column for columns.{others[0]}: leave it out, or set data.format"
+            f"{name}: is {what}, which has no column for columns.{extra_roles[0]}: leave it out, or set data.format"
         )
 
 
@@ -395,7 +441,8 @@ def column_number(file: TextFile, settings: DataSettings, role: str, default: in
     return key
 
 
-def _require_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], holds: str) -> None:
+def _require_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], what: str) -> None:
+    """Raise DataError if a task needs other examples than those of a file; `what` names these in the message."""
     if kind not in (None, file_kind):
         assert kind is not None
-        raise DataError(f"{file.display_name}: holds {holds}, but this task needs {kind.about} in each example")
+        raise DataError(f"{file.display_name}: holds {what}, but this task needs {kind.about} in each example")

@@ -1,4 +1,4 @@
-"""Datasets: files, a folder or objects in memory, resolved to splits and streamed as typed examples."""
+"""Datasets: splits of typed examples, streamed from files, folders or objects in memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from heedful.data.examples import Example, LabelledExample, MultiLabelExample, T
 from heedful.data.formats import conll
 from heedful.data.labelled import class_folders, glue
 from heedful.data.labelled.columns import MissingColumnError
-from heedful.data.labelled.corrections import Corrections, corrected, read_corrections
+from heedful.data.labelled.corrections import Corrections, apply_corrections, read_corrections
 from heedful.data.labelled.data_file import (
-    SUFFIXES,
+    FORMAT_BY_SUFFIX,
     DataFile,
     DataSettings,
     from_object,
@@ -25,22 +25,22 @@ from heedful.data.labelled.data_file import (
     stem_and_suffix,
 )
 from heedful.data.labelled.in_memory import is_in_memory, to_dataset_object
-from heedful.data.labelled.split_files import SPLITS, assign_splits, find_split_files
+from heedful.data.labelled.split_files import SPLIT_BY_WORD, assign_splits, find_split_files
 from heedful.data.tag_schemes import to_iob2, unknown_labels
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example, covariant=True)
-MANY = 10_000  # different labels, at most
-TARGETS = ("label", "labels", "score", "tags", "answers", "answer")
+MAX_LABELS = 10_000  # different labels, at most
+TARGET_ROLES = ("label", "labels", "score", "tags", "answers", "answer")  # roles that a test split may lack
 
 
 class Dataset(Generic[Kind]):
-    """Splits of examples of one class, streamed; `notes` reports what was detected."""
+    """Splits of examples of one class, which are read from their files each time they are iterated."""
 
     def __init__(
         self,
         kind: type[Kind],
-        parts: Mapping[str, tuple[DataFile, ...]],
+        files_by_split: Mapping[str, tuple[DataFile, ...]],
         notes: Sequence[str],
         settings: DataSettings,
         row_errors: RowErrors,
@@ -49,46 +49,50 @@ class Dataset(Generic[Kind]):
         self.settings = settings
         self.row_errors = row_errors  # counts bad rows and repairs of the rows read so far
         self.layout: class_folders.Layout | None = None  # set if labels are names of files or folders
-        self.known: tuple[str, ...] = ()  # labels of a model; (): the labels of the first split are known
-        self._files = dict(parts)
+        self.known_labels: tuple[str, ...] = ()  # labels of a model, others make bad rows; (): those of the first split
+        self._files_by_split = dict(files_by_split)
         self._notes = tuple(notes)
-        self.has_generated_dev = "train" in parts and "dev" not in parts and settings.dev_fraction > 0
+        has_train_only = "train" in files_by_split and "dev" not in files_by_split
+        self.has_generated_dev = (
+            has_train_only and settings.dev_fraction > 0
+        )  # whether a part of train is the dev split
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits: train, dev, test, then others."""
-        names = [*self._files, *(["dev"] if self.has_generated_dev else [])]
+        names = [*self._files_by_split, *(["dev"] if self.has_generated_dev else [])]
         order = ("train", "dev", "dev-mismatched", "test")
         return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
 
     @property
-    def places(self) -> dict[str, tuple[str, ...]]:
+    def names_by_split(self) -> dict[str, tuple[str, ...]]:
         """Paths of files, or names of objects, of each split."""
-        return {split: tuple(part.display_name for part in parts) for split, parts in self._files.items()}
+        return {split: tuple(file.display_name for file in files) for split, files in self._files_by_split.items()}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Labels in order, from one pass over train: numbers by value, others sorted, of tags O first.
+        """Labels in order, from one pass over the first split; () if the examples have none.
 
-        Label names that come with the data keep their order. A generated dev split is part of train here.
+        Label names that come with the data keep their order; other labels are sorted, numbers by value. The labels of
+        tags are those of IOB2, O first. The first split is train, with the generated dev split.
 
         Raises:
             DataError: If there are too many different labels.
         """
         if self.kind is TaggedExample:
-            return self._scheme.labels
+            return self._tag_scheme.labels
         if self.kind not in (LabelledExample, MultiLabelExample):
             return ()
-        if self._named:
-            return self._named
+        if self._label_names:
+            return self._label_names
         seen: set[str] = set()
-        for example in self._in_iob2(self._first_split):
+        for example in self._read_with_iob2(self._first_split):
             assert isinstance(example, LabelledExample | MultiLabelExample)
             seen.update((example.label,) if isinstance(example, LabelledExample) else example.labels)
-            if len(seen) > MANY:
+            if len(seen) > MAX_LABELS:
                 raise DataError(
-                    f"{example.file}:{example.line}: more than {MANY:,} different labels: is that the label column? "
-                    "Numbers are the task regress"
+                    f"{example.file}:{example.line}: more than {MAX_LABELS:,} different labels: is that the label "
+                    "column? For numbers use the task regress"
                 )
         return sort_labels(seen)
 
@@ -97,7 +101,7 @@ class Dataset(Generic[Kind]):
         """Sentences for the user about what was detected."""
         notes = list(self._notes)
         if self.kind is TaggedExample:
-            notes.append(self._scheme.note)
+            notes.append(self._tag_scheme.note)
         if labels := self.labels:
             more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
             notes.append(f"labels in order: {', '.join(map(shown, labels[:20]))}{more}")
@@ -107,59 +111,88 @@ class Dataset(Generic[Kind]):
         return tuple(notes)
 
     def examples(self, split: str) -> Iterator[Kind]:
-        """Yield the examples of a split in the order of its files; an unknown label makes a bad row."""
+        """Yield the examples of a split in the order of its files; an example with an unknown label is a bad row.
+
+        The known labels are `known_labels`, else the names that come with the data, else the labels of the first split.
+
+        Raises:
+            DataError: If there is no such split.
+        """
         if split not in self.splits:
-            has = ", ".join(self.splits)
-            raise DataError(f"there is no split {shown(split)}, but {has}{did_you_mean(split, self.splits)}")
-        generated = self.has_generated_dev and split in ("train", "dev")
-        fraction, seed = self.settings.dev_fraction, self.settings.seed
-        first, named = self._first_split, self._named
-        whole = "train" if generated else split
-        known = frozenset(self.known or (self.labels if named or whole != first else ()))
-        tags = self.kind is TaggedExample and bool(self.known)
-        for number, example in enumerate(self._in_iob2(whole)):
-            if unseen := unknown_labels(_labels(example), known, tags=tags) if known else []:
-                where = f"among those that come with {first}:" if named else f"in {first}, which has"
-                where = "one that the model knows:" if self.known else where
-                reason = f"the label {shown(unseen[0])} is not {where} {_some(self.known or self.labels)}"
-                text = example.texts[0][:200]
-                bad = BadRow(file=example.file, line=example.line, column="", reason=reason, text=text)
+            splits = ", ".join(self.splits)
+            raise DataError(f"there is no split {shown(split)}, but {splits}{did_you_mean(split, self.splits)}")
+        is_part_of_train = self.has_generated_dev and split in ("train", "dev")
+        file_split = "train" if is_part_of_train else split
+        known: frozenset[str] = frozenset()  # empty: any label
+        if self.known_labels:
+            known = frozenset(self.known_labels)
+        elif self._label_names or file_split != self._first_split:
+            known = frozenset(self.labels)
+        across_schemes = self.kind is TaggedExample and bool(self.known_labels)
+        for number, example in enumerate(self._read_with_iob2(file_split)):
+            if unknown := unknown_labels(_labels_of(example), known, tags=across_schemes) if known else []:
+                bad = BadRow(
+                    file=example.file,
+                    line=example.line,
+                    column="",
+                    reason=self._unknown_label_reason(unknown[0]),
+                    text=example.texts[0][:200],
+                )
                 self.row_errors.reject(bad, number=number, stage="label")
-            elif not generated or in_dev_split(example, fraction, seed) == (split == "dev"):
-                yield example
+                continue
+            if is_part_of_train:
+                is_dev = in_dev_split(example, self.settings.dev_fraction, self.settings.seed)
+                if is_dev != (split == "dev"):
+                    continue
+            yield example
+
+    def _unknown_label_reason(self, label: str) -> str:
+        if self.known_labels:
+            where = "one that the model knows:"
+        elif self._label_names:
+            where = f"among those that come with {self._first_split}:"
+        else:
+            where = f"in {self._first_split}, which has"
+        return f"the label {shown(label)} is not {where} {_list_labels(self.known_labels or self.labels)}"
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Column names of each role in the first file; "1", "2", ... without a header."""
-        return dict(self._files[self._first_split][0].columns)
+        return dict(self._files_by_split[self._first_split][0].columns)
 
     @property
     def _first_split(self) -> str:
-        return "train" if "train" in self._files else next(iter(self._files))
+        """Name of the split whose labels are learned: train, else the first one."""
+        return "train" if "train" in self._files_by_split else next(iter(self._files_by_split))
 
     @property
-    def _named(self) -> tuple[str, ...]:
+    def _label_names(self) -> tuple[str, ...]:
         """Label names that come with the data, or ()."""
-        return self._files[self._first_split][0].labels if self.kind in (LabelledExample, MultiLabelExample) else ()
+        if self.kind not in (LabelledExample, MultiLabelExample):
+            return ()
+        return self._files_by_split[self._first_split][0].labels
 
     @cached_property
-    def _scheme(self) -> conll.TagScheme:
-        return conll.detect_scheme(self._raw(self._first_split))
+    def _tag_scheme(self) -> conll.TagScheme:
+        """Tagging scheme of the first split."""
+        return conll.detect_scheme(self._read_split(self._first_split))
 
-    def _in_iob2(self, split: str) -> Iterator[Kind]:
-        """Yield the examples of a split before the dev split is separated, with tags in IOB2."""
-        if self.kind is not TaggedExample or not self._scheme.name:
-            yield from self._raw(split)
+    def _read_with_iob2(self, split: str) -> Iterator[Kind]:
+        """Yield the examples in the files of a split, with tags in IOB2."""
+        if self.kind is not TaggedExample or not self._tag_scheme.name:
+            yield from self._read_split(split)
             return
-        for example in self._raw(split):
+        for example in self._read_split(split):
             yield replace(example, tags=to_iob2(example.tags))
 
-    def _raw(self, split: str) -> Iterator[Any]:
-        rows = chain.from_iterable(part.read(self.row_errors) for part in self._files[split])
+    def _read_split(self, split: str) -> Iterator[Any]:
+        """Yield the examples in the files of a split."""
+        rows = chain.from_iterable(file.read(self.row_errors) for file in self._files_by_split[split])
         return self.kind.merge_rows(rows)  # type: ignore[arg-type]
 
 
-def _labels(example: Example) -> tuple[str, ...]:
+def _labels_of(example: Example) -> tuple[str, ...]:
+    """Return the labels or tags of an example; () if it has neither."""
     match example:
         case LabelledExample():
             return (example.label,)
@@ -170,41 +203,44 @@ def _labels(example: Example) -> tuple[str, ...]:
     return ()
 
 
-def _some(labels: Sequence[str]) -> str:
+def _list_labels(labels: Sequence[str]) -> str:
+    """List the first labels, for messages."""
     return ", ".join(map(shown, labels[:8])) + (", …" if len(labels) > 8 else "")
 
 
-def cut_labels(part: DataFile, mark: str | None) -> DataFile:
-    """Cut the labels of a file at a mark (DataSettings.label_until)."""
-    if mark is None or part.kind not in (LabelledExample, MultiLabelExample):
-        return part
+def cut_labels(file: DataFile, mark: str | None) -> DataFile:
+    """Cut the labels of a file at a mark (the setting `label_until`); None: leave them whole."""
+    if mark is None or file.kind not in (LabelledExample, MultiLabelExample):
+        return file
+
+    def cut_all(labels: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(label.partition(mark)[0] for label in labels))
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
-        for example in part.read(row_errors):
+        for example in file.read(row_errors):
             if isinstance(example, LabelledExample):
                 yield replace(example, label=example.label.partition(mark)[0])
             elif isinstance(example, MultiLabelExample):
-                yield replace(example, labels=tuple(dict.fromkeys(text.partition(mark)[0] for text in example.labels)))
+                yield replace(example, labels=cut_all(example.labels))
 
-    labels = tuple(dict.fromkeys(label.partition(mark)[0] for label in part.labels))
-    return replace(part, read=read, labels=labels)
+    return replace(file, read=read, labels=cut_all(file.labels))
 
 
 # ---------------------------------------------------------------------------------------------------- opening
 
 DEFAULT = DataSettings()
-STOP = Raise()
+RAISE = Raise()
 
 
 @overload
 def read(
-    data: object, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+    data: object, kind: type[Kind], settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = RAISE
 ) -> Dataset[Kind]: ...
 
 
 @overload
 def read(
-    data: object, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = STOP
+    data: object, kind: None = None, settings: DataSettings = DEFAULT, *, on_bad_row: BadRowPolicy = RAISE
 ) -> Dataset[Example]: ...
 
 
@@ -213,7 +249,7 @@ def read(
     kind: type[Example] | None = None,
     settings: DataSettings = DEFAULT,
     *,
-    on_bad_row: BadRowPolicy = STOP,
+    on_bad_row: BadRowPolicy = RAISE,
 ) -> Dataset[Example]:
     """Open a dataset; its examples are read when they are iterated.
 
@@ -233,8 +269,8 @@ def read(
         folder = Path(data)
         task = glue.task_of(folder) if settings.format in (None, "glue") else None
         if task:
-            parts, notes = glue.open_task(folder, task, kind, settings, row_errors)
-            return _source(parts, notes, settings, row_errors, corrections)
+            files_by_split, notes = glue.open_task(folder, task, kind, settings, row_errors)
+            return _make_dataset(files_by_split, notes, settings, row_errors, corrections)
         if settings.format == "glue":
             raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
@@ -242,55 +278,94 @@ def read(
         places_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
         classes, notes = class_folders.find_in_folder(folder, settings, kind), []
         if classes is None and settings.format not in class_folders.LAYOUTS:
-            files, notes = find_split_files(folder)
-            places_by_split = dict(files)
+            split_files, notes = find_split_files(folder)
+            places_by_split = dict(split_files)
     else:
-        places_by_split, notes = _splits(data)
+        places_by_split, notes = _split_data(data)
         classes = class_folders.find_in_paths(places_by_split, settings, kind)
     if classes is not None:
-        return _of_classes(classes, notes, settings, kind, row_errors, corrections)
+        return _open_class_layout(classes, notes, settings, kind, row_errors, corrections)
     if settings.format in class_folders.LAYOUTS:
         raise DataError(
             f"{', '.join(str(place) for places in places_by_split.values() for place in places)}: has no "
             f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
         )
+    files_by_split, split_notes = _open_splits(places_by_split, kind, settings, row_errors)
+    notes += [*split_notes, *_file_notes(files_by_split)]
+    return _make_dataset(files_by_split, notes, settings, row_errors, corrections)
+
+
+def _open_splits(
+    places_by_split: Mapping[str, tuple[object, ...]],
+    kind: type[Example] | None,
+    settings: DataSettings,
+    row_errors: RowErrors,
+) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
+    """Open the files and objects of each split; a test split without targets is left out.
+
+    Returns:
+        The files of each split, and notes about splits that are left out.
+
+    Raises:
+        MissingColumnError: If a split has no column for a required role, or no split is left.
+    """
     files_by_split: dict[str, tuple[DataFile, ...]] = {}
-    first: DataFile | None = None
+    notes: list[str] = []
+    first_file: DataFile | None = None
+    last_error: MissingColumnError | None = None
     for split, places in places_by_split.items():
-        opened: list[DataFile] = []
+        files: list[DataFile] = []
         for place in places:
             try:
-                part = cut_labels(_open(split, place, kind, settings, row_errors), settings.label_until)
-            except MissingColumnError as missing:
-                if not (split.startswith("test") and len(places_by_split) > 1 and missing.role in TARGETS):
+                file = cut_labels(_open_place(split, place, kind, settings, row_errors), settings.label_until)
+            except MissingColumnError as error:
+                may_lack_targets = split.startswith("test") and len(places_by_split) > 1
+                if not may_lack_targets or error.role not in TARGET_ROLES:
                     raise
-                notes.append(f"{split}: has no {missing.role}, so it is left out")
-                opened.clear()
+                notes.append(f"{split}: has no {error.role}, so it is left out")
+                last_error = error
+                files.clear()
                 break
-            kind = kind or part.kind
-            first = first or part
-            if differing := part.optional_roles ^ first.optional_roles:
-                has, lacks = (part, first) if part.optional_roles & differing else (first, part)
-                roles = " and ".join(sorted(differing & has.optional_roles))
-                raise DataError(
-                    f"{has.display_name} has a column for {roles}, and {lacks.display_name} has none: make "
-                    "them alike, or set which column it is"
-                )
-            if opened and part.labels and opened[0].labels and {*part.labels} != {*opened[0].labels}:
-                raise DataError(
-                    f"{part.display_name} comes with the labels {_some(part.labels)}, but {opened[0].display_name} "
-                    f"with {_some(opened[0].labels)}: name them alike, or give the files separately"
-                )
-            opened.append(part)
-        if opened:
-            files_by_split[split] = tuple(opened)
-    assert kind is not None
-    file_notes = [(split, text) for split, parts in files_by_split.items() for part in parts for text in part.notes]
-    notes += dict.fromkeys(text for _, text in file_notes)
-    return _source(files_by_split, notes, settings, row_errors, corrections)
+            kind = kind or file.kind
+            first_file = first_file or file
+            _check_same_columns(first_file, file)
+            if files:
+                _check_same_labels(files[0], file)
+            files.append(file)
+        if files:
+            files_by_split[split] = tuple(files)
+    if not files_by_split and last_error is not None:
+        raise last_error
+    return files_by_split, notes
 
 
-def _of_classes(
+def _check_same_columns(first: DataFile, file: DataFile) -> None:
+    """Raise DataError if only one of two files has a column for an optional role."""
+    if not (differing := file.optional_roles ^ first.optional_roles):
+        return
+    has, lacks = (file, first) if file.optional_roles & differing else (first, file)
+    roles = " and ".join(sorted(differing & has.optional_roles))
+    raise DataError(
+        f"{has.display_name} has a column for {roles}, and {lacks.display_name} has none: make "
+        "them alike, or set which column it is"
+    )
+
+
+def _check_same_labels(first: DataFile, file: DataFile) -> None:
+    """Raise DataError if two files come with different label names."""
+    if file.labels and first.labels and {*file.labels} != {*first.labels}:
+        raise DataError(
+            f"{file.display_name} comes with the labels {_list_labels(file.labels)}, but {first.display_name} "
+            f"with {_list_labels(first.labels)}: name them alike, or give the files separately"
+        )
+
+
+def _file_notes(files_by_split: Mapping[str, tuple[DataFile, ...]]) -> list[str]:
+    """Return the different notes of all files, in order."""
+    return list(dict.fromkeys(note for files in files_by_split.values() for file in files for note in file.notes))
+
+
+def _open_class_layout(
     classes: class_folders.ClassLayout,
     notes: Sequence[str],
     settings: DataSettings,
@@ -298,14 +373,15 @@ def _of_classes(
     row_errors: RowErrors,
     corrections: Corrections | None,
 ) -> Dataset[Example]:
+    """Open a dataset whose labels are names of files or folders."""
     files_by_split = {
-        split: tuple(cut_labels(part, settings.label_until) for part in parts)
-        for split, parts in class_folders.open_classes(classes, settings, kind).items()
+        split: tuple(cut_labels(file, settings.label_until) for file in files)
+        for split, files in class_folders.open_classes(classes, settings, kind).items()
     }
-    stated = dict.fromkeys(text for parts in files_by_split.values() for part in parts for text in part.notes)
-    source = _source(files_by_split, [*notes, *stated], settings, row_errors, corrections)
-    source.layout = classes.layout
-    return source
+    notes = [*notes, *_file_notes(files_by_split)]
+    dataset = _make_dataset(files_by_split, notes, settings, row_errors, corrections)
+    dataset.layout = classes.layout
+    return dataset
 
 
 def dataset_for_task(
@@ -316,13 +392,14 @@ def dataset_for_task(
     Raises:
         DataError: As `read`; also if a setting would change nothing.
     """
-    several = kind is LabelledExample and _have_several(data, settings)
-    source = read(data, MultiLabelExample if several else kind, settings, on_bad_row=on_bad_row)
-    _refuse_unused(source)
-    return source
+    if kind is LabelledExample and _have_label_lists(data, settings):
+        kind = MultiLabelExample
+    dataset = read(data, kind, settings, on_bad_row=on_bad_row)
+    _check_settings_used(dataset)
+    return dataset
 
 
-def _have_several(data: object, settings: DataSettings) -> bool:
+def _have_label_lists(data: object, settings: DataSettings) -> bool:
     """Whether rows have lists of labels."""
     if "labels" in (settings.columns or {}):
         return True
@@ -332,51 +409,55 @@ def _have_several(data: object, settings: DataSettings) -> bool:
         return False
 
 
-def _refuse_unused(source: Dataset[Example]) -> None:
-    settings = source.settings
-    files = [Path(place) for places in source.places.values() for place in places if os.path.isfile(place)]
-    forms = {settings.format or SUFFIXES.get(stem_and_suffix(file)[1], "conll") for file in files}
-    forms |= {"text" for places in source.places.values() for place in places if os.path.isdir(place)}
-    tables = forms & {"csv", "tsv", "glue"}
-    columns = tables or (source.kind is TaggedExample and forms & {"conll", "text"})
-    has_dev = "dev" in source.places
-    has_labels = source.kind in (LabelledExample, MultiLabelExample)
-    for name, asked, why in (
+def _check_settings_used(dataset: Dataset[Example]) -> None:
+    """Raise DataError for a setting that would change nothing for this dataset."""
+    settings = dataset.settings
+    names = [name for names in dataset.names_by_split.values() for name in names]
+    files = [Path(name) for name in names if os.path.isfile(name)]
+    formats = {settings.format or FORMAT_BY_SUFFIX.get(stem_and_suffix(file)[1], "conll") for file in files}
+    if any(map(os.path.isdir, names)):
+        formats.add("text")
+    has_tables = bool(formats & {"csv", "tsv", "glue"})
+    has_headers = has_tables or (dataset.kind is TaggedExample and bool(formats & {"conll", "text"}))
+    has_dev = "dev" in dataset.names_by_split
+    has_labels = dataset.kind in (LabelledExample, MultiLabelExample)
+    for name, is_useless, reason in (
         ("dev_fraction", has_dev and settings.dev_fraction not in (0.0, DEFAULT.dev_fraction), "a dev split is given"),
         ("seed", has_dev and settings.seed != DEFAULT.seed, "a dev split is given"),
-        ("header", settings.header is not None and not columns, "no file is CSV, TSV or CoNLL"),
-        ("delimiter", settings.delimiter is not None and not tables, "no file is CSV or TSV"),
-        ("quoting", settings.quoting is not None and not tables, "no file is CSV or TSV"),
+        ("header", settings.header is not None and not has_headers, "no file is CSV, TSV or CoNLL"),
+        ("delimiter", settings.delimiter is not None and not has_tables, "no file is CSV or TSV"),
+        ("quoting", settings.quoting is not None and not has_tables, "no file is CSV or TSV"),
         ("label_until", settings.label_until is not None and not has_labels, "the examples have no labels"),
-        ("encoding", settings.encoding is not None and not forms - {"parquet"}, "no file is text"),
+        ("encoding", settings.encoding is not None and not formats - {"parquet"}, "no file is text"),
     ):
-        if asked:
-            raise DataError(f"--data.{name}={getattr(settings, name)} would change nothing: {why}; leave it out")
+        if is_useless:
+            raise DataError(f"--data.{name}={getattr(settings, name)} would change nothing: {reason}; leave it out")
 
 
-def _source(
-    parts: Mapping[str, tuple[DataFile, ...]],
+def _make_dataset(
+    files_by_split: Mapping[str, tuple[DataFile, ...]],
     notes: Sequence[str],
     settings: DataSettings,
     row_errors: RowErrors,
     corrections: Corrections | None,
 ) -> Dataset[Example]:
-    kind = next(iter(parts.values()))[0].kind
+    kind = next(iter(files_by_split.values()))[0].kind
     if corrections is not None:
-        parts = corrected(parts, corrections)
-    return Dataset(kind, parts, [f"each example is {kind.about}", *notes], settings, row_errors)
+        files_by_split = apply_corrections(files_by_split, corrections)
+    return Dataset(kind, files_by_split, [f"each example is {kind.about}", *notes], settings, row_errors)
 
 
-def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
+def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
+    """Return the paths and objects of each split, train first, and notes for the user."""
     if isinstance(data, str | Path) or is_in_memory(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
-        named = {SPLITS.get(str(name).casefold(), str(name)): name for name in data}
-        if len(named) < len(data) or not data:
+        keys_by_split = {SPLIT_BY_WORD.get(str(key).casefold(), str(key)): key for key in data}
+        if len(keys_by_split) < len(data) or not data:
             raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
-        order = sorted(named, key=lambda split: split != "train")
-        return {split: _places(data[named[split]]) for split in order}, []
-    places = _places(data)
+        order = sorted(keys_by_split, key=lambda split: split != "train")
+        return {split: _to_places(data[keys_by_split[split]]) for split in order}, []
+    places = _to_places(data)
     paths = [Path(place) for place in places if isinstance(place, str | Path)]
     if len(places) == len(paths) > 1:
         files, notes = assign_splits(paths)
@@ -384,7 +465,8 @@ def _splits(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
     return {"train": places}, []
 
 
-def _places(data: object) -> tuple[object, ...]:
+def _to_places(data: object) -> tuple[object, ...]:
+    """Return the paths and objects of one split as a tuple; raise DataError for anything else."""
     places = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
     if (
         isinstance(places, Sequence)
@@ -398,9 +480,10 @@ def _places(data: object) -> tuple[object, ...]:
     )
 
 
-def _open(
+def _open_place(
     split: str, place: object, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
+    """Open the file at a path, or data in memory."""
     if isinstance(place, str | Path):
         return open_data_file(Path(place), kind, settings, row_errors)
     return from_object(f"{split} (data set)", to_dataset_object(place, kind), kind, settings, row_errors)

@@ -1,4 +1,4 @@
-"""Folders of GLUE (Wang et al. 2019): the files and columns of each task."""
+"""Folders of GLUE's tasks (Wang et al. 2019): their files and columns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from heedful.data.bad_rows import RowErrors
 from heedful.data.examples import Example, LabelledExample, PairExample, ScoredExample
-from heedful.data.formats.tables import Cells, Table, read_delimited
+from heedful.data.formats.tables import Cells, Rows, Table, read_delimited
 from heedful.data.formats.text_files import detect_encoding
 from heedful.data.labelled.columns import Columns, resolve_columns
 from heedful.data.labelled.data_file import DataFile, DataSettings, check_column_roles
 from heedful.data.labelled.row_reader import read_examples
 from heedful.errors import DataError
 
-Names = dict[str, str | int]
-PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
-MATCHED = {
+Keys = dict[str, str | int]  # role to column, by name or by number from 1
+PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}  # split to file
+MNLI_FILES = {
     "train": "train.tsv",
     "dev": "dev_matched.tsv",
     "dev-mismatched": "dev_mismatched.tsv",
@@ -29,34 +29,34 @@ MATCHED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueLayout:
-    """Files and columns of one task."""
+    """The files and columns of one task."""
 
-    columns: Names
-    header: bool = True
+    columns: Keys
+    header: bool = True  # whether the files have a header
     kind: type[Example] = LabelledExample
-    files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)
-    note: str = ""
+    files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)  # split to file
+    note: str = ""  # a sentence for the user; "": none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Extra:
-    """File with the labels that test.tsv lacks."""
+class LabelledTest:
+    """A test file with labels, which test.tsv lacks."""
 
     file: str
-    columns: Names
+    columns: Keys
     header: bool
 
 
-_SENTENCES: Names = {"text": "sentence1", "text_pair": "sentence2"}
-PAIR_ROLES = {"text": "anchor", "text_pair": "positive"}  # of pairs with scores, where sentence embeddings read them
-_MRPC: Names = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
+_SENTENCES: Keys = {"text": "sentence1", "text_pair": "sentence2"}
+PAIR_ROLES = {"text": "anchor", "text_pair": "positive"}  # role in a ScoredExample to role in a PairExample
+_MRPC: Keys = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
 LAYOUTS: dict[str, GlueLayout] = {
     "CoLA": GlueLayout(columns={"text": 4, "label": 2}, header=False),
     "SST-2": GlueLayout(columns={"text": "sentence", "label": "label"}),
     "MRPC": GlueLayout(columns=_MRPC),
     "STS-B": GlueLayout(columns=_SENTENCES | {"score": "score"}, kind=ScoredExample),
     "QQP": GlueLayout(columns={"text": "question1", "text_pair": "question2", "label": "is_duplicate"}),
-    "MNLI": GlueLayout(columns=_SENTENCES | {"label": "gold_label"}, files=MATCHED),
+    "MNLI": GlueLayout(columns=_SENTENCES | {"label": "gold_label"}, files=MNLI_FILES),
     "QNLI": GlueLayout(columns={"text": "question", "text_pair": "sentence", "label": "label"}),
     "RTE": GlueLayout(columns=_SENTENCES | {"label": "label"}),
     "WNLI": GlueLayout(
@@ -64,25 +64,32 @@ LAYOUTS: dict[str, GlueLayout] = {
         note="WNLI: dev repeats sentences of train with other labels, so that few models are better than the majority",
     ),
 }
-EXTRAS = {
-    "MRPC": Extra(file="msr_paraphrase_test.txt", columns=_MRPC, header=True),
-    "STS-B": Extra(file="original/sts-test.tsv", columns={"text": 6, "text_pair": 7, "score": 5}, header=False),
+LABELLED_TESTS = {
+    "MRPC": LabelledTest(file="msr_paraphrase_test.txt", columns=_MRPC, header=True),
+    "STS-B": LabelledTest(file="original/sts-test.tsv", columns={"text": 6, "text_pair": 7, "score": 5}, header=False),
 }
-ORIGINAL = "msr_paraphrase_train.txt"  # MRPC's train and dev in one file
+MRPC_ORIGINAL = "msr_paraphrase_train.txt"  # train and dev of MRPC in one file
 
 
 def task_of(folder: Path) -> str | None:
-    """GLUE task of a folder, by its name; None if it is not one."""
-    if not any(os.path.isfile(folder / layout) for layout in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
+    """Return the GLUE task that a folder is named after; None if there is none, or the folder lacks its files."""
+    if not any(os.path.isfile(folder / name) for name in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
         return None
-    names = {name.replace("-", "").casefold(): name for name in LAYOUTS}
-    return names.get(folder.absolute().name.replace("-", "").replace("_", "").casefold())
+    tasks = {task.replace("-", "").casefold(): task for task in LAYOUTS}
+    return tasks.get(folder.absolute().name.replace("-", "").replace("_", "").casefold())
 
 
 def open_task(
     folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
-    """Open the splits of a task's folder; with notes for the user."""
+    """Open the splits of a task's folder; a test split without labels is left out.
+
+    Returns:
+        The file of each split, and notes for the user.
+
+    Raises:
+        DataError: If the task needs examples of another class, or a file cannot be read.
+    """
     layout = LAYOUTS[task]
     if layout.kind is ScoredExample and kind is PairExample:
         layout = replace(layout, kind=PairExample)
@@ -90,83 +97,98 @@ def open_task(
         assert kind is not None
         raise DataError(f"{folder}: an example of {task} is {layout.kind.about}, but this task needs {kind.about}")
     check_column_roles(str(folder), f"GLUE's {task}", settings)
-    opened: dict[str, tuple[DataFile, ...]] = {}
+    files_by_split: dict[str, tuple[DataFile, ...]] = {}
     notes = [f"GLUE's {task}; quotes are read literally", *([layout.note] if layout.note else [])]
     for split, name in layout.files.items():
-        extra = EXTRAS.get(task) if split == "test" else None
-        if extra is not None and (folder / extra.file).is_file():
-            notes.append(f"{split}: {extra.file}, since the labels of {name} are hidden")
-            opened[split] = (
-                _part(folder / extra.file, layout.kind, extra.columns, extra.header, settings, row_errors),
-            )
-        elif (folder / name).is_file() and split.startswith("test"):
+        columns, header = layout.columns, layout.header
+        labelled_test = LABELLED_TESTS.get(task) if split == "test" else None
+        if labelled_test is not None and (folder / labelled_test.file).is_file():
+            notes.append(f"{split}: {labelled_test.file}, since the labels of {name} are hidden")
+            name, columns, header = labelled_test.file, labelled_test.columns, labelled_test.header
+        elif not (folder / name).is_file():
+            continue
+        elif split.startswith("test"):
             notes.append(f"{name}: its labels are hidden, so it is left out")
-        elif (folder / name).is_file():
-            opened[split] = (_part(folder / name, layout.kind, layout.columns, layout.header, settings, row_errors),)
-    if task == "MRPC" and {"train", "dev"} <= set(opened) and (folder / ORIGINAL).is_file():
-        notes += _complete(folder, opened, settings, row_errors)
-    notes += dict.fromkeys(note for some in opened.values() for part in some for note in part.notes)
-    return opened, notes
+            continue
+        files_by_split[split] = (_open_file(folder / name, layout.kind, columns, header, settings, row_errors),)
+    if task == "MRPC" and {"train", "dev"} <= set(files_by_split) and (folder / MRPC_ORIGINAL).is_file():
+        notes += _add_missing_pairs(folder, files_by_split, settings, row_errors)
+    notes += dict.fromkeys(note for files in files_by_split.values() for file in files for note in file.notes)
+    return files_by_split, notes
 
 
-def _part(
+def _open_file(
     path: Path,
     kind: type[Example],
-    columns: Names,
+    columns: Keys,
     header: bool,
     settings: DataSettings,
     row_errors: RowErrors,
-    wanted: Callable[[Cells], bool] | None = None,
+    is_wanted: Callable[[Cells], bool] | None = None,
 ) -> DataFile:
-    table, resolved, notes = _table(path, kind, columns, header, settings, row_errors)
+    """Open one file of a task.
+
+    Args:
+        path: the file.
+        kind: class of the examples.
+        columns: column of each role of `kind`, or of a ScoredExample.
+        header: whether the file has a header.
+        settings: encoding and row limit.
+        row_errors: handles bad rows among the first two.
+        is_wanted: whether the row with these cells is read; None: all are.
+    """
+    table, resolved, notes = _open_table(path, kind, columns, header, settings, row_errors)
+
+    def wanted_rows(row_errors: RowErrors) -> Rows:
+        return (row for row in table.rows(row_errors) if is_wanted is None or is_wanted(row[1]))
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
-        if wanted is None:
-            return read_examples(table, resolved, row_errors, settings.max_row_bytes)
-        chosen = replace(table, rows=lambda row_errors: (row for row in table.rows(row_errors) if wanted(row[1])))
-        return read_examples(chosen, resolved, row_errors, settings.max_row_bytes)
+        return read_examples(replace(table, rows=wanted_rows), resolved, row_errors, settings.max_row_bytes)
 
     return DataFile(display_name=table.display_name, kind=resolved.kind, read=read, notes=tuple(notes))
 
 
-def _table(
-    path: Path, kind: type[Example], columns: Names, header: bool, settings: DataSettings, row_errors: RowErrors
+def _open_table(
+    path: Path, kind: type[Example], columns: Keys, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
-    file, notes = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     numbers = [key for key in columns.values() if isinstance(key, int)]
-    least = max(numbers) if numbers else None
-    table = read_delimited(file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, least=least)
+    min_cells = max(numbers) if numbers else None
+    table = read_delimited(
+        file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, min_cells=min_cells
+    )
     if kind is PairExample:
         columns = {PAIR_ROLES.get(role, role): name for role, name in columns.items()}
     resolved = resolve_columns(table, kind, columns)
-    roles = Columns(kind=resolved.kind, of=resolved.of, unused=()).note
-    return table, resolved, [*notes, f"{path.name}: {roles}"]
+    columns_note = replace(resolved, unused=(), guessed=()).note
+    return table, resolved, [*notes, f"{path.name}: {columns_note}"]
 
 
-def _complete(
-    folder: Path, opened: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
+def _add_missing_pairs(
+    folder: Path, files_by_split: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
 ) -> list[str]:
-    """Add to train the pairs that the original file has and neither train nor dev has."""
+    """Add the pairs of MRPC's original file that neither train nor dev has to train; return notes for the user."""
 
-    def pairs(path: Path) -> Iterator[tuple[str, ...]]:
-        table, _, _ = _table(path, LabelledExample, _MRPC, True, settings, row_errors)
-        at = [table.names.index(name) for name in ("#1 ID", "#2 ID") if name in table.names]
+    def id_pairs(path: Path) -> Iterator[tuple[str, ...]]:
+        table, _, _ = _open_table(path, LabelledExample, _MRPC, True, settings, row_errors)
+        indices = [table.names.index(name) for name in ("#1 ID", "#2 ID") if name in table.names]
         for _, cells in table.rows(row_errors):
             assert isinstance(cells, list)
-            yield tuple(cells[index] for index in at)
+            yield tuple(cells[index] for index in indices)
 
-    have = {pair for name in ("train.tsv", "dev.tsv") for pair in pairs(folder / name)}
-    lacking = set(pairs(folder / ORIGINAL)) - have
-    if not lacking:
+    present = {pair for name in ("train.tsv", "dev.tsv") for pair in id_pairs(folder / name)}
+    missing = set(id_pairs(folder / MRPC_ORIGINAL)) - present
+    if not missing:
         return []
 
-    def wanted(cells: Cells) -> bool:
+    def is_missing(cells: Cells) -> bool:
         assert isinstance(cells, list)
-        return (cells[1], cells[2]) in lacking
+        return (cells[1], cells[2]) in missing
 
-    more = _part(folder / ORIGINAL, LabelledExample, _MRPC, True, settings, row_errors, wanted)
-    opened["train"] = (*opened["train"], more)
-    named = ", ".join(" / ".join(pair) for pair in sorted(lacking)[:3])
+    file = _open_file(folder / MRPC_ORIGINAL, LabelledExample, _MRPC, True, settings, row_errors, is_missing)
+    files_by_split["train"] = (*files_by_split["train"], file)
+    first_ids = ", ".join(" / ".join(pair) for pair in sorted(missing)[:3])
     return [
-        f"train.tsv lacks {len(lacking)} of the pairs in {ORIGINAL} that dev.tsv has not: taken from there ({named})"
+        f"train.tsv lacks {len(missing)} of the pairs in {MRPC_ORIGINAL} that dev.tsv does not have either: they are "
+        f"read from there ({first_ids})"
     ]

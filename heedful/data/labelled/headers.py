@@ -1,4 +1,4 @@
-"""Decide whether a table's first row is a header if neither a setting nor known column names do."""
+"""Decide whether a table's first row is a header, if neither a setting nor known column names decide it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from heedful.data.formats.tables import Table
 from heedful.data.labelled.columns import COLUMN_NAMES, Key, column_keys, is_header
 from heedful.errors import DataError
 
-NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # a possible column name
+COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # a possible column name
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
-LOOKED_AT = 20  # rows after the first that are examined
-WORDS = 3  # least number of words in a cell that is a text and not a name
+EXAMINED_ROWS = 20  # rows after the first that are examined
+MIN_TEXT_WORDS = 3  # minimum number of words in a cell that is a text and not a name
 
 
 def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a first row looks like column names, unlike the rows below it.
 
-    All its cells could be names, and one of its columns has only numbers, or only texts under a one-word name.
+    All of its cells must be possible names, and some column must have only numbers below its name, or only texts below
+    a name of one word.
 
     >>> may_be_header(["id", "phrase"], [["1", "Who wrote it?"], ["2", "Rain again"]])
     True
@@ -28,20 +29,20 @@ def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     False
     """
     names = [cell.strip() for cell in first]
-    if len({name.casefold() for name in names}) < len(names) or not all(map(NAME.fullmatch, names)):
+    if len({name.casefold() for name in names}) < len(names) or not all(map(COLUMN_NAME.fullmatch, names)):
         return False
-    for place, name in enumerate(names):
-        cells = [row[place].strip() for row in rows if len(row) == len(names)]
+    for index, name in enumerate(names):
+        cells = [row[index].strip() for row in rows if len(row) == len(names)]
         if cells and all(map(NUMBER.fullmatch, cells)):
             return True
-        if cells and " " not in name and all(len(cell.split()) >= WORDS for cell in cells):
+        if cells and " " not in name and all(len(cell.split()) >= MIN_TEXT_WORDS for cell in cells):
             return True
     return False
 
 
 def check_header(table: Table) -> None:
-    """Raise DataError if the first row of a table without a header looks like one: it would be read as data."""
-    first, *below = [cells for _, cells in islice(table.rows(RowErrors(Skip())), LOOKED_AT + 1)]
+    """Raise DataError if the first row of a table without a header looks like a header: it would be read as data."""
+    first, *below = [cells for _, cells in islice(table.rows(RowErrors(Skip())), EXAMINED_ROWS + 1)]
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
         raise DataError(
@@ -51,18 +52,23 @@ def check_header(table: Table) -> None:
 
 
 def names_known_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]) -> bool:
-    """Whether a first row is a header, for columns that were given by number for another file.
+    """Whether a first row is a header, for columns that were set by number for another file.
 
-    It is one if `is_header` says so, if all the numbered columns have known names, or if all cells are single words
-    and one of them is the first known name of a role.
+    It is a header by `is_header`, or if all the numbered columns have known names, or if all cells are single words and
+    one of them is the first known name of a role.
+
+    Args:
+        first: cells of the row.
+        columns: numbers of the columns, by role.
     """
     if is_header(first, None, columns):
         return True
     names = [cell.strip().casefold() for cell in first]
-    known = {name for role in columns for name in COLUMN_NAMES.get(role, ())}
-    numbers = [int(key) - 1 for keys in columns.values() for key in column_keys(keys)]
-    there = [names[number] for number in numbers if number < len(names)]
-    if there and all(name in known for name in there):
+    known_names = {name for role in columns for name in COLUMN_NAMES.get(role, ())}
+    indices = [int(key) - 1 for keys in columns.values() for key in column_keys(keys)]
+    numbered_names = [names[index] for index in indices if index < len(names)]
+    if numbered_names and all(name in known_names for name in numbered_names):
         return True
-    usual = {COLUMN_NAMES[role][0] for role in columns if role in COLUMN_NAMES}
-    return bool(usual & {*names}) and all(NAME.fullmatch(name) and " " not in name for name in names)
+    preferred_names = {COLUMN_NAMES[role][0] for role in columns if role in COLUMN_NAMES}
+    are_words = all(COLUMN_NAME.fullmatch(name) and " " not in name for name in names)
+    return bool(preferred_names & {*names}) and are_words

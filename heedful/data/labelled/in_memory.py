@@ -22,7 +22,7 @@ from heedful.data.examples import (
 from heedful.data.formats.tables import DatasetObject
 from heedful.errors import DataError
 
-PAIRED: dict[type[Example], tuple[str, str]] = {  # columns of a pair (inputs, targets)
+PAIR_COLUMNS: dict[type[Example], tuple[str, str]] = {  # columns of the inputs and targets of a pair
     LabelledExample: ("text", "label"),
     MultiLabelExample: ("text", "labels"),
     ScoredExample: ("text", "score"),
@@ -37,25 +37,25 @@ class InMemoryRows:
     """Rows in memory with the interface of a `datasets.Dataset`; each iteration starts from the first row."""
 
     column_names: tuple[str, ...]
-    source: object
-    features: None = None
+    source: object  # a frame, or rows as mappings from columns to values
+    features: None = None  # `datasets.Dataset` has label names here
 
     def __iter__(self) -> Iterator[dict[str, object]]:
-        for row in _rows(self.source):
-            yield {str(name): _scalar(value) for name, value in row.items()}
+        for row in _iterate_rows(self.source):
+            yield {str(name): _to_python_value(value) for name, value in row.items()}
 
 
 def is_in_memory(value: object) -> bool:
-    """Whether this is data in memory: a dataset, a frame, a list of dicts, or a pair (inputs, targets)."""
-    return isinstance(value, DatasetObject) or _is_frame(value) or _is_rows(value) or _is_pair(value)
+    """Whether a value is data in memory: a `datasets.Dataset`, a frame, a list of dicts, or (inputs, targets)."""
+    return isinstance(value, DatasetObject) or _is_frame(value) or _is_list_of_dicts(value) or _is_pair(value)
 
 
 def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObject:
-    """Wrap data in memory as an object with columns.
+    """Wrap data in memory as an object with the interface of a `datasets.Dataset`.
 
     Args:
-        value: the data.
-        kind: class of the examples, which decides what the targets of a pair are; None: labels.
+        value: data for which `is_in_memory` is true.
+        kind: class of the examples, which decides what the targets of a pair are; None: labels, or lists of labels.
 
     Raises:
         DataError: If inputs and targets differ in number, or examples of that class need more than a pair.
@@ -63,8 +63,8 @@ def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObjec
     if isinstance(value, DatasetObject):
         return value
     if _is_pair(value):
-        inputs, targets = map(_listed, value)
-        return _paired(inputs, targets, kind)
+        inputs, targets = map(_to_list, value)
+        return _pair_rows(inputs, targets, kind)
     names: Iterable[object]
     if hasattr(value, "to_batches") and hasattr(value, "column_names"):
         names = value.column_names
@@ -76,28 +76,29 @@ def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObjec
     return InMemoryRows(column_names=tuple(map(str, names)), source=value)
 
 
-def _paired(inputs: list[Any], targets: list[object], kind: type[Example] | None) -> InMemoryRows:
+def _pair_rows(inputs: list[Any], targets: list[object], kind: type[Example] | None) -> InMemoryRows:
     if len(inputs) != len(targets):
         raise DataError(f"data has {len(inputs)} inputs and {len(targets)} targets; expected as many of both")
     if kind is None:
-        several = bool(targets) and isinstance(targets[0], list | tuple)
-        kind = MultiLabelExample if several else LabelledExample
-    if kind not in PAIRED:
+        are_lists = bool(targets) and isinstance(targets[0], list | tuple)
+        kind = MultiLabelExample if are_lists else LabelledExample
+    if kind not in PAIR_COLUMNS:
         raise DataError("data is a pair of inputs and targets, expected rows: give a list of dicts")
-    first, second = PAIRED[kind]
-    pairs = (
-        kind in (LabelledExample, MultiLabelExample, ScoredExample)
-        and bool(inputs)
-        and isinstance(inputs[0], list | tuple)
-    )
-    rows = [
-        ({first: engine_input[0], "text_pair": engine_input[1]} if pairs else {first: engine_input}) | {second: target}
-        for engine_input, target in zip(inputs, targets, strict=True)
-    ]
-    return InMemoryRows(column_names=(first, *(["text_pair"] if pairs else []), second), source=rows)
+    input_column, target_column = PAIR_COLUMNS[kind]
+    may_be_pairs = kind in (LabelledExample, MultiLabelExample, ScoredExample)
+    are_pairs = may_be_pairs and bool(inputs) and isinstance(inputs[0], list | tuple)
+    rows: list[dict[str, object]] = []
+    for input_value, target in zip(inputs, targets, strict=True):
+        if are_pairs:
+            rows.append({input_column: input_value[0], "text_pair": input_value[1], target_column: target})
+        else:
+            rows.append({input_column: input_value, target_column: target})
+    columns = (input_column, "text_pair", target_column) if are_pairs else (input_column, target_column)
+    return InMemoryRows(column_names=columns, source=rows)
 
 
-def _rows(source: object) -> Iterator[Mapping[object, object]]:
+def _iterate_rows(source: object) -> Iterator[Mapping[object, object]]:
+    """Yield the rows of a frame, or of a list of mappings."""
     if hasattr(source, "iter_rows"):  # polars
         yield from source.iter_rows(named=True)
     elif hasattr(source, "itertuples") and hasattr(source, "columns"):  # pandas
@@ -112,7 +113,7 @@ def _rows(source: object) -> Iterator[Mapping[object, object]]:
         yield from source
 
 
-def _scalar(value: object) -> object:
+def _to_python_value(value: object) -> object:
     """Convert a NumPy value to a Python value."""
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -122,7 +123,7 @@ def _is_frame(value: object) -> bool:
     return tabular or (hasattr(value, "to_batches") and hasattr(value, "column_names"))
 
 
-def _is_rows(value: object) -> bool:
+def _is_list_of_dicts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
@@ -131,14 +132,15 @@ def _is_pair(value: object) -> TypeGuard[tuple[object, object]]:
 
 
 def _is_column(value: object) -> bool:
-    listed = isinstance(value, list | tuple) or hasattr(value, "tolist") or hasattr(value, "to_list")
-    return listed and not isinstance(value, str | Path) and not _is_frame(value)
+    """Whether a value is a list, an array or a series."""
+    is_list_like = isinstance(value, list | tuple) or hasattr(value, "tolist") or hasattr(value, "to_list")
+    return is_list_like and not isinstance(value, str | Path) and not _is_frame(value)
 
 
-def _listed(column: object) -> list[Any]:
+def _to_list(column: object) -> list[Any]:
     """Convert a list, an array or a series to a list of Python values."""
     for name in ("tolist", "to_list"):
         if hasattr(column, name):
             return list(getattr(column, name)())
     assert isinstance(column, Iterable)
-    return [_scalar(value) for value in column]
+    return [_to_python_value(value) for value in column]

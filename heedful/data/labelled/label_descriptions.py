@@ -1,4 +1,4 @@
-"""Descriptions of labels, from a file: {"label": "description"} in JSON, or CSV with the columns label, description."""
+"""Files of label descriptions: {"label": "description"} in JSON, or CSV with the columns label and description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the rows of a table as examples."""
+"""Read the rows of a table as examples: one function for each class of examples, which yields their fields."""
 
 from __future__ import annotations
 
@@ -25,63 +25,71 @@ from heedful.data.formats.tables import Cells, Table
 from heedful.data.labelled.columns import SEPARATOR, Columns, RowReader
 
 
-def _plain(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _text_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "text")}
 
 
-def _labelled(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _label_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     value, name = read.values(cells, "label")[0]
-    label = read.label(value, name, read.words["label"])
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "label": label}
+    label = read.label(value, name, read.label_names["label"])
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "label": label}
 
 
-def _multi(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    values, words = read.values(cells, "labels"), read.words["labels"]
+def _labels_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    values = read.values(cells, "labels")
     labels: list[str] = []
     if len(values) > 1:  # one column per label
         for value, name in values:
             if value not in (0, 1, "0", "1", True, False):
                 raise CellError(name, f"is {shown(value)}, expected 0 or 1")
-            labels += [name] * (value in (1, "1"))
+            if value in (1, "1"):
+                labels.append(name)
     else:
         ((value, name),) = values
-        value = parse_list_cell(value, name)
-        label_values = value.split(SEPARATOR) if isinstance(value, str) and value.strip() else value
-        if not isinstance(label_values, list | tuple):
-            if label_values is None or isinstance(label_values, str):
-                label_values = []
-            else:
-                raise CellError(name, f"is {shown(value)}, expected a list of labels")
-        labels = [read.label(label_value, name, words) for label_value in label_values]
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "labels": tuple(dict.fromkeys(labels))}
+        label_values = _split_labels(value, name)
+        labels = [read.label(label_value, name, read.label_names["labels"]) for label_value in label_values]
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "labels": tuple(dict.fromkeys(labels))}
 
 
-def _scored(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    yield {"text": read.text(cells, "text"), "text_pair": read.pair(cells), "score": read.number(cells, "score")}
+def _split_labels(value: object, name: str) -> Sequence[object]:
+    """Return the labels in a cell: a list, or texts separated by bars; none if it is empty or missing."""
+    value = parse_list_cell(value, name)
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, str):
+        return value.split(SEPARATOR) if value.strip() else ()
+    if value is None:
+        return ()
+    raise CellError(name, f"is {shown(value)}, expected a list of labels")
 
 
-def _tagged(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _score_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "score": read.number(cells, "score")}
+
+
+def _tag_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
     value = parse_list_cell(value, name)
     tag_values = value.split() if isinstance(value, str) else value
     if not isinstance(tag_values, list | tuple):
         raise CellError(name, "is missing" if tag_values is None else f"is {shown(value)}, expected a list of tags")
-    tags = tuple(read.label(tag, f"{name}[{index}]", read.words["tags"]) for index, tag in enumerate(tag_values))
+    tags = tuple(read.label(tag, f"{name}[{index}]", read.label_names["tags"]) for index, tag in enumerate(tag_values))
     if len(tags) != len(words):
         raise CellError(name, f"has {len(tags)} tags for {len(words)} words")
     yield {"words": words, "tags": tags}
 
 
-def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _question_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     context, value, name = read.text(cells, "context"), read.value(cells, "answers"), read.name("answers")
+    texts: object = None
+    starts: object = None
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
-    else:
-        answers = value if isinstance(value, list) and all(isinstance(answer, dict) for answer in value) else None
-        texts, starts = (answers and [answer.get(key) for answer in answers] for key in ("text", "answer_start"))
+    elif isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
+        texts, starts = ([answer.get(key) for answer in value] for key in ("text", "answer_start"))
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
-    pairs = [(read.checked(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
+    pairs = [(read.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
     impossible = read.value(cells, "impossible") if read.has("impossible") else not pairs
     spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
     question = read.text(cells, "question")
@@ -90,7 +98,7 @@ def _question(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield fields | {"repairs": repairs}
 
 
-def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _choice_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     questions = read.value(cells, "question") if read.has("question") else None
     if isinstance(questions, list):  # one passage with several questions
         options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
@@ -101,22 +109,23 @@ def _choices(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
             )
         for number, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
             where = f"[{number}]"
-            question = read.checked(question, read.name("question") + where)
+            question = read.check_text(question, read.name("question") + where)
             if not isinstance(texts, list):
                 raise CellError(read.name("candidates") + where, f"is {shown(texts)}, expected a list of texts")
-            candidates = tuple(read.checked(candidate, read.name("candidates") + where) for candidate in texts)
-            yield _choice(read, cells, question, candidates, answer, ())
+            candidates = tuple(read.check_text(candidate, read.name("candidates") + where) for candidate in texts)
+            yield _one_choice(read, cells, question, candidates, answer, ())
         return
     question = read.text(cells, "question") if read.has("question") else None
     marks: Sequence[object] = ()
     value = read.value(cells, "candidates")
     if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
         marks = value.get("label") or ()
-        cells = {**cells, read.name("candidates"): value.get("text")} if isinstance(cells, dict) else cells
-    yield _choice(read, cells, question, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
+        if isinstance(cells, dict):
+            cells = {**cells, read.name("candidates"): value.get("text")}
+    yield _one_choice(read, cells, question, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
 
 
-def _choice(
+def _one_choice(
     read: RowReader,
     cells: Cells,
     question: str | None,
@@ -124,15 +133,25 @@ def _choice(
     answer: object,
     marks: Sequence[object],
 ) -> dict[str, object]:
+    """Return the fields of one ChoiceExample.
+
+    Args:
+        read: reads the row.
+        cells: the row.
+        question: question about the prompt, which is joined with each candidate; None: there is none.
+        candidates: the candidates.
+        answer: the correct candidate, as `parse_correct_index` reads it.
+        marks: marks of the candidates, such as "A"; empty: they have none.
+    """
     if len(candidates) < 2:
         raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
-    right = right_one(answer, candidates, marks, read.name("answer"))
+    correct = parse_correct_index(answer, candidates, marks, read.name("answer"))
     if not read.has("prompt"):
         assert question is not None
-        return {"prompt": question, "candidates": candidates, "answer": right}
+        return {"prompt": question, "candidates": candidates, "answer": correct}
     if question is not None:
         candidates = tuple(fill_blank(question, candidate) for candidate in candidates)
-    return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": right}
+    return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": correct}
 
 
 def fill_blank(question: str, option: str) -> str:
@@ -145,16 +164,26 @@ def fill_blank(question: str, option: str) -> str:
     return question.replace(blanks[0], option) if len(blanks) == 1 else f"{question} {option}".strip()
 
 
-def right_one(answer: object, candidates: Sequence[str], marks: Sequence[object], name: str) -> int:
-    """Index of the correct candidate, given as that index, a letter from A, its mark or its text."""
+def parse_correct_index(answer: object, candidates: Sequence[str], marks: Sequence[object], name: str) -> int:
+    """Return the index of the correct candidate from an answer: an index, a letter from A, a mark or a text.
+
+    Args:
+        answer: value of the cell.
+        candidates: the candidates.
+        marks: marks of the candidates; a text must be one of them if there are any.
+        name: name of the cell's column, for messages.
+
+    Raises:
+        CellError: If the answer is not exactly one of the candidates.
+    """
     if isinstance(answer, str):
         answer = answer.strip()
-        matches = {number for number, mark in enumerate(marks) if mark == answer}
+        matches = {index for index, mark in enumerate(marks) if mark == answer}
         if not marks:
-            matches |= {number for number, candidate in enumerate(candidates) if candidate.strip() == answer}
-            letter = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
+            matches |= {index for index, candidate in enumerate(candidates) if candidate.strip() == answer}
+            letter_index = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
             number = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
-            matches |= {index for index in (letter, number) if 0 <= index < len(candidates)}
+            matches |= {index for index in (letter_index, number) if 0 <= index < len(candidates)}
         if len(matches) != 1:
             raise CellError(name, f"is {shown(answer)}, which is {'several' if matches else 'none'} of the candidates")
         answer = matches.pop()
@@ -166,10 +195,10 @@ def right_one(answer: object, candidates: Sequence[str], marks: Sequence[object]
     return answer
 
 
-def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _pair_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     score = read.number(cells, "score") if read.has("score") else None
     negatives = read.text_list(cells, "negative") if read.has("negative") else ()
-    scores = teacher_scores(read, cells, 1 + len(negatives)) if read.has("teacher_scores") else ()
+    scores = _teacher_scores(read, cells, 1 + len(negatives)) if read.has("teacher_scores") else ()
     anchor, positive = read.text(cells, "anchor"), read.text(cells, "positive")
     yield {
         "anchor": anchor,
@@ -180,7 +209,7 @@ def _pair(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     }
 
 
-def _ranked(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _rank_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     if read.has("negative"):
         negatives = read.text_list(cells, "negative")
         if not negatives:
@@ -191,7 +220,7 @@ def _ranked(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
         documents, relevance = (read.text(cells, "document"),), (read.number(cells, "relevance"),)
         if relevance[0] < 0:
             raise CellError(read.name("relevance"), f"is {relevance[0]:g}, expected 0 for an irrelevant text, or more")
-    scores = teacher_scores(read, cells, len(documents)) if read.has("teacher_scores") else ()
+    scores = _teacher_scores(read, cells, len(documents)) if read.has("teacher_scores") else ()
     yield {
         "query": read.text(cells, "query"),
         "documents": documents,
@@ -200,51 +229,62 @@ def _ranked(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     }
 
 
-def teacher_scores(read: RowReader, cells: Cells, documents: int) -> tuple[float, ...]:
-    """Return the teacher's score of each document; margins of the first over the others are scores up to a constant."""
-    scores = read.numbers(cells, "teacher_scores")
-    if len(scores) == documents - 1 > 0:
-        return (0.0, *(-margin for margin in scores))
-    if len(scores) != documents:
-        expected = f"{documents} scores, or {documents - 1} margins" if documents > 1 else "1 score"
-        raise CellError(read.name("teacher_scores"), f"has {len(scores)} numbers, expected {expected}")
-    return scores
+def _teacher_scores(read: RowReader, cells: Cells, num_documents: int) -> tuple[float, ...]:
+    """Return the teacher's score of each document.
+
+    A row may have margins instead, which are the score of the first document minus that of each other one; they become
+    scores with 0 for the first document.
+    """
+    numbers = read.numbers(cells, "teacher_scores")
+    if len(numbers) == num_documents - 1 > 0:
+        return (0.0, *(-margin for margin in numbers))
+    if len(numbers) != num_documents:
+        expected = f"{num_documents} scores, or {num_documents - 1} margins" if num_documents > 1 else "1 score"
+        raise CellError(read.name("teacher_scores"), f"has {len(numbers)} numbers, expected {expected}")
+    return numbers
 
 
-def _rewritten(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+def _seq2seq_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
 
 
-Fields = Callable[[RowReader, Cells], Iterator[dict[str, object]]]
-FIELDS: dict[type[Example], Fields] = {  # other classes implement `Example.from_cells`
-    TextExample: _plain,
-    LabelledExample: _labelled,
-    MultiLabelExample: _multi,
-    ScoredExample: _scored,
-    TaggedExample: _tagged,
-    QuestionExample: _question,
-    ChoiceExample: _choices,
-    PairExample: _pair,
-    RankExample: _ranked,
-    Seq2SeqExample: _rewritten,
+ReadFields = Callable[[RowReader, Cells], Iterator[dict[str, object]]]
+READ_FIELDS: dict[type[Example], ReadFields] = {  # other classes implement `Example.from_cells`
+    TextExample: _text_fields,
+    LabelledExample: _label_fields,
+    MultiLabelExample: _labels_fields,
+    ScoredExample: _score_fields,
+    TaggedExample: _tag_fields,
+    QuestionExample: _question_fields,
+    ChoiceExample: _choice_fields,
+    PairExample: _pair_fields,
+    RankExample: _rank_fields,
+    Seq2SeqExample: _seq2seq_fields,
 }
 
 
-def read_examples(table: Table, columns: Columns, row_errors: RowErrors, longest: int) -> Iterator[Example]:
-    """Yield the rows of a table as examples; a row with an unusable cell is a bad row."""
-    read = RowReader(table, columns, longest)
-    fields: Fields = FIELDS.get(columns.kind) or columns.kind.from_cells
-    for ordinal, (line, cells) in enumerate(table.rows(row_errors)):
+def read_examples(table: Table, columns: Columns, row_errors: RowErrors, max_text_chars: int) -> Iterator[Example]:
+    """Yield the examples in the rows of a table; a row with an unusable cell is a bad row.
+
+    Args:
+        table: the table.
+        columns: its columns by role, and the class of the examples.
+        row_errors: handles bad rows and counts repairs.
+        max_text_chars: maximum number of characters in a text.
+    """
+    reader = RowReader(table, columns, max_text_chars)
+    read_fields: ReadFields = READ_FIELDS.get(columns.kind) or columns.kind.from_cells
+    for number, (line, cells) in enumerate(table.rows(row_errors)):
         try:
-            fields_of_examples = list(fields(read, cells))
-        except CellError as wrong:
+            fields_of_examples = list(read_fields(reader, cells))
+        except CellError as error:
             text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
-            bad = BadRow(file=table.display_name, line=line, column=wrong.column, reason=wrong.reason, text=text[:200])
-            row_errors.reject(bad, number=ordinal, stage="cells")
+            bad = BadRow(file=table.display_name, line=line, column=error.column, reason=error.reason, text=text[:200])
+            row_errors.reject(bad, number=number, stage="cells")
             continue
-        for example_fields in fields_of_examples:
-            repairs = example_fields.pop("repairs", ())
+        for fields in fields_of_examples:
+            repairs = fields.pop("repairs", ())
             assert isinstance(repairs, list | tuple)
-            for number, what in enumerate(repairs):
-                row_errors.count_repair(what, table.display_name, line, ordinal * 1000 + min(number, 999))
-            yield columns.kind(file=table.display_name, line=line, **example_fields)
+            for index, kind in enumerate(repairs):
+                row_errors.count_repair(kind, table.display_name, line, number * 1000 + min(index, 999))
+            yield columns.kind(file=table.display_name, line=line, **fields)

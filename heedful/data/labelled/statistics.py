@@ -25,7 +25,7 @@ from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import DataError
 
 MAX_ABS_SCORE = 1e30  # largest absolute score that can be trained on, in float32
-MIN_RELATIVE_STD = 100 * 2.0**-23  # of scores / the largest absolute score: the bias of the last layer is float32
+MIN_RELATIVE_STD = 100 * 2.0**-23  # least std of scores / largest absolute score, since biases are float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class DatasetStats:
     """
 
     counts: dict[str, int]  # number of examples by split
-    labels: Counter[str]
-    # labels that the first split lacks, by split; only of splits with such labels
+    labels: Counter[str]  # number of examples, or of words, by label
+    # labels that the first split lacks, by split; splits without such labels are left out
     unseen_labels: Mapping[str, Counter[str]] = field(default_factory=dict)
     min_score: float | None = None  # None: the examples have no scores
     max_score: float | None = None
@@ -45,10 +45,10 @@ class DatasetStats:
     score_std: float = 1.0
     constant_score_splits: tuple[str, ...] = ()  # splits whose scores are all equal: no correlation is defined
     splits_with_unanswerable: tuple[str, ...] = ()  # splits with questions that have no answer
-    num_characters: Mapping[str, int] = field(default_factory=dict)  # of all texts, by split
-    num_documents: int = 0  # of all queries
-    max_relevance: float = 0.0  # of these documents
-    # queries whose documents differ in relevance, by split; {}: the examples are no queries
+    num_characters: Mapping[str, int] = field(default_factory=dict)  # characters of all texts, by split
+    num_documents: int = 0  # documents of all queries
+    max_relevance: float = 0.0  # highest relevance of a document
+    # number of queries whose documents differ in relevance, by split; {}: the examples are not queries
     num_rankable_queries: Mapping[str, int] = field(default_factory=dict)
     has_teacher_scores: bool = False  # whether a teacher has scored all documents, or the texts of all pairs
 
@@ -71,7 +71,7 @@ class _ScoreStats:
     minimum: float = inf
     maximum: float = -inf
     mean: float = 0.0
-    sum_of_squares: float = 0.0  # of the deviations from the mean
+    sum_of_squares: float = 0.0  # sum of squared deviations from the mean
 
     def add(self, score: float) -> None:
         self.count += 1
@@ -83,13 +83,13 @@ class _ScoreStats:
 
     @property
     def std(self) -> float:
-        """Standard deviation; 1 if it would be 0, since scores are divided by it."""
+        """Population standard deviation; 1 if it would be 0, since scores are divided by it."""
         return sqrt(self.sum_of_squares / self.count) if self.sum_of_squares else 1.0
 
 
 @dataclass(slots=True)
 class _SplitStats:
-    """Statistics of one split, from one pass; see `DatasetStats`."""
+    """Statistics of one split, from one pass; the fields are those of `DatasetStats`."""
 
     count: int = 0
     num_characters: int = 0
@@ -137,7 +137,7 @@ def compute_stats(dataset: Dataset[Example], splits: Sequence[str]) -> DatasetSt
             stats.add(example)
     counts = {split: stats.count for split, stats in by_split.items()}
     first = by_split[splits[0]]
-    # if all examples fell into the generated dev split, dev_split_problem reports that
+    # if all examples are in the generated dev split, dev_split_problem reports it
     if not first.count and not (dataset.has_generated_dev and counts.get("dev")):
         raise DataError(f"{splits[0]} has no examples: nothing can be learned or measured")
     labels = {split: stats.labels for split, stats in by_split.items()}
@@ -162,22 +162,20 @@ def compute_stats(dataset: Dataset[Example], splits: Sequence[str]) -> DatasetSt
 
 
 def _unseen_labels(labels: Mapping[str, Counter[str]], *, are_tags: bool) -> dict[str, Counter[str]]:
-    """Return the labels of each split that the first split lacks, without splits that have none of them.
+    """Return the labels of each split that the first split lacks; splits without such labels are left out.
 
-    Tags that begin with I- are not reported: they continue an entity, whose first tag is.
+    Tags I-x are not reported, since they continue an entity whose first tag B-x is.
     """
-    first, *others = labels
-    unseen = {
-        split: Counter(
-            {
-                label: count
-                for label, count in labels[split].items()
-                if label not in labels[first] and not (are_tags and label.startswith("I-"))
-            }
-        )
-        for split in others
-    }
-    return {split: counts for split, counts in unseen.items() if counts}
+    first, *other_splits = labels
+    unseen: dict[str, Counter[str]] = {}
+    for split in other_splits:
+        counts: Counter[str] = Counter()
+        for label, count in labels[split].items():
+            if label not in labels[first] and not (are_tags and label.startswith("I-")):
+                counts[label] = count
+        if counts:
+            unseen[split] = counts
+    return unseen
 
 
 def split_warnings(stats: DatasetStats) -> list[str]:
@@ -203,10 +201,10 @@ def dev_split_problem(dataset: Dataset[Example], stats: DatasetStats) -> str:
         return ""
     train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
     if not train or not dev:
-        hashed = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}
+        groups = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}
         share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
         return (
-            f"no dev split can be made: the hash of their {hashed.get(dataset.kind, 'texts')} would put {share} into it"
+            f"no dev split can be made: the hash of their {groups.get(dataset.kind, 'texts')} would put {share} into it"
         )
     if "dev" in stats.constant_score_splits:
         return f"no dev split can be made: all scores of its {dev:,} examples would be the same"
@@ -219,7 +217,8 @@ def check_learnable(dataset: Dataset[Example], stats: DatasetStats) -> None:
     """Raise DataError if nothing can be learned from train: a single label, constant scores, or scores beyond float32.
 
     Args:
-        stats: Statistics of train and the other splits.
+        dataset: the dataset.
+        stats: statistics of train and the other splits.
     """
     if dataset.kind in (LabelledExample, MultiLabelExample):
         _check_labels(dataset, stats)
@@ -236,14 +235,13 @@ def check_learnable(dataset: Dataset[Example], stats: DatasetStats) -> None:
 
 def _check_labels(dataset: Dataset[Example], stats: DatasetStats) -> None:
     """Raise DataError if there are too few labels, or labels that look like ids or texts."""
-    if len(stats.labels) < (2 if dataset.kind is LabelledExample else 1):
-        same = next((f"the label {shown(label)}" for label in stats.labels), "no label")
-        advice = (
-            "; a part of train became the dev split: data.dev_fraction=0 keeps all of it in train"
-            if dataset.has_generated_dev
-            else ""
-        )
-        raise DataError(f"all examples of train have {same}: there is nothing to distinguish{advice}")
+    min_labels = 2 if dataset.kind is LabelledExample else 1
+    if len(stats.labels) < min_labels:
+        only_label = next((f"the label {shown(label)}" for label in stats.labels), "no label")
+        advice = ""
+        if dataset.has_generated_dev:
+            advice = "; a part of train became the dev split: data.dev_fraction=0 keeps all of it in train"
+        raise DataError(f"all examples of train have {only_label}: there is nothing to distinguish{advice}")
     if warning := label_column_warning(stats.labels, sum(stats.counts.values())):
         raise DataError(warning)
 
@@ -256,11 +254,10 @@ def _check_scores(kind: type[Example], stats: DatasetStats, min_score: float, ma
             f"scores of train go from {min_score:g} to {max_score:g}: scale them down below {MAX_ABS_SCORE:g}"
         )
     if min_score == max_score:
-        advice = (
-            "; leave the column out (--data.columns.score='[]') to learn that the texts of each pair belong together"
-            if kind is PairExample
-            else ""
-        )
+        advice = ""
+        if kind is PairExample:
+            advice = "; leave the column out (--data.columns.score='[]') to learn that the texts of each pair belong "
+            advice += "together"
         raise DataError(f"all scores of train are {min_score:g}: nothing can be learned from them{advice}")
     if kind is ScoredExample and stats.score_std < MIN_RELATIVE_STD * max_abs_score:
         raise DataError(

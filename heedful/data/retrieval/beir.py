@@ -1,4 +1,4 @@
-"""A retrieval data set in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+"""Folders of retrieval data in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from heedful.data.retrieval.documents import BEIR_CORPUS, BEIR_QUERIES, Document
 from heedful.data.retrieval.trec import read_judgments
 from heedful.errors import DataError
 
-QRELS = "qrels"
-PREFERRED_SPLITS = ("test", "dev")
+QRELS = "qrels"  # folder of the relevance judgments
+PREFERRED_SPLITS = ("test", "dev")  # splits that are listed first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class BeirFolder:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that have relevance judgments: test and dev first."""
+        """Names of the splits that have relevance judgments, test and dev first."""
         names = sorted(path.stem for path in (self.folder / QRELS).glob("*.tsv"))
         return tuple(sorted(names, key=lambda name: (*PREFERRED_SPLITS, name).index(name)))
 
@@ -31,7 +31,7 @@ class BeirFolder:
         return read_documents([self.folder / BEIR_CORPUS])
 
     def judgments(self, split: str) -> dict[str, dict[str, int]]:
-        """Return the relevance judgments of a split, by query.
+        """Return the relevance judgments of a split: the relevance of documents by query id and document id.
 
         Raises:
             DataError: If there is no such split.
@@ -41,7 +41,7 @@ class BeirFolder:
         return read_judgments(self.folder / QRELS / f"{split}.tsv")
 
     def queries(self, split: str) -> dict[str, str]:
-        """Return the texts of the queries that are judged in a split, by id.
+        """Return the texts of the queries that a split has judgments of, by query id.
 
         Raises:
             DataError: If the text of a judged query is missing.
@@ -54,7 +54,7 @@ class BeirFolder:
 
 
 def beir_folder(data: object) -> BeirFolder | None:
-    """Return the data set of a folder in BEIR's layout; None for anything else."""
+    """Return the folder at a path if it has BEIR's layout; None for anything else."""
     if not isinstance(data, str | Path):
         return None
     folder = Path(data)

@@ -1,4 +1,4 @@
-"""Relevance judgments (qrels) and rankings (runs) in TREC's formats."""
+"""Files of relevance judgments (qrels) and rankings (runs) in TREC's formats."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from heedful.data.bad_rows import Raise, RowErrors, shown
 from heedful.data.formats.text_files import detect_encoding, read_text_lines
 from heedful.errors import DataError
 
-BEIR_HEADER = ("query-id", "corpus-id", "score")
+BEIR_HEADER = ("query-id", "corpus-id", "score")  # columns of BEIR's tables of judgments
 
 
 def read_judgments(path: Path) -> dict[str, dict[str, int]]:
-    """Return the relevance of documents by query, from TREC's qrels or BEIR's table.
+    """Read relevance judgments, in TREC's format or BEIR's.
 
-    Lines are QUERY 0 DOCUMENT RELEVANCE, or tab-separated QUERY, DOCUMENT and RELEVANCE below a header.
+    Lines are QUERY 0 DOCUMENT RELEVANCE, or below a header QUERY, DOCUMENT and RELEVANCE separated by tabs.
+
+    Returns:
+        The relevance of documents, by query id and document id.
 
     Raises:
-        DataError: If a line has another form, or a document is judged twice for a query.
+        DataError: If a line has another form, or a document has two different judgments for a query.
     """
     judgments: dict[str, dict[str, int]] = {}
     for number, line in _lines(path):
@@ -46,14 +49,17 @@ def read_judgments(path: Path) -> dict[str, dict[str, int]]:
 
 
 def ranking_file_of(run: str | Path) -> Path | None:
-    """Return the path of a TREC run; None for a folder or a name of the hub."""
+    """Return the path of a TREC run, which is a file; None for a folder or the name of a model on the hub."""
     return Path(run) if Path(run).is_file() else None
 
 
 def read_rankings(path: Path) -> dict[str, dict[str, float]]:
-    """Return the scores of documents by query, from a TREC run: QUERY Q0 DOCUMENT RANK SCORE TAG.
+    """Read a TREC run, with lines of QUERY Q0 DOCUMENT RANK SCORE TAG.
 
-    The rank is not used: as in trec_eval the scores rank the documents.
+    The rank is ignored: scores rank the documents, as in trec_eval.
+
+    Returns:
+        The scores of documents, by query id and document id.
 
     Raises:
         DataError: If a line has another form, or a query has a document twice.
@@ -81,7 +87,12 @@ def read_rankings(path: Path) -> dict[str, dict[str, float]]:
 
 
 def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]]], tag: str) -> None:
-    """Write the ranking of each query, best first, as a TREC run that appears complete.
+    """Write a TREC run with the documents of each query, the best first; the file appears complete or not at all.
+
+    Args:
+        path: the file.
+        rankings: id of each query, and the scores of its documents by document id.
+        tag: name of the system that ranked them.
 
     Raises:
         DataError: If an id has white space, which the format cannot represent, or the file cannot be written.
@@ -91,9 +102,9 @@ def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]
         for query, ranking in rankings:
             ranks = sorted(ranking, key=lambda document: (ranking[document], document), reverse=True)
             for rank, document in enumerate(ranks, start=1):
-                for name in (query, document, tag):
-                    if len(name.split()) != 1:
-                        raise DataError(f"{path}: the id {shown(name)} has white space, which a TREC run cannot have")
+                for field in (query, document, tag):
+                    if len(field.split()) != 1:
+                        raise DataError(f"{path}: the id {shown(field)} has white space, which a TREC run cannot have")
                 yield f"{query} Q0 {document} {rank} {ranking[document]!r} {tag}\n".encode()
 
     try:
@@ -104,6 +115,7 @@ def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Return the lines of a file that are not blank, with their numbers from 1."""
     file, _ = detect_encoding(path)
     return ((number, line) for number, line in read_text_lines(file, RowErrors(Raise())) if line.strip())
 

@@ -125,7 +125,7 @@ def predict_files(
     if settings.format == "conll":
         _need_conll(several)
     plan = _plan(engine, several, settings, data, top_k)
-    stated = tuple(dict.fromkeys(text for inputs in several for text in (*inputs.notes, *inputs.echo)))
+    stated = tuple(dict.fromkeys(text for inputs in several for text in (*inputs.notes, *inputs.first_cells)))
     try:
         with open_output(folder, plan, settings.format) as filled:
             run = _Run(engine, several, settings, top_k, filled, on_progress)
@@ -318,8 +318,8 @@ class _Run:
             answered = []
             for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
                 answer = error or next(answers)
-                cells = None if row.cells is None else inputs.named(row.cells)
-                place = inputs.place(row), row.number, row.line, cells
+                cells = None if row.cells is None else inputs.cells_by_name(row.cells)
+                place = inputs.file_name(row), row.number, row.line, cells
                 answered.append(
                     AnswerRow(*place, None, answer) if isinstance(answer, str) else AnswerRow(*place, answer, None)
                 )
@@ -415,7 +415,9 @@ class _Run:
     def _share(self, at: InputFile) -> float:
         place = self._several.index(at)
         whole = sum(inputs.size for inputs in self._several)
-        return min(1.0, (sum(inputs.size for inputs in self._several[:place]) + at.share * at.size) / max(whole, 1))
+        return min(
+            1.0, (sum(inputs.size for inputs in self._several[:place]) + at.fraction_read * at.size) / max(whole, 1)
+        )
 
 
 def _until_none(waiting: queue.Queue[_Chunk | BaseException | None]) -> Iterator[_Chunk]:
@@ -444,7 +446,7 @@ def _count(tally: Tally, row: AnswerRow, inputs: InputFile, fixed: bool) -> None
     if row.error is not None and not tally["first_error"]:
         tally["first_error"] = f"{row.file}:{row.line}: {row.error}"[:500]
     if fixed and row.cells is not None and len(tally["left_out"]) < 20:
-        more = [name for name in row.cells if name not in inputs.known and name not in tally["left_out"]]
+        more = [name for name in row.cells if name not in inputs.name_set and name not in tally["left_out"]]
         tally["left_out"] += more[:20]
 
 

@@ -99,15 +99,19 @@ def _with_tags(answer_row: AnswerRow) -> str:
     cells = answer_row.cells or {}
     rows = str(cells.get("lines", "")).split("\n")
     first = [conll.split_columns(row.strip(BLANK)) for row in rows]
-    places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.BORDER]
+    places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.DOCUMENT_BORDER]
     words = (answer_row.answer or {}).get("words", [])
     own = places[-len(words) :] if words else []
     tags = {place: word["label"] or NONE for place, word in zip(own, words, strict=True)}
     for place, row in enumerate(first):
-        if row[0] == conll.BORDER:
+        if row[0] == conll.DOCUMENT_BORDER:
             tags[place] = "O"
         elif place in places and place not in tags:
-            header = place == places[0] and answer_row.row == 1 and {cell.casefold() for cell in row} & conll.WORDS
+            header = (
+                place == places[0]
+                and answer_row.row == 1
+                and {cell.casefold() for cell in row} & conll.WORD_COLUMN_NAMES
+            )
             tags[place] = PREDICTED if header else NONE
     for place, tag in tags.items():
         line, end = rows[place].rstrip("\r"), "\r" if rows[place].endswith("\r") else ""

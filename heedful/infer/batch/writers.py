@@ -176,7 +176,7 @@ def input_arrow_types(several: Sequence[InputFile]) -> dict[str, pa.DataType]:
             continue
         own = (
             {field.name: _kept(field.type) for field in read_schema(input_file.path)}
-            if input_file.form == "parquet"
+            if input_file.file_format == "parquet"
             else {}
         )
         for there, name in input_file.display_names.items():

@@ -141,7 +141,7 @@ def plan_distil(
         )
     rows = Skip if on_bad_row == "skip" else Raise
     source = open_labelled(task, data, preview, rows())
-    if source.has_generated_dev and files_trained_on(preview.teacher, source.places["train"]):
+    if source.has_generated_dev and files_trained_on(preview.teacher, source.names_by_split["train"]):
         preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
         source = open_labelled(task, data, preview, rows())
     stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
@@ -245,7 +245,7 @@ def _read_unlabelled(
         labels or source.labels or ("O",),
         columns_by_name(settings.data, source.columns),
         evaluated,
-        names=[path.name for path in list_data_files(source.places)],
+        names=[path.name for path in list_data_files(source.names_by_split)],
         exclude=exclude,
     )
     return without_evaluated(unlabelled, evaluated)
@@ -305,9 +305,9 @@ def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetS
     splits = [
         split
         for split in stats.non_empty_splits
-        if split != "train" and files_trained_on(teacher, source.places.get(split, ()))
+        if split != "train" and files_trained_on(teacher, source.names_by_split.get(split, ()))
     ]
-    if source.has_generated_dev and files_trained_on(teacher, source.places["train"]):
+    if source.has_generated_dev and files_trained_on(teacher, source.names_by_split["train"]):
         own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))
         has_generated_dev = read_run_json(Path(teacher) / DATA).get("made_dev", True)
         if not (has_generated_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):

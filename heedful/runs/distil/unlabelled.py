@@ -17,7 +17,7 @@ from heedful.data.formats.text_files import detect_encoding, read_head
 from heedful.data.inputs.inherited_settings import inherit_settings
 from heedful.data.inputs.input_files import INPUT_SPECS, open_inputs, without_split_settings
 from heedful.data.labelled.columns import COLUMN_NAMES, MissingColumnError
-from heedful.data.labelled.data_file import SUFFIXES, stem_and_suffix
+from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, stem_and_suffix
 from heedful.errors import HeedfulError
 from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import specs_of_head
@@ -108,8 +108,8 @@ def read_unlabelled(
             continue
         roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.optional)}
         columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
-        own = settings.format if stem_and_suffix(path)[1] not in SUFFIXES else None
-        plain = (own or SUFFIXES.get(stem_and_suffix(path)[1])) == "text"
+        own = settings.format if stem_and_suffix(path)[1] not in FORMAT_BY_SUFFIX else None
+        plain = (own or FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1])) == "text"
         how = without_split_settings(replace(holds, columns=None if plain else columns or None, format=own))
         try:
             several = open_inputs([path], head, how, exclude=exclude)
@@ -150,8 +150,8 @@ def read_unlabelled(
 def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
     """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
     suffix = stem_and_suffix(path)[1]
-    if kind is TaggedExample and SUFFIXES.get(suffix) in (None, "text"):
-        file, _ = detect_encoding(path, encoding=settings.encoding, longest=settings.max_row_bytes)
+    if kind is TaggedExample and FORMAT_BY_SUFFIX.get(suffix) in (None, "text"):
+        file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
         return suffix in LABELLED or settings.format == "conll" or is_conll(read_head(file))
     return suffix in LABELLED or (kind is QuestionExample and suffix == ".json")
 

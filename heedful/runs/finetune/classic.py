@@ -57,7 +57,7 @@ def classic_model(
     config = ClassicConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
-            width=words.width if known is None else known.rows.shape[1],
+            width=words.width if known is None else known.vectors.shape[1],
             dropout=words.dropout,
         ),
         reader=with_sentence_ends(settings.reader, tokenizer),
@@ -108,7 +108,7 @@ def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, Wor
     known = None
     if settings.vectors:
         form = partial(as_single_word, lower_case=settings.lower_case)
-        known = read_vectors(settings.vectors, wanted=mine, others=most - len(mine), form=form)
+        known = read_vectors(settings.vectors, wanted=mine, max_other_words=most - len(mine), normalise=form)
         if not set(known.words) & set(mine):
             raise HeedfulError(
                 f"{settings.vectors} has a vector for none of the {len(mine):,} words of the training texts: is it of "
@@ -126,7 +126,7 @@ def assign_vectors(loaded: ModelBundle, known: WordVectors, mine: Sequence[str])
     ids = [tokenizer.id(word) for word in known.words]
     there = [number for number, id in enumerate(ids) if id is not None]
     table = loaded.model.embedding.tokens.weight
-    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.rows[there]).to(table)
+    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.vectors[there]).to(table)
     have = len(set(mine) & set(known.words))
     return (
         f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others random ones; "

@@ -30,7 +30,7 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
     if (budget := trainer.settings.budget_seconds) is not None:
         return budget, speed
     assert trainer.total_steps is not None
-    return tokens * trainer.total_steps / trainer.order.steps / speed, speed
+    return tokens * trainer.total_steps / trainer.order.steps_per_epoch / speed, speed
 
 
 def training_time_note(

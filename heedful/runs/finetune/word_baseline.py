@@ -80,7 +80,7 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
         tables = {id(module.weight) for module in trainer.loaded.modules() if isinstance(module, nn.Embedding)}
         weights = sum(weight.numel() for weight in trainer.loaded.parameters() if id(weight) not in tables)
         speed = FLOPS.get(trainer.device.type, FLOPS_OF_OTHERS)
-        seconds = 6 * weights * tokens * trainer.total_steps / trainer.order.steps / speed
+        seconds = 6 * weights * tokens * trainer.total_steps / trainer.order.steps_per_epoch / speed
     return min(SECONDS, max(LEAST, SHARE * seconds))
 
 

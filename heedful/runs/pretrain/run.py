@@ -226,7 +226,7 @@ class PretrainTraining:
         fitted = fit(
             trainer,
             run.folder,
-            replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps),
+            replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps_per_epoch),
             evaluate=measure,
             merge_evaluations=partial(combine_shares, lesson.evaluated),
             save_last=partial(self._save_last, components, model),

@@ -141,7 +141,7 @@ def test_layouts_of_text(
     ],
 )
 def test_auto_looks_at_the_beginning(head: str, expected: str) -> None:
-    assert documents.layout(head) == expected
+    assert documents.detect_layout(head) == expected
 
 
 def test_lines_are_parted_as_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -158,11 +158,13 @@ def test_words_with_tags_are_no_text(tmp_path: Path, tokenizer: Tokenizer) -> No
     corpus = build_corpus([tmp_path / "data"], tokenizer, tmp_path / "out")
     assert [each["name"] for each in corpus.about["files"]] == ["a.txt"]
     assert corpus.about["stated"][0] == "data: 2 files of unknown kinds are not used"
-    message = r"train\.conll: \.conll is a kind of file of words with tags, which are no text: write what is to be read"
+    message = r"train\.conll: \.conll files hold words with tags, not text: write their text to a \.txt file"
     with pytest.raises(HeedfulError, match=message):
         build_corpus([tmp_path / "data" / "train.conll"], tokenizer, tmp_path / "other")
     (tmp_path / "data" / "a.txt").unlink()
-    with pytest.raises(HeedfulError, match=r"data: holds no file of text: \.csv, .*\.txt, \.label, packed or not"):
+    with pytest.raises(
+        HeedfulError, match=r"data: holds no file of text: expected \.csv, .*\.label, compressed or not"
+    ):
         build_corpus([tmp_path / "data"], tokenizer, tmp_path / "other")
 
 
@@ -331,7 +333,7 @@ def test_processes_make_no_difference(
     chosen = CorpusSettings(dedup=duplicates, shard_chars=6000)
     alone = build_corpus(many, tokenizer, tmp_path / "alone", chosen)
     assert len(alone.about["shards"]) > 5
-    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
     build_corpus(many, tokenizer, tmp_path / "together", chosen, processes=3)
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
     assert not [path for path in (tmp_path / "together").rglob("*") if path.name.endswith(".part")]
@@ -347,11 +349,11 @@ def test_it_goes_on_wherever_it_stopped(
 ) -> None:
     chosen = CorpusSettings(dedup="near", shard_chars=8000)
     expected = build_corpus(many, tokenizer, tmp_path / "whole", chosen)
-    left, whole = [after], shards.whole
+    left, atomic_file = [after], shards.atomic_file
 
     @contextmanager
     def stops(path: Path) -> Any:
-        with whole(path) as file:
+        with atomic_file(path) as file:
             left[0] -= 1
             if left[0] < 0:
                 file.write(b"half")
@@ -359,7 +361,7 @@ def test_it_goes_on_wherever_it_stopped(
             yield file
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "whole", stops)
+        patch.setattr(shards, "atomic_file", stops)
         try:
             build_corpus(many, tokenizer, tmp_path / "out", chosen)
         except KeyboardInterrupt:
@@ -490,7 +492,7 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
 def test_the_death_of_a_worker_is_an_error(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
     before = children(os.getpid())
 
     def told(progress: CorpusProgress) -> None:
@@ -509,7 +511,7 @@ def test_the_death_of_a_worker_is_an_error(
 def test_an_error_in_a_worker_is_told_here(
     many: list[Path], tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
 
     def told(_: CorpusProgress) -> None:
         if not (tmp_path / "out" / "tokens-00000.bin").exists():

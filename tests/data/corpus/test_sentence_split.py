@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heedful.data.corpus.sentence_split import LONGEST_SEGMENT, clean_text, split_sentences
+from heedful.data.corpus.sentence_split import MAX_SEGMENT_CHARS, clean_text, split_sentences
 
 CUT = [  # by hand: a bar stands where a sentence ends
     "One.| Two.| Three.",
@@ -77,10 +77,10 @@ def test_lines_are_sentences_as_they_stand() -> None:
 
 
 def test_what_has_no_end_is_cut_at_a_space() -> None:
-    text = "word " * (LONGEST_SEGMENT // 2) + "x" * (LONGEST_SEGMENT + 5)
+    text = "word " * (MAX_SEGMENT_CHARS // 2) + "x" * (MAX_SEGMENT_CHARS + 5)
     found, begins = split_sentences(text)
     assert "".join(found) == text
-    assert max(map(len, found)) == LONGEST_SEGMENT and len(found) == 4
+    assert max(map(len, found)) == MAX_SEGMENT_CHARS and len(found) == 4
     assert begins == [True] + [False] * 3
     assert all(each.startswith((" ", "word", "x")) for each in found)
 

@@ -13,7 +13,7 @@ from heedful.data.corpus import shards
 from heedful.data.corpus.build import CorpusSettings, build_corpus
 from heedful.data.corpus.sentence_split import split_sentences
 from heedful.data.corpus.shards import (
-    SKETCH,
+    SKETCH_HASHES,
     Corpus,
     batch_by_characters,
     estimate_distinct,
@@ -81,7 +81,7 @@ def test_it_can_be_sent_to_other_processes(tmp_path: Path, tokenizer: Tokenizer)
 
 
 def test_few_shards_are_open_at_a_time(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MOST_OPEN", 2)
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
     corpus = made(tmp_path, tokenizer)
     for _ in range(2):
         assert len(corpus.tokens(0, corpus.count)) == corpus.count
@@ -146,8 +146,8 @@ def test_how_many_are_different() -> None:
     assert estimate_distinct(merge_sketches(few[:100], few)) == len(np.unique(few))
     many = draw.integers(0, 2**64, 300_000, dtype=np.uint64)
     sketch = merge_sketches(*[merge_sketches(part) for part in np.array_split(many, 7)], many[:100])
-    assert len(sketch) == SKETCH
-    assert estimate_distinct(sketch) == pytest.approx(300_000, rel=4 / SKETCH**0.5)
+    assert len(sketch) == SKETCH_HASHES
+    assert estimate_distinct(sketch) == pytest.approx(300_000, rel=4 / SKETCH_HASHES**0.5)
 
 
 def test_batches_keep_order() -> None:

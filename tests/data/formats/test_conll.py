@@ -85,7 +85,7 @@ def test_what_tags_say() -> None:
     assert detect_scheme([tagged("PER", "O")]).labels == ("O", "PER")
     assert detect_scheme([tagged("I-X", "O")]).note == "tags are IO or IOB1, read as IOB2"
     noisy = detect_scheme([tagged("B-X", "O", "I-X"), tagged("B-X", "I-Y")])
-    assert noisy.note == "tags are IOB2; 2 entities do not begin as they should and are read as conlleval reads them"
+    assert noisy.note == "tags are IOB2; 2 entities do not begin as they should and are read as in conlleval"
     assert detect_scheme([tagged("B-X", "M-X", "E-X")]).name == "IOBES"
     with pytest.raises(
         HeedfulError, match=r'a\.conll:1: the tag "PER" is neither O nor of a form like B-x, but others'
@@ -106,7 +106,7 @@ def test_bad_lines_spoil_their_sentence(tmp_path: Path) -> None:
     assert [each.line for each in source.examples("train")] == [1, 8, 17]
     assert [str(bad).removeprefix(f"{path}:")[:40] for bad in source.row_errors.first] == [
         "5: has one column, expected a word and i",
-        "12:3: byte 0xff is no utf-8: invalid sta",
+        "12:3: byte 0xff is not valid utf-8: inva",
         "15:1: holds a NUL character: the file is",
         "21: has one column, expected a word and ",
     ]

@@ -158,11 +158,11 @@ def test_plain_text(tmp_path: Path) -> None:
         ('text,label\n"a\na"x,1\nc,2\n', "2: the row of the lines 2 to 3: is not CSV: ',' expected", "c"),
         ("text,label\na,1\nb\rb,2\nc,2\n", "3: is not CSV: new-line character seen in unquoted field", "ac"),
         (b"text,label\na,1\nb\0,2\nc,2\n", "3:2: holds a NUL character", "ac"),
-        (b'text,label\na,1\n"b\nb\xff",2\nc,2\n', "3: the row of the lines 3 to 4: byte 0xff is no utf-8", "ac"),
-        (b'text,label\na,1\n"b\xff\nb\n",2\nc,2\n', "3: the row of the lines 3 to 5: byte 0xff is no utf-8", "ac"),
+        (b'text,label\na,1\n"b\nb\xff",2\nc,2\n', "3: the row of the lines 3 to 4: byte 0xff is not valid", "ac"),
+        (b'text,label\na,1\n"b\xff\nb\n",2\nc,2\n', "3: the row of the lines 3 to 5: byte 0xff is not valid", "ac"),
         (b'text,label\na,1\n"b\0\nb",2\nc,2\n', "3: the row of the lines 3 to 4: holds a NUL character", "ac"),
-        (b'text,label\na,1\n"\xff,2\nc,2\n', "3:2: byte 0xff is no utf-8", "ac"),
-        (b"text,label\na,1\n\xe9,2\nc,2\n", "3:1: byte 0xe9 is no utf-8: invalid continuation byte; if", "ac"),
+        (b'text,label\na,1\n"\xff,2\nc,2\n', "3:2: byte 0xff is not valid utf-8", "ac"),
+        (b"text,label\na,1\n\xe9,2\nc,2\n", "3:1: byte 0xe9 is not valid utf-8: invalid continuation byte; if", "ac"),
         ("text,label\na,1\nb,\nc,2\n", "3:label: is empty, expected a label", "ac"),
     ],
 )
@@ -243,9 +243,9 @@ def test_set_aside(tmp_path: Path) -> None:
     found = [json.loads(line) for line in aside.read_text().splitlines()]
     assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
     assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
-    with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; bad rows are set aside in a new file"):
+    with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; give a new file for bad rows"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
-    with pytest.raises(HeedfulError, match="bad rows cannot be set aside there: No such file or directory"):
+    with pytest.raises(HeedfulError, match="bad rows cannot be written there: No such file or directory"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=tmp_path / "no" / "aside.jsonl")))
 
 

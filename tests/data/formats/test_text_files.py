@@ -99,7 +99,7 @@ def test_encodings(tmp_path: Path) -> None:
     assert texts(path) == (
         [(2, "b")],
         [
-            "1:4: byte 0xe9 is no utf-8: invalid continuation byte; if the file is Latin-1 or Windows-1252, "
+            "1:4: byte 0xe9 is not valid utf-8: invalid continuation byte; if the file is Latin-1 or Windows-1252, "
             "say --data.encoding=cp1252, or iconv -f cp1252 -t utf-8"
         ],
     )
@@ -112,17 +112,19 @@ def test_encodings(tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"every few bytes are zero: .* --data\.encoding=utf-16-le"):
         detect_encoding(written(path, "some text".encode("utf-16-le")))
     assert texts(path, encoding="utf-16-le") == ([(1, "some text")], [])
-    with pytest.raises(HeedfulError, match=r"a\.txt:2: is no longer utf-16-le: truncated data"):
+    with pytest.raises(HeedfulError, match=r"a\.txt:2: is not valid utf-16-le: truncated data"):
         texts(written(path, b"\xff\xfe" + "a\nb".encode("utf-16-le") + b"x"))
 
 
 def test_surrogates_are_no_utf8(tmp_path: Path) -> None:
-    assert texts(written(tmp_path / "a.txt", b"ok\nhalf \xed\xa0\xbd\n"))[1][0].startswith("2:6: byte 0xed is no utf-8")
+    assert texts(written(tmp_path / "a.txt", b"ok\nhalf \xed\xa0\xbd\n"))[1][0].startswith(
+        "2:6: byte 0xed is not valid utf-8"
+    )
 
 
 def test_unusable_lines(tmp_path: Path) -> None:
     found, said = texts(
-        written(tmp_path / "a.txt", b"one\na\0b\n" + b"x" * 40 + b"\n" + b"y" * 20 + b"\nlast"), longest=20
+        written(tmp_path / "a.txt", b"one\na\0b\n" + b"x" * 40 + b"\n" + b"y" * 20 + b"\nlast"), max_row_bytes=20
     )
     assert found == [(1, "one"), (4, "y" * 20), (5, "last")]
     assert said == [
@@ -130,7 +132,7 @@ def test_unusable_lines(tmp_path: Path) -> None:
         "3: is longer than 20 bytes, the most that a row may have",
     ]
     data = ("one\n" + "x" * 40 + "\nend\0\n" + "y" * 20 + "\n").encode("utf-16")
-    found, said = texts(written(tmp_path / "b.txt", data), longest=20)
+    found, said = texts(written(tmp_path / "b.txt", data), max_row_bytes=20)
     assert (found, len(said)) == ([(1, "one"), (4, "y" * 20)], 2)
 
 
@@ -150,7 +152,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def walked(path: Path, longest: int = 1000) -> list[Any]:
     """The elements of a list with their lines."""
-    with open_json(detect_encoding(path, longest=longest)[0]) as text:
+    with open_json(detect_encoding(path, max_row_bytes=longest)[0]) as text:
         found = []
         for _ in text.elements():
             text.peek()
@@ -162,7 +164,7 @@ def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     values = [1, 1234567, 1.5e10, 'a\n"b" ü 😀', {"x": [None, True, {"y": ""}]}, [], "z" * 300, -0.5]
     path = written(tmp_path / "a.json", json.dumps(values, indent=1, ensure_ascii=False).encode())
     for chunk in (1, 3, 7, 1 << 16):
-        monkeypatch.setattr("heedful.data.formats.text_files.CHUNK", chunk)
+        monkeypatch.setattr("heedful.data.formats.text_files.CHUNK_BYTES", chunk)
         assert [value for _, value in walked(path)] == values
     assert [line for line, _ in walked(path)][:4] == [2, 3, 4, 5]
 
@@ -176,11 +178,11 @@ def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (b"[" * 10, "1:11: is not valid JSON: Expecting value, the file ends"),
         (b"{}", r'1:1: is not valid JSON: expected \[, found "{"'),
         (b'["' + b"x" * 2000 + b'"]', "a value is longer than 1,000 characters"),
-        (b'[1, "\xff"]', "1: a byte after this line is no utf-8"),
+        (b'[1, "\xff"]', "1: a byte after this line is not valid utf-8"),
         (b"[" + b"[" * 900_000, "is not valid JSON"),
     ],
 )
 def test_json_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
-    monkeypatch.setattr("heedful.data.formats.text_files.CHUNK", 100)
+    monkeypatch.setattr("heedful.data.formats.text_files.CHUNK_BYTES", 100)
     with pytest.raises(HeedfulError, match=message):
         walked(written(tmp_path / "a.json", data))

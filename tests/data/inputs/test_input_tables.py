@@ -77,12 +77,12 @@ def test_a_text_in_each_file_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / "news" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "news" / name).write_text(text)
     (inputs,) = open_inputs([tmp_path / "news"], "sequence_classification", DataSettings(), exclude=tmp_path / "out")
-    assert [(inputs.place(row), row.error or inputs.engine_input(row)[0]) for row in inputs.rows()] == [
+    assert [(inputs.file_name(row), row.error or inputs.engine_input(row)[0]) for row in inputs.rows()] == [
         ("news/cups/3", "2: holds a NUL character: the file is damaged or no text"),
         ("news/tea/1", "a\nb"),
         ("news/tea/2", "c"),
     ]
-    assert inputs.share == 1.0
+    assert inputs.fraction_read == 1.0
     (tmp_path / "news" / "tea" / "loop").symlink_to(tmp_path / "news")
     assert len(list(list_text_files(tmp_path / "news"))) == 1, "files beside a folder are passed over"
     (tmp_path / "news" / "tea" / "loop").unlink()

@@ -127,7 +127,7 @@ def test_newsgroups_in_latin_1(tmp_path: Path) -> None:
     both = [folder / "20news-bydate-train", folder / "20news-bydate-test"]
     assert rows(read(both, None, settings), "test") == rows(source, "test")
     assert read(folder, None, override(settings, ["label_until=."])).labels == ("alt", "comp")
-    with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is no utf-8"):
+    with pytest.raises(HeedfulError, match=r"37261:3:.* byte 0xe9 is not valid utf-8"):
         rows(read(folder, None, PLAIN))
     skipped = read(folder, None, PLAIN, on_bad_row=Skip())
     assert len(rows(skipped)) == 1 and sum(skipped.row_errors.bad.values()) == 1

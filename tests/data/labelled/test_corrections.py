@@ -91,7 +91,7 @@ def test_unusable_corrections_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column given_label"):
         read_corrections(tmp_path / "other.csv")
     file = write(tmp_path / "twice.csv", ("a", "wrong", "right"), ("a", "neither", "right"))
-    with pytest.raises(DataError, match=r"twice\.csv:3: .* correct both alike"):
+    with pytest.raises(DataError, match=r"twice\.csv:3: .* give both rows the same label"):
         read_corrections(file)
     with pytest.raises(DataError, match="exists already"):
         write(tmp_path / "twice.csv")

@@ -84,7 +84,7 @@ def test_folders(tmp_path: Path, files: str, splits: tuple[str, ...]) -> None:
         ("a-train.csv b-train.csv", r"a-train\.csv, b-train\.csv could each be"),
         (
             "train-00000-of-00003.csv train-00001-of-00003.csv",
-            "2 shards of the train split are there, but they speak of",
+            "holds 2 shards of the train split, but their names say",
         ),
         ("contrained.csv latest.csv", "has no file for train"),
     ],
@@ -113,6 +113,8 @@ def test_files_by_split(tmp_path: Path) -> None:
         read({"val": path / "a.csv", "dev": path / "a.csv"})
     with pytest.raises(HeedfulError, match="which column is the label"):
         read({"train": path / "a.csv", "dev": path / "c.csv"})
+    with pytest.raises(HeedfulError, match="which column is the label"):
+        read({"test": path / "c.csv", "test-b": path / "c.csv"}, LabelledExample)
 
 
 def test_labels(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class StopAfter(Reporter):
 
     def step(self, step: Step, trainer: Trainer) -> None:
         learned: Any = trainer.objective
-        self.seen.append((step.number, trainer.order.batch, learned.names, learned.mask_prob))
+        self.seen.append((step.number, trainer.order.batch_size, learned.names, learned.mask_prob))
         trainer.stop_requested = trainer.stop_requested or step.number == self.at
 
 
