@@ -182,7 +182,7 @@ class TeacherRun:
             vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
             mask_prob=asked.mask_prob,
             mask_unit=asked.mask_unit,
-            count=count,
+            target_count=count,
         )
 
     def _cache(self, name: str, rows: WindowRows) -> VectorCache:

@@ -117,7 +117,7 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
     own, other = tokenizer(ours, 300), tokenizer(theirs, 320)
     teacher, texts = EncoderTeacher(bare(other, 8), own), [f" {text.lower()}" for text in TEXTS]
     packed = pack_samples(samples(own, texts))
-    free = distillation(teacher, own, 8).free
+    free = distillation(teacher, own, 8).is_text_id
     words = teacher.words(packed, packed.tokens.numpy(), free)
     direct = other.pack(texts)
     assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
@@ -128,7 +128,7 @@ def test_the_loss_is_a_plain_loops() -> None:
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, weight_by_term={"mlm": 1.0, "hidden_states": 3.0})
     given = samples(FEW)
-    teacher.prepare(given[:2], objective.free)
+    teacher.prepare(given[:2], objective.is_text_id)
     batch = objective.batch(given, [1, 2, 3, 4])
     masked, term = objective.terms(student, batch)
     words = batch.words.words
@@ -168,9 +168,9 @@ def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
 def test_states_are_measured_in_deviations() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
     objective, given = distillation(teacher, FEW, 8), samples(FEW)
-    teacher.prepare(given, objective.free)
+    teacher.prepare(given, objective.is_text_id)
     packed = pack_samples(given)
-    states = teacher.states(teacher.words(packed, packed.tokens.numpy(), objective.free))
+    states = teacher.states(teacher.words(packed, packed.tokens.numpy(), objective.is_text_id))
     assert torch.allclose(states.mean(0), torch.zeros(12), atol=1e-5)
     assert torch.allclose(states.std(0), torch.ones(12), atol=1e-4)
 
@@ -222,7 +222,7 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     objective = distillation(teacher, FEW, 8)
     given = samples(FEW, long)
     packed = pack_samples(given)
-    cut, all_words = (each.words(packed, packed.tokens.numpy(), objective.free) for each in (teacher, whole))
+    cut, all_words = (each.words(packed, packed.tokens.numpy(), objective.is_text_id) for each in (teacher, whole))
     assert cut.count < all_words.count
     assert max(cut.taught.lengths) <= 20 < max(all_words.taught.lengths)
     ours = spelled(FEW, packed.tokens, cut.places, cut.owners, cut.count)
@@ -325,7 +325,7 @@ def test_each_term_equals_a_plain_loop() -> None:
     objective = distillation(teacher, FEW, 8, weight_by_term=ALL, masked_sequence_prob=0.6)
     rows = rows_of(planned())
     given = [rows[number] for number in range(12)]
-    teacher.prepare(given, objective.free)
+    teacher.prepare(given, objective.is_text_id)
     assert teacher.basis is not None
     assert torch.allclose(teacher.basis.T @ teacher.basis, torch.eye(12), atol=1e-4)
     batch = objective.batch(given, list(range(12)))
@@ -363,7 +363,7 @@ def test_some_sequences_stay_unmasked() -> None:
         batch = objective.batch([rows[number]], [number])
         changed = batch.packed.tokens != pack_samples([rows[number]]).tokens
         masked += [bool(part.any()) for part in batch.packed.unpack(changed)]
-        share = len(batch.targets) / max(1, int(objective.free[rows[number].tokens].sum()))
+        share = len(batch.targets) / max(1, int(objective.is_text_id[rows[number].tokens].sum()))
         assert share <= 0.31
     assert 0.3 < np.mean(masked) < 0.7
 
@@ -382,18 +382,18 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached.fill(live.free, on_progress=stop)
+        cached.fill(live.is_text_id, on_progress=stop)
     first = {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")}
     assert len(first) == 2
-    cached.fill(live.free)
+    cached.fill(live.is_text_id)
     again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.texts)
-    again.fill(live.free)
+    again.fill(live.is_text_id)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert path.read_bytes() == (tmp_path / "cache" / path.name).read_bytes()
     assert all((tmp_path / "cache" / name).read_bytes() == held for name, held in first.items())
     rows = rows_of(made)
     given = [rows[number] for number in range(12)]
-    teacher.prepare(given, live.free)
+    teacher.prepare(given, live.is_text_id)
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
     one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
@@ -401,7 +401,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
         assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
     with pytest.raises(HeedfulError, match="another teacher, corpus or plan"):
-        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.free)
+        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.is_text_id)
 
 
 @pytest.mark.parametrize(
