@@ -29,10 +29,10 @@ def sample(*lengths: int) -> Sample:
 def test_rows_leave_room_for_what_fills_them_up() -> None:
     lengths = np.random.default_rng(0).integers(3, 20, 500)
     room, most = STEADY.room(64)
-    rows = pack_best_fit(lengths, room, seed=1, most=most)
+    rows = pack_best_fit(lengths, room, seed=1, max_sequences=most)
     assert sorted(np.concatenate(rows).tolist()) == list(range(500))
     assert max(map(len, rows)) <= 5 and max(int(lengths[row].sum()) for row in rows) <= 58
-    few = pack_best_fit(np.full(100, 3), room, seed=1, most=most)
+    few = pack_best_fit(np.full(100, 3), room, seed=1, max_sequences=most)
     assert {len(row) for row in few} == {5}
     with pytest.raises(
         HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to below the 64 of a row"
