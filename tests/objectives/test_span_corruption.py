@@ -116,7 +116,7 @@ def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -
     seen: dict[tuple[int, ...], int] = {}
     objective = SpanCorruption(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
     for key in range(1600):
-        source, target = objective.corrupted(sample(list(range(3, 11))), key)
+        source, target = objective.corrupt_sample(sample(list(range(3, 11))), key)
         shape = tuple(place for each in (source, target) for place in (each.tokens > TOP - 30).nonzero()[0].tolist())
         seen[shape] = seen.get(shape, 0) + 1
     assert len(seen) == 2 * 4
