@@ -203,7 +203,7 @@ class TeacherRun:
                 self.teacher.load_statistics(load_file(earlier))
             else:
                 some = range(min(STATISTICS_ROWS, len(rows)))
-                self.teacher.prepare([rows[number] for number in some], self._ordinary)
+                self.teacher.estimate_statistics([rows[number] for number in some], self._ordinary)
             with atomic_path(path) as part:
                 save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
         self.ranks.barrier()
