@@ -195,7 +195,7 @@ class Classify(TextTask[LabelledExample]):
         assert isinstance(setup.settings, ClassifySettings)
         weights: tuple[float, ...] = ()
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
-            labels, counts = setup.labels, setup.survey.labels
+            labels, counts = setup.labels, setup.stats.labels
             weights = tuple(counts.total() / (len(labels) * max(1, counts[label])) for label in labels)
         return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
@@ -293,8 +293,8 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
             count, positives = (
-                next(iter(setup.survey.counts.values())),
-                setup.survey.labels,
+                next(iter(setup.stats.counts.values())),
+                setup.stats.labels,
             )  # of the first split, train
             weights = tuple(max(1, count - positives[label]) / max(1, positives[label]) for label in labels)
         task, bundle = cls.with_new_head(setup, labels=labels, weights=weights)

@@ -118,8 +118,8 @@ class Embed(Task[PairExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
-        scored = setup.survey.min_score is not None
-        fields = comparison(setup.survey, settings.group(scored=scored)) | _default_prompt(setup.loaded)
+        scored = setup.stats.min_score is not None
+        fields = comparison(setup.stats, settings.samples_per_group(scored=scored)) | _default_prompt(setup.loaded)
         task, bundle = cls.with_new_head(
             setup,
             long_inputs="truncate",  # a text has one vector
@@ -134,10 +134,10 @@ class Embed(Task[PairExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
         """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
-        fields = comparison(survey()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
+        fields = comparison(read_stats()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
     def tokenizer_inputs(self, example: PairExample) -> list[TokenizerInput]:
@@ -248,12 +248,12 @@ class Embed(Task[PairExample]):
         return () if self.scored else metrics.metrics["pairs"].ranks()[1].tolist()
 
 
-def comparison(survey: DatasetStats, group_size: int = 2) -> TaskFields:
+def comparison(stats: DatasetStats, group_size: int = 2) -> TaskFields:
     """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
-    if survey.min_score is None or survey.max_score is None:
+    if stats.min_score is None or stats.max_score is None:
         return {"scored": False, "group_size": group_size}
-    low = min(0.0, survey.min_score)
-    return {"scored": True, "low": low, "high": survey.max_score if survey.max_score > low else 1.0}
+    low = min(0.0, stats.min_score)
+    return {"scored": True, "low": low, "high": stats.max_score if stats.max_score > low else 1.0}
 
 
 def _default_prompt(loaded: ModelBundle) -> TaskFields:

@@ -154,7 +154,7 @@ class QuestionAnswering(Task[QuestionExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        settings, impossible = setup.settings, setup.survey.has_unanswerable
+        settings, impossible = setup.settings, setup.stats.has_unanswerable
         assert isinstance(settings, QASettings)
         max_answer_tokens, threshold = settings.max_answer_tokens, settings.no_answer_threshold
         task, bundle = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=max_answer_tokens)
@@ -167,16 +167,16 @@ class QuestionAnswering(Task[QuestionExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
         """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
         return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
     def for_split(
-        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+        self, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
         """Allow "no answer" if some questions of the split have none."""
-        if self.impossible or split not in survey().splits_with_unanswerable:
+        if self.impossible or split not in read_stats().splits_with_unanswerable:
             return self, loaded
         loaded = copy(loaded)  # the argument is not changed
         loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}

@@ -46,7 +46,7 @@ class Regress(TextTask[ScoredExample]):
         """Standardize numbers by mean and deviation; without a bias in the last layer, by deviation from 0."""
         task, bundle = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
         old, new = setup.loaded.named_tensors(), bundle.named_tensors()
-        mean, deviation = setup.survey.score_mean, setup.survey.score_std
+        mean, deviation = setup.stats.score_mean, setup.stats.score_std
         if "head.out.bias" not in new:
             mean, deviation = 0.0, hypot(mean, deviation)
         task = replace(task, mean=mean, deviation=deviation)

@@ -119,7 +119,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
         """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
         settings = settings or Seq2SeqSettings()

@@ -183,7 +183,7 @@ class TaskSetup:
     settings: TaskSettings
     loaded: ModelBundle  # the model to start from
     labels: tuple[str, ...]
-    survey: DatasetStats
+    stats: DatasetStats
     seed: int = 0  # of the initialisation of a new head
     reinit_layers: int = 0
     max_length: int | None = None  # tokens of a sequence; None: the model's
@@ -244,19 +244,19 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
         """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
 
         Args:
             loaded: The model.
-            survey: Reads the split and surveys it.
+            read_stats: Reads the split and counts what is in it.
             settings: Settings of the run; None: defaults.
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
     def for_split(
-        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+        self, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
         """Return task and model for evaluating a split; `loaded` is not changed."""
         return self, loaded

@@ -169,7 +169,7 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
 
 @pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
 def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
-    setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), survey=EMPTY)
+    setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), stats=EMPTY)
     task, made = Rank.create(setup)
     (sample,) = task.encode_split(
         [RankExample(query="who ?", documents=("ada wrote it", "a cat"), relevance=(1.0, 0.0))]

@@ -45,7 +45,7 @@ def reranker(folder: Path, seed: int, scale: float) -> ModelBundle:
     with torch.no_grad():
         for parameter in loaded.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
-    bundle = Rank.create(TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), survey=STATS))[1]
+    bundle = Rank.create(TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS))[1]
     assert bundle.head is not None
     with torch.no_grad():
         for parameter in bundle.head.parameters():
