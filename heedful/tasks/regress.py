@@ -20,7 +20,7 @@ from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Scores, TextTask
 from heedful.tasks.metrics import Bootstrap, RankedRegressionScores, Result
 from heedful.tasks.metrics.row_store import RowStore
-from heedful.tasks.task import SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
+from heedful.tasks.task import BOOTSTRAP_SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]
 NUMBER = "score"  # name of the output, unless a teacher has another
@@ -136,7 +136,7 @@ class PearsonBootstrap:
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         x, y = standardize(rows[:, 1]), standardize(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
-        return Bootstrap(seed=SEED, statistics=6).update(rows[:, 0].astype(np.int64), moments)
+        return Bootstrap(seed=BOOTSTRAP_SEED, statistics=6).update(rows[:, 0].astype(np.int64), moments)
 
 
 def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:

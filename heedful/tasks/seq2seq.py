@@ -34,7 +34,16 @@ from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
-from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskFields, TaskSetup, batched, bootstrap_stat
+from heedful.tasks.task import (
+    CHUNK_EXAMPLES,
+    EvalMetrics,
+    ScoredAnswer,
+    Task,
+    TaskFields,
+    TaskSetup,
+    batched,
+    bootstrap_stat,
+)
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 TEXT_SUFFIX = "\n"  # between text and target, for a decoder-only model
@@ -170,7 +179,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
         if self.limit is None or self.truncation_length is not None:
             return
-        for chunk in batched(examples, CHUNK):
+        for chunk in batched(examples, CHUNK_EXAMPLES):
             texts = self.tokenizer.encode_batch([self.tokenizer_inputs(example)[0] for example in chunk])
             if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
                 raise HeedfulError(
