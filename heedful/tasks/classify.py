@@ -1,4 +1,7 @@
-"""Classification of a text or a pair of texts, with one label or any number; answers of heads for regression too."""
+"""Classification of a text or a pair of texts with one label or any number of labels.
+
+The answers of regression heads are made here too.
+"""
 
 from __future__ import annotations
 
@@ -56,45 +59,48 @@ if TYPE_CHECKING:
 Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
-MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
-MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
+# a temperature is fitted on dev if it has this many examples and wrong answers
+MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10
+MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if its bootstrap needs at most this many sums
 
 
 def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept a text or a pair."""
+    """Return a text or a pair of texts as tokenizer input; None if the input has a different form."""
     return read_text(engine_input) or read_pair(engine_input)
 
 
 def classify_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
+    """Return the answer to an input: one label, all labels over their thresholds, or numbers.
 
-    Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels, and for the
-    number of a cross-encoder whose scores are sigmoids. The label is "" where its probability is below min_confidence.
-    A prediction set has all labels of `least_probability` or more, and always the most probable one.
+    For a text in windows, probabilities are averaged, not scores: softmax(s) for one label, and sigmoid(s) for any
+    number of labels and for a cross-encoder whose scores are sigmoids. Numbers of other regression heads are averaged.
+    One label is "" if its probability is below `min_confidence`. A prediction set has all labels with a probability of
+    `least_probability` or more, and always the most probable one.
     """
     head = context.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
-    names, count = unique_label_names(head.labels), {"windows": len(windows)}
+    names, window_count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
-        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores
-        return {"values": _named(names, scores.mean(0))} | count
+        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores  # of a cross-encoder
+        return {"values": _named(names, scores.mean(0))} | window_count
     if head.problem_type == "multi_label_classification":
-        return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | count
+        return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | window_count
     answer = single_label_answer(
         _named(names, scores.softmax(-1).mean(0)),
         min_confidence=context.min_confidence,
         least_probability=context.least_probability,
     )
-    return answer | count
+    return answer | window_count
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
+    """Return values by names."""
     return dict(zip(names, values.tolist(), strict=True))
 
 
 def _prediction(answer: Answer) -> Prediction:
-    """Return the typed form of an answer."""
+    """Convert an answer to its dataclass."""
     if "values" in answer:
         return Regression.from_answer(answer)
     if "labels" in answer:
@@ -103,6 +109,7 @@ def _prediction(answer: Answer) -> Prediction:
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
+    """Return the type of each field of an answer."""
     head = loaded.config.head
     assert isinstance(head, Classes)
     label_types = dict.fromkeys(unique_label_names(head.labels), float)
@@ -125,7 +132,7 @@ CLASSIFY_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task[Labelled]):
-    """Base class of tasks over a text or a pair; each window of a long text weighs 1 / windows."""
+    """Base class of tasks over a text or a pair of texts. Each window of a long text has the weight 1 / windows."""
 
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
@@ -138,10 +145,10 @@ class TextTask(Task[Labelled]):
 
     @abstractmethod
     def target(self, example: Labelled) -> object:
-        """Return the target of the loss."""
+        """Return the target of the loss for an example."""
 
     def weight(self, example: Labelled) -> float:
-        """Return the weight of the example in the loss."""
+        """Return the weight of an example in the loss."""
         return 1.0
 
     def make_samples(self, example: Labelled, item_windows: list[list[Encoding]]) -> list[Sample]:
@@ -174,21 +181,26 @@ class TextTask(Task[Labelled]):
         return self.best_temperature(np.array(probabilities), np.array(targets))
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
-        """Return the temperature with the least loss of the gold labels."""
+        """Return the temperature with the smallest loss of the gold labels.
+
+        Args:
+            probabilities: Probabilities in the answers, [examples, labels].
+            targets: Target of each example.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
-        """Return a loss for each sequence."""
+        """Return the loss of each sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classify(TextTask[LabelledExample]):
-    """One label of several: cross-entropy; classes may weigh differently."""
+    """Classification with one label of several. The loss is cross-entropy; classes may have different weights."""
 
     example: ClassVar[type[Example]] = LabelledExample
     metric: str = "accuracy"
-    weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
+    weights: tuple[float, ...] = ()  # weight of each class in the loss; (): all 1
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -279,12 +291,12 @@ class Classify(TextTask[LabelledExample]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyMultiLabel(TextTask[MultiLabelExample]):
-    """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
+    """Classification with any number of labels. The loss is the mean over labels of binary cross-entropies."""
 
     example: ClassVar[type[Example]] = MultiLabelExample
     metric: str = "micro_f1"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
-    weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
+    weights: tuple[float, ...] = ()  # weight of the positive examples of each label in the loss; (): all 1
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -292,11 +304,9 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
-            count, positives = (
-                next(iter(setup.stats.counts.values())),
-                setup.stats.labels,
-            )  # of the first split, train
-            weights = tuple(max(1, count - positives[label]) / max(1, positives[label]) for label in labels)
+            train_count = next(iter(setup.stats.counts.values()))  # train is the first split
+            positives = setup.stats.labels
+            weights = tuple(max(1, train_count - positives[label]) / max(1, positives[label]) for label in labels)
         task, bundle = cls.with_new_head(setup, labels=labels, weights=weights)
         if settings.thresholds not in (THRESHOLD, "tuned"):
             bundle.thresholds = dict.fromkeys(labels, float(settings.thresholds))
@@ -323,7 +333,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return losses.mean(1)
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
-        """Each label of each example is a choice between two: not given (0) or given (1)."""
+        """Return the best temperature; each label of each example is a choice between 0 (absent) and 1 (present)."""
         positive = probabilities.ravel()
         return best_temperature(np.stack([1 - positive, positive], axis=1), targets.ravel())
 
@@ -357,7 +367,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         )
 
     def _multi_hot(self, label_lists: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
-        """Return a row for each example, with 1 for its labels."""
+        """Return a row for each example, with 1 for its labels and 0 for the others."""
         return np.array([[label in labels for label in self.labels] for labels in label_lists], dtype=np.int64)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -375,9 +385,13 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
 
 
 def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
-    """Return the probability threshold with the best F1: midway between two neighbouring probabilities.
+    """Return the threshold of a label's probability with the best F1: midway between two neighbouring probabilities.
 
-    It is 0.5 if no example is positive.
+    The threshold is 0.5 if no example has the label.
+
+    Args:
+        probabilities: Probability of the label for each example.
+        gold: 1 for examples with the label, else 0.
 
     >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
     0.25
@@ -386,7 +400,7 @@ def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]
         return 0.5
     order = np.argsort(-probabilities, kind="stable")
     probabilities, gold = probabilities[order], gold[order]
-    ends_tie = np.append(probabilities[1:] != probabilities[:-1], True)  # equal ones share a threshold
+    ends_tie = np.append(probabilities[1:] != probabilities[:-1], True)  # equal probabilities share a threshold
     f1 = np.where(ends_tie, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
     best = int(f1.argmax())
     below = probabilities[best + 1] if best + 1 < len(probabilities) else 0.0
