@@ -46,7 +46,7 @@ class Regress(TextTask[ScoredExample]):
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Return task and model. Without a bias in the last layer, scores are divided by their root mean square only."""
+        """Return task and model; if the last layer has no bias, scores are only divided by their root mean square."""
         task, bundle = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
         old, new = setup.loaded.named_tensors(), bundle.named_tensors()
         mean, deviation = setup.stats.score_mean, setup.stats.score_std

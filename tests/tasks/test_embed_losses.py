@@ -183,7 +183,7 @@ def test_dimensions_that_vectors_do_not_have_are_refused() -> None:
     with pytest.raises(HeedfulError, match="matryoshka_dimensions has 0; expected whole numbers from 1"):
         EmbedSettings(matryoshka_dimensions=(8, 0))
     setup = TaskSetup(settings=EmbedSettings(matryoshka_dimensions=(8, 32)), loaded=model(), labels=(), stats=stats())
-    with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give fewer"):
+    with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give smaller ones"):
         Embed.create(setup)
     embed_task, _ = Embed.create(replace(setup, settings=EmbedSettings(matryoshka_dimensions=(8,))))
     assert isinstance(embed_task, Embed) and embed_task.matryoshka_dimensions == (8,) and embed_task.group_size == 32

@@ -88,7 +88,7 @@ def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
         tokenizer=loaded.tokenizer,
         limit=loaded.max_length,
         max_target_length=loaded.max_target_length,
-        mark=sequence_ends(loaded.config.model, loaded.tokenizer),
+        ends=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
     return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task

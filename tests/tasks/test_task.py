@@ -92,7 +92,7 @@ TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "multiple": (ClassifyMultiLabel, "multiple", {"labels": LABELS}),
     "regress": (Regress, "regression", {"labels": ("stars",)}),
     "tag": (Tag, "tag", {"labels": LABEL}),
-    "qa": (QuestionAnswering, "span", {"impossible": True}),
+    "qa": (QuestionAnswering, "span", {"has_unanswerable": True}),
     "multiple-choice": (MultipleChoiceTask, "choice", {}),
     "rank": (Rank, "regression", {}),
     "scored": (Embed, "bare", {"scored": True}),
