@@ -164,7 +164,7 @@ def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | No
 
 
 def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int) -> BundleConfig:
-    """Return the configuration in which the code of the target language is the first token of the output."""
+    """Set the code of the target language: as the forced first token of the output, or as the decoder's start token."""
     generation, _ = _generation_values(config)
     if tokenizer.name(tokenizer.encode("a").ids[0]) in tokenizer.languages:
         return replace(config, generation=generation | {"forced_bos_token_id": code})

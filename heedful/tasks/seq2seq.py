@@ -301,7 +301,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
             bleu_results = bleu.compute()
             results |= {name: bleu_results[name] for name in ("bleu", "signature")}
             notes.append(f"BLEU is sacrebleu's, {bleu_results['signature']}")
-            if bleu.blunt:
+            if bleu.has_short_texts:
                 notes.append(f"BLEU says little here: most gold texts have fewer than {ORDER} words as it counts them")
         if texts.unfinished:
             notes.append(

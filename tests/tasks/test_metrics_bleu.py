@@ -93,4 +93,4 @@ def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
     )
     assert bleu_is_informative(["我爱北京天安门"], "zh")
     seen = Bleu().update(short[:1], short[:1])
-    assert seen.blunt and not seen.merge_state(Bleu().update(short[3:], short[3:])).blunt
+    assert seen.has_short_texts and not seen.merge_state(Bleu().update(short[3:], short[3:])).has_short_texts

@@ -96,7 +96,7 @@ class Calibration:
         return self.update(rows.max(1), rows.argmax(1) == classes, ids)
 
     def merge_state(self, incoming: Calibration) -> Calibration:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.bins, incoming.bins, "numbers of bins")
         if not self.counts or not incoming.counts:
             return replace(self, counts=self.counts or incoming.counts)

@@ -34,7 +34,7 @@ class Coverage:
         return self.merge_state(replace(self, counts=tuple((count, int(number)) for count, number in pairs)))
 
     def merge_state(self, incoming: Coverage) -> Coverage:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         if not self.counts or not incoming.counts:
             return replace(self, counts=self.counts or incoming.counts)
         added = ((a + c, b + d) for (a, b), (c, d) in zip(self.counts, incoming.counts, strict=True))

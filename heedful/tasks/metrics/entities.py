@@ -117,7 +117,7 @@ class EntityScores:
         return self.merge_state(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
 
     def merge_state(self, incoming: EntityScores) -> EntityScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.scheme, incoming.scheme, "schemes")
         types = dict(self.types)
         for kind, counts in incoming.types.items():

@@ -49,7 +49,7 @@ class RegressionScores:
         return self.merge_state(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
 
     def merge_state(self, incoming: RegressionScores) -> RegressionScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         names = ("count", "x", "y", "xx", "yy", "xy")
         return replace(self, **{name: getattr(self, name) + getattr(incoming, name) for name in names})
 
@@ -93,7 +93,7 @@ class RankedRegressionScores:
         return replace(self, moments=moments, store=self.store.append(rows))
 
     def merge_state(self, incoming: RankedRegressionScores) -> RankedRegressionScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(
             self, moments=self.moments.merge_state(incoming.moments), store=self.store.merge_state(incoming.store)
         )

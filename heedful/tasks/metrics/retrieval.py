@@ -48,7 +48,7 @@ class Retrieval:
         return self.merge_state(replace(self, store=RowStore().append(rows), width=vectors.shape[-1]))
 
     def merge_state(self, incoming: Retrieval) -> Retrieval:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         if self.width and incoming.width:
             require_equal(self.width, incoming.width, "widths")
         return Retrieval(store=self.store.merge_state(incoming.store), width=self.width or incoming.width)

@@ -126,7 +126,7 @@ class SquadScore:
         )
 
     def merge_state(self, incoming: SquadScore) -> SquadScore:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.version, incoming.version, "versions")
         return replace(
             self,
@@ -192,7 +192,7 @@ class SquadThreshold:
         )
 
     def merge_state(self, incoming: SquadThreshold) -> SquadThreshold:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(
             self,
             questions=self.questions.merge_state(incoming.questions),

@@ -35,7 +35,7 @@ class TextScore:
         return self.merge_state(TextScore(tally=tally_scores(scores), unfinished=unfinished))
 
     def merge_state(self, incoming: TextScore) -> TextScore:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(self, tally=self.tally.plus(incoming.tally), unfinished=self.unfinished + incoming.unfinished)
 
     def compute(self) -> Result:

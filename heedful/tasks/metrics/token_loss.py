@@ -51,7 +51,7 @@ class TokenLoss:
         return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
 
     def merge_state(self, incoming: TokenLoss) -> TokenLoss:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(self, total=self.total + incoming.total, tokens=self.tokens + incoming.tokens)
 
     def compute(self) -> Result:
