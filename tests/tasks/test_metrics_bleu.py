@@ -61,7 +61,7 @@ def test_the_ends_of_what_can_be_scored() -> None:
     assert Bleu().update(["a b c d e"], ["a b c d e"]).compute()["bleu"] == pytest.approx(1)
     with pytest.raises(HeedfulError, match="BLEU of no examples is not defined"):
         Bleu().compute()
-    with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
+    with pytest.raises(HeedfulError, match="there are 1 texts for 2 gold texts"):
         Bleu().update(["a"], ["a", "b"])
 
 

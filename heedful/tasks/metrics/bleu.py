@@ -74,7 +74,7 @@ class Bleu:
 
     def update(self, predictions: Sequence[str], golds: Sequence[str]) -> Bleu:
         """Add predicted texts, and the gold text of each."""
-        require_same_length(len(predictions), len(golds), "texts", "right ones")
+        require_same_length(len(predictions), len(golds), "texts", "gold texts")
         return self.update_statistics([self.statistics(*pair) for pair in zip(predictions, golds, strict=True)])
 
     def statistics(self, prediction: str, gold: str) -> list[int]:
