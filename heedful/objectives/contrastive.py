@@ -43,6 +43,7 @@ class ContrastiveClasses(Objective):
     classes: int
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; its targets are 0 or 1 for each label, [texts, labels]."""
         targets = np.array([sample.target for sample in samples])
         if targets.ndim == 1:
             targets = np.eye(self.classes)[targets]
@@ -50,6 +51,7 @@ class ContrastiveClasses(Objective):
         return Batch(packed=pack_samples(samples), targets=labels, weights=weights_of_samples(samples))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        """Return the sum over texts of the mean squared error of cosines with the other texts of the group."""
         assert isinstance(loaded.head, ClassesHead)
         rows = loaded.hidden_states(batch.packed)
         vectors = F.normalize(upcast(loaded.head.vectors(rows, batch.packed)), dim=-1)

@@ -35,7 +35,7 @@ class SkipGram(Objective):
 
     counts: NDArray[np.int64]  # occurrences of each token in all samples; 0: the token is not a word
     width: int  # numbers in a vector of the model's embedding
-    window: int = 5  # maximum distance of neighbours, in words
+    window: int = 5  # maximum distance of neighbouring words
     negatives: int = 5  # negative samples for each pair of neighbours
     frequent: float = 1e-3  # t, the share from which words are left out at random; 1e-5 in the paper (10^9 words)
     power: float = 0.75  # exponent of the counts in the distribution of negative samples
@@ -107,6 +107,7 @@ class SkipGram(Objective):
         )
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        """Return the sum of the losses of all pairs of neighbours, and the number of pairs."""
         assert batch.rows is not None and self.extra_module is not None
         v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
         u = self.extra_module(batch.targets)
@@ -115,16 +116,16 @@ class SkipGram(Objective):
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of the words c and of their neighbours o in the same sequence, ordered by c."""
         drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-        used = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
-        sequence_of = np.searchsorted(sample.bounds, used, side="right")
-        max_distance = 1 + scale_to_integers(drawn[1, used], self.window)  # R of each word
+        used_positions = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
+        sequence_of = np.searchsorted(sample.bounds, used_positions, side="right")
+        max_distance = 1 + scale_to_integers(drawn[1, used_positions], self.window)  # R of each word
         distances = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
-        neighbours = np.arange(len(used))[:, None] + distances  # indices into `used`, [words, distances]
-        is_pair = (neighbours >= 0) & (neighbours < len(used)) & (abs(distances) <= max_distance[:, None])
-        if len(used):
-            is_pair &= sequence_of[neighbours.clip(0, len(used) - 1)] == sequence_of[:, None]
+        neighbours = np.arange(len(used_positions))[:, None] + distances  # indices, [words, distances]
+        is_pair = (neighbours >= 0) & (neighbours < len(used_positions)) & (abs(distances) <= max_distance[:, None])
+        if len(used_positions):
+            is_pair &= sequence_of[neighbours.clip(0, len(used_positions) - 1)] == sequence_of[:, None]
         centre, distance = np.nonzero(is_pair)
-        return used[centre], used[neighbours[centre, distance]]
+        return used_positions[centre], used_positions[neighbours[centre, distance]]
 
 
 def pair_losses(

@@ -77,7 +77,7 @@ class SpanCorruption(SelfSupervised):
         in_source[span_starts], source[span_starts] = True, sentinels
         noise_before = _count_before(is_noise)  # number of removed tokens before each position
         noise_bounds = noise_before[bounds]
-        has_targets = np.diff(noise_bounds) > 0  # of each sequence
+        has_targets = np.diff(noise_bounds) > 0  # whether each sequence has targets
         target_ends = noise_bounds[1:][has_targets]
         # inserts at one position keep this order: the end of a text, then the sentinel of the next text
         inserts_at = np.concatenate([target_ends, noise_before[span_starts]])
@@ -106,7 +106,7 @@ class SpanCorruption(SelfSupervised):
                 edges = start + span_edges(
                     draws[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
                 )
-                is_span = np.arange(len(edges)) % 2 == 1  # of each part between two edges
+                is_span = np.arange(len(edges)) % 2 == 1  # parts between edges: text and span alternate
                 is_noise[start:stop] = np.repeat(is_span, np.diff(edges, append=stop))
                 span_starts.append(edges[1::2])
                 numbers.append(np.arange(len(edges) // 2))

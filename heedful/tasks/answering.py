@@ -59,7 +59,7 @@ class AnswerContext:
 class AnswerHead:
     """Turns the scores of a head into answers to inputs of one form."""
 
-    expects: str  # form of its inputs in words, with an example
+    expects: str  # description of the form of its inputs, with an example
     # returns the texts and pairs to encode; None if the input has a different form
     tokenizer_inputs: Callable[[object], list[TokenizerInput] | None]
     answer: Callable[[object, list[Window], AnswerContext], Answer]  # makes the answer to an input

@@ -82,7 +82,7 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
     scores = torch.stack([window.scores for window in windows])
     names, window_count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
-        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores  # of a cross-encoder
+        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores  # a cross-encoder
         return {"values": _named(names, scores.mean(0))} | window_count
     if head.problem_type == "multi_label_classification":
         return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | window_count
@@ -152,6 +152,7 @@ class TextTask(Task[Labelled]):
         return 1.0
 
     def make_samples(self, example: Labelled, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window, all with the target of the example."""
         (windows,) = item_windows
         target, weight = self.target(example), self.weight(example) / len(windows)
         return [Sample.of([window.ids], [window.types], target=target, weight=weight) for window in windows]
@@ -165,6 +166,7 @@ class TextTask(Task[Labelled]):
         return losses
 
     def fit_temperature(self, engine: AnswerInputs, examples: Iterable[Labelled]) -> float | None:
+        """Return the temperature with the smallest loss; None if there are too few examples or mistakes."""
         probabilities: list[NDArray[np.float64]] = []
         targets: list[object] = []
         mistakes = 0
@@ -212,18 +214,22 @@ class Classify(TextTask[LabelledExample]):
         return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: LabelledExample) -> int:
+        """Return the number of the label."""
         return self.labels.index(example.label)
 
     def weight(self, example: LabelledExample) -> float:
+        """Return the weight of the class of an example."""
         return self.weights[self.target(example)] if self.weights else 1.0
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the loss of each sequence."""
         return F.cross_entropy(scores, targets, reduction="none")
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
         return best_temperature(probabilities, targets)
 
     def calibration(self, engine: AnswerInputs, examples: Iterable[LabelledExample]) -> tuple[float, ...]:
+        """Return the probabilities of the gold labels, for prediction sets; () if there are too few examples."""
         gold: list[float] = []
 
         def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
@@ -285,6 +291,7 @@ class Classify(TextTask[LabelledExample]):
         }
 
     def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is -log of the probability of the gold label."""
         loss = log_loss(answer["probabilities"][example.label])
         return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
@@ -313,6 +320,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return task, bundle
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
+        """Return the threshold with the best F1 of each label."""
         probabilities: list[list[float]] = []
         labels: list[list[float]] = []
 
@@ -325,9 +333,11 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return {label: best_threshold(predicted[:, k], actual[:, k]) for k, label in enumerate(self.labels)}
 
     def target(self, example: MultiLabelExample) -> list[float]:
+        """Return 1 for each label that the example has, else 0."""
         return [float(label in example.labels) for label in self.labels]
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the loss of each sequence."""
         positive = torch.tensor(self.weights).to(scores) if self.weights else None
         losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
         return losses.mean(1)
@@ -375,6 +385,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if all labels are correct; the loss is the mean over labels of binary cross-entropies."""
         gold = [label for label in self.labels if label in example.labels]
         probabilities = answer["probabilities"]
         losses = [

@@ -152,6 +152,7 @@ class Embed(Task[PairExample]):
         return (example.anchor, example.positive)
 
     def make_samples(self, example: PairExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return one sample with a sequence for the anchor, the positive and each negative."""
         encoded = [windows[0] for windows in item_windows]
         target = example.teacher_scores if self.pair_loss == "margin_mse" else self.target(example)
         return [Sample.of([text.ids for text in encoded], [text.types for text in encoded], target=target)]
@@ -247,6 +248,7 @@ class Embed(Task[PairExample]):
         return results
 
     def score_answer(self, example: PairExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: the loss is the absolute error of the similarity, or 1 - similarity without a score."""
         similarity = answer["similarity"]
         if not self.scored:
             return ScoredAnswer(None, similarity, None, 1 - similarity)

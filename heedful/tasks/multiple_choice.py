@@ -126,11 +126,13 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
+        """Return the windows of each candidate, equally many for all."""
         if self.long_inputs == "truncate":
             return [[encoding] for encoding in encodings]
         return prompt_windows(encodings, self.limit)
 
     def make_samples(self, example: ChoiceExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window of the prompt, with a sequence for each candidate."""
         return [
             Sample.of(
                 [window.ids for window in windows],
@@ -142,12 +144,14 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; a group is the candidates of a prompt, a target the row of the correct one."""
         groups = tuple(len(sample.bounds) - 1 for sample in samples)
         starts = accumulate(groups, initial=0)
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples), groups=groups)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy over the candidates of each prompt."""
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
         return totals - scores[batch.targets]
 
@@ -177,5 +181,6 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is -log of the probability of the correct candidate."""
         loss = log_loss(answer["probabilities"][example.answer])
         return ScoredAnswer(example.answer, answer["index"], answer["index"] == example.answer, loss)

@@ -210,6 +210,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return replace(self, has_unanswerable=True)
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
+        """Return the threshold of "no answer" with the best F1."""
         return {NO_ANSWER: self.compute_metrics(evaluate_task(self, engine, examples))["best_f1_threshold"]}
 
     def tokenizer_inputs(self, example: QuestionExample) -> list[TokenizerInput]:
@@ -219,6 +220,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return {"question": example.question, "context": example.context}
 
     def make_samples(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window that is not skipped; its target is the first and the last token."""
         (windows,) = item_windows
         targets: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
@@ -252,6 +254,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return, for each window, the mean of the cross-entropies of start and end."""
         losses = [
             F.cross_entropy(window_scores.T, target, reduction="none").mean()
             for window_scores, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
@@ -296,6 +299,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return results | (metrics.metrics["threshold"].compute() if self.has_unanswerable else {})
 
     def score_answer(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if it matches a gold answer exactly; the loss is 1 - F1."""
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
         return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)

@@ -182,6 +182,7 @@ class Rank(Task[RankExample]):
         return replace(encoded, samples=lists, tokens=sum(map(len, lists.at(0))))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; a group is the documents of a query, and `labels` are the document of each window."""
         documents = [len(sample.target.values) for sample in samples]
         windows = torch.tensor([count for sample in samples for count in sample.target.windows])
         return Batch(

@@ -59,15 +59,19 @@ class Regress(TextTask[ScoredExample]):
         return task, bundle
 
     def target(self, example: ScoredExample) -> float:
+        """Return the standardized score."""
         return (example.score - self.mean) / self.deviation
 
     def for_training(self, loaded: ModelBundle) -> ModelBundle:
+        """Make the model output standardized numbers instead of scores."""
         return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
 
     def for_inference(self, loaded: ModelBundle) -> ModelBundle:
+        """Make the model output scores instead of standardized numbers."""
         return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the squared error of each sequence."""
         return (scores[:, 0] - targets.to(scores)).square()
 
     def new_metrics(self) -> EvalMetrics:
@@ -83,6 +87,7 @@ class Regress(TextTask[ScoredExample]):
         return results
 
     def score_answer(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is the absolute error."""
         predicted = _number(answer)
         return ScoredAnswer(example.score, predicted, None, abs(predicted - example.score))
 

@@ -184,6 +184,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return [*forced, *(id for id in target if id not in special_ids), self.ends.stop]
 
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
+        """Raise HeedfulError for a text that is longer than the model reads, unless texts are truncated."""
         if self.limit is None or self.truncation_length is not None:
             return
         for chunk in batched(examples, CHUNK_EXAMPLES):
@@ -219,6 +220,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return [encoding for pair in zip(texts, targets, strict=True) for encoding in pair]
 
     def make_samples(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return one sample: the text and the decoder's input, in one sequence for a decoder-only model."""
         (text,), (rewritten,) = item_windows
         target = self._target_tokens(rewritten)
         if self.ends.start is not None:
@@ -242,6 +244,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return remarks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; targets are the tokens that the model learns to generate."""
         sample_targets = [torch.tensor(sample.target) for sample in samples]
         weights = torch.cat(
             [torch.full((len(target),), sample.weight) for target, sample in zip(sample_targets, samples, strict=True)]
@@ -263,6 +266,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each target token."""
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
 
     def new_metrics(self) -> EvalMetrics:
@@ -310,6 +314,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return results | {"notes": notes}
 
     def score_answer(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if it equals the gold text; the loss is 1 - F1 of words."""
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 

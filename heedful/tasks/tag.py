@@ -57,7 +57,7 @@ def tag_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Return the position of the first token of each word, in the window where it has the most context."""
-    first_tokens: dict[int | None, TokenPosition] = {}  # by word
+    first_tokens: dict[int | None, TokenPosition] = {}  # first token of each word
     for number, position in best_context_positions(windows):
         first_tokens.setdefault(windows[number].words[position], (number, position))
     return list(first_tokens.values())
@@ -186,6 +186,7 @@ class Tag(Task[TaggedExample]):
         return list(example.words)
 
     def make_samples(self, example: TaggedExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window with scored words; its target is their positions and label numbers."""
         (windows,) = item_windows
         tags = to_scheme(example.tags, self.labels) if self.marks_entities else example.tags
         positions_by_window = group_by_window(word_positions(windows, self.tokenizer), len(windows))
@@ -198,6 +199,7 @@ class Tag(Task[TaggedExample]):
         return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch, scored at the first token of each word."""
         packed = pack_samples(samples)
         starts = zip(packed.bounds, samples, strict=False)
         rows = [start + position for start, sample in starts for position in sample.target[0]]
@@ -205,6 +207,7 @@ class Tag(Task[TaggedExample]):
         return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each word."""
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def new_metrics(self) -> EvalMetrics:
@@ -243,6 +246,11 @@ class Tag(Task[TaggedExample]):
         return results | {"strict_f1": strict}
 
     def score_answer(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if all tags are.
+
+        The loss of a wrong answer is 1 plus the probabilities of its wrong tags, so that confident mistakes come first.
+        The loss of a correct answer is 1 minus the lowest probability of a tag.
+        """
         predicted, probabilities = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [
             probability or 0.0

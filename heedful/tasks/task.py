@@ -210,7 +210,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
     labels: tuple[str, ...] = ()
     metric: str  # name of the number by which models are compared; larger is better
     group_size: int = 1
-    long_inputs: LongInputs = "stride"  # in training and evaluation
+    long_inputs: LongInputs = "stride"  # treatment of inputs longer than `limit`, in training and evaluation
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:

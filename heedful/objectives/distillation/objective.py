@@ -266,8 +266,10 @@ class Distillation(SelfSupervised):
                 request.numbers, window_groups, request.keys, request.score_counts, strict=True
             ):
                 if self.alignment.fits(number):
-                    own = [tensors[index_of[window, key]] for window in group]
-                    parts.append(self.alignment.scores(number, own) if name == "scores" else own[0])
+                    window_outputs = [tensors[index_of[window, key]] for window in group]
+                    parts.append(
+                        self.alignment.scores(number, window_outputs) if name == "scores" else window_outputs[0]
+                    )
                 else:
                     like = tensors[0] if tensors else scores
                     parts.append(like.new_zeros(count, scores.shape[-1]))

@@ -153,7 +153,7 @@ def nearest_texts(
     nearest = []
     for start in range(0, len(all_vectors), rows):
         cosines = all_vectors[start : start + rows] @ all_vectors.T
-        own = torch.arange(len(cosines), device=device)
-        cosines[own, start + own] = -2.0  # below every cosine
+        indices = torch.arange(len(cosines), device=device)
+        cosines[indices, start + indices] = -2.0  # a vector is not its own neighbour
         nearest.append(cosines.argmax(-1))
     return torch.cat(nearest).cpu().numpy() if nearest else np.zeros(0, dtype=np.int64)

@@ -95,11 +95,11 @@ def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64
 class Bootstrap:
     """Sums of statistics over the examples of each replicate. They need memory for replicates × statistics."""
 
-    seed: int  # from 0 to 2^64 - 1
+    seed: int  # seed of the weights, from 0 to 2^64 - 1
     statistics: int  # number of statistics of an example
     replicates: int = REPLICATES  # number of replicates
     count: int = 0  # number of examples
-    sums: Int64[np.ndarray, "replicates statistics"] | None = None  # in units of 2^-30; None: no examples yet
+    sums: Int64[np.ndarray, "replicates statistics"] | None = None  # sums in units of 2^-30; None: no examples yet
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:

@@ -64,7 +64,7 @@ class Calibration:
     """
 
     bins: int = 15  # number of bins
-    # of each bin: examples, correct ones, and sum of confidences in units of 2^-1126; (): no examples yet
+    # for each bin: number of examples, of correct ones, sum of confidences in units of 2^-1126; (): no examples yet
     counts: tuple[tuple[int, int, int], ...] = ()
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:

@@ -27,7 +27,7 @@ class RankingScores:
 
     ndcg_at: tuple[int, ...] = (10,)  # values of k for nDCG@k
     recall_at: tuple[int, ...] = (10, 100)  # values of k for recall@k
-    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by query, in the order of `names`
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # values of `names` by query
     left_out: int = 0  # number of queries without a relevant document
 
     def __post_init__(self) -> None:

@@ -76,9 +76,9 @@ class Retrieval:
         ranks = []
         for start in range(0, len(rows), CHUNK_TEXTS):
             cosines = a[start : start + CHUNK_TEXTS] @ b.T
-            own = cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))]
+            own_cosines = cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))]
             rivals = texts[start : start + CHUNK_TEXTS, None] != texts
-            ranks.append(1 + ((cosines >= own[:, None]) & rivals).sum(1))
+            ranks.append(1 + ((cosines >= own_cosines[:, None]) & rivals).sum(1))
         return rows[:, 0].astype(np.int64), np.concatenate(ranks)
 
 

@@ -112,7 +112,7 @@ class SquadScore:
             predictions: Predicted text by question. Predictions for questions that are not in `golds` are ignored.
             golds: Gold answers by question; none for an unanswerable question.
         """
-        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # by whether there is an answer
+        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # key: whether there is an answer
         missing = 0
         for name, answers in golds.items():
             _check_golds(name, answers, self.version)

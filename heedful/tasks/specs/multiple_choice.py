@@ -17,7 +17,7 @@ model = AutoModelForMultipleChoice.from_pretrained("path/to/model")
 choices = ["Take a hat.", "Sleep."]
 inputs = tokenizer(["It rains."] * 2, choices, padding=True, return_tensors="pt")
 with torch.inference_mode():
-    scores = model(**{name: each[None] for name, each in inputs.items()}).logits[0]
+    scores = model(**{name: values[None] for name, values in inputs.items()}).logits[0]
 print(choices[scores.argmax()])"""
 
 

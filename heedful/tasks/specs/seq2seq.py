@@ -18,15 +18,15 @@ CODE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/model")
 model = AutoModelForSeq2SeqLM.from_pretrained("path/to/model")
-written = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
-print(tokenizer.decode(written[0], skip_special_tokens=True))"""
+output = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
+print(tokenizer.decode(output[0], skip_special_tokens=True))"""
 DECODER_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/model")
 model = AutoModelForCausalLM.from_pretrained("path/to/model")
-given = tokenizer("a text\\n", return_tensors="pt")
-written = model.generate(**given, max_new_tokens=128)[0, given["input_ids"].shape[1] :]
-print(tokenizer.decode(written, skip_special_tokens=True))"""
+inputs = tokenizer("a text\\n", return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=128)[0, inputs["input_ids"].shape[1] :]
+print(tokenizer.decode(output, skip_special_tokens=True))"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
