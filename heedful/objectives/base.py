@@ -82,7 +82,7 @@ class Batch:
     groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
     labels: Tensor | None = None  # a label of each sequence, in addition to the targets
     draws: Tensor | None = None  # a uniform random number for each target, for a loss that samples
-    words: Any = None  # inputs of distillation: teacher targets and their positions in the batch
+    distillation: Any = None  # positions and weights of the teacher's targets, if there is a teacher
     counts: tuple[float, ...] = ()  # number of targets of each term, for a loss of several terms
     scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; (): the batch is the whole step
     weight_sum: float | None = None  # sum of `weights` as a Python number; None: `total_weight` computes it

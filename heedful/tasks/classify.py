@@ -385,7 +385,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if all labels are correct; the loss is the mean over labels of binary cross-entropies."""
+        """Score an answer: correct if all labels are correct; the loss is the mean binary cross-entropy."""
         gold = [label for label in self.labels if label in example.labels]
         probabilities = answer["probabilities"]
         losses = [

@@ -100,7 +100,7 @@ class EncoderDistillation(MaskedLM):
             "sentence_embedding": float(len(targets.singles)),
             "pair_similarity": float(len(targets.pairs)),
         }
-        return replace(masked, words=targets, counts=tuple(counts[name] for name in self.names))
+        return replace(masked, distillation=targets, counts=tuple(counts[name] for name in self.names))
 
     def _targets(self, samples: Sequence[Sample], packed: Packed) -> EncoderTargets:
         """Return the positions of the teacher's targets in the packed samples."""
@@ -132,7 +132,7 @@ class EncoderDistillation(MaskedLM):
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return the terms of `names`, each with one loss for each target."""
-        targets: EncoderTargets = batch.words
+        targets: EncoderTargets = batch.distillation
         rows = loaded.hidden_states(batch.packed)
         assert batch.rows is not None
         teacher_rows = None if targets.words is None else self.teacher.hidden_states(targets.words)

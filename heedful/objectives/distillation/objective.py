@@ -198,7 +198,7 @@ class Distillation(SelfSupervised):
         row_count = float(batch.packed.bounds[-1]) if rows is None else _total(rows)
         counts = {"kd": _total(request.kd_weights), "label": _total(request.label_weights)}
         return replace(
-            batch, words=request, counts=tuple(counts.get(name, row_count) for name, _ in self._named_weights)
+            batch, distillation=request, counts=tuple(counts.get(name, row_count) for name, _ in self._named_weights)
         )
 
     def _kd_weights(self, targets: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
@@ -214,7 +214,7 @@ class Distillation(SelfSupervised):
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return all terms, in the order of `term_weights`."""
-        request: TeacherRequest = batch.words
+        request: TeacherRequest = batch.distillation
         rows, captured = capture(loaded, batch.packed, self.losses.capture_spec("student"))
         scores = self.base_objective.scores(loaded, batch, rows)
         outputs = self._teacher_outputs(request, scores.detach()) if self._needs_teacher else {}
@@ -244,7 +244,7 @@ class Distillation(SelfSupervised):
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
         name = "mlm" if self.kind == "masked" else "label"
-        return Term(name, losses, right, batch.words.label_weights.to(losses, non_blocking=True))
+        return Term(name, losses, right, batch.distillation.label_weights.to(losses, non_blocking=True))
 
     def _teacher_outputs(self, request: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
         """Return the teacher's outputs for the samples of a batch, end to end, by name.
@@ -282,7 +282,7 @@ class Distillation(SelfSupervised):
         if "ids" in outputs:  # the teacher's outputs have only the top scores
             return kd_kl_topk(scores, outputs["ids"].long(), outputs["scores"].float(), temperature)
         teacher_scores = upcast(outputs["scores"])
-        groups = batch.words.score_counts
+        groups = batch.distillation.score_counts
         match self.kind:
             case "multiple":
                 return kd_kl_multi_label(scores, teacher_scores, temperature)
@@ -317,7 +317,7 @@ class Distillation(SelfSupervised):
         else:
             name, parts = "relations", _relation_losses(loss, student, teacher, batch.packed.bounds)
         losses = torch.stack(parts).mean(0)
-        weights = batch.words.row_weights
+        weights = batch.distillation.row_weights
         weights = None if weights is None else weights.to(losses, non_blocking=True)
         return Term(f"{name}_{index + 1}", losses, None, weights)
 

@@ -380,7 +380,8 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
     plain, more = (found.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
     assert more.packed.bounds[-1] == plain.packed.bounds[-1] + 3
     assert (
-        more.counts == plain.counts and more.words.row_weights.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+        more.counts == plain.counts
+        and more.distillation.row_weights.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
     )
 
 

@@ -94,7 +94,7 @@ def test_words_are_aligned(ours: int, kind: str) -> None:
     objective = distillation(teacher, own, 8)
     lower = [text.lower() for text in TEXTS]
     batch = objective.batch(samples(own, lower), [1, 2, 3, 4])
-    words, packed = batch.words.words, pack_samples(samples(own, lower))
+    words, packed = batch.distillation.words, pack_samples(samples(own, lower))
     assert teacher.loaded.tokenizer is not None
     one = spelled(own, packed.tokens, words.student_rows, words.student_words, words.count)
     tokens = words.teacher_input.tokens
@@ -133,7 +133,7 @@ def test_the_loss_is_a_plain_loops() -> None:
     teacher.estimate_statistics(given[:2], objective.is_text_id)
     batch = objective.batch(given, [1, 2, 3, 4])
     masked, term = objective.terms(student, batch)
-    words = batch.words.words
+    words = batch.distillation.words
     rows, theirs = student.model(batch.packed), teacher.loaded.model(words.teacher_input)
     losses = []
     for word in range(words.count):
@@ -401,7 +401,7 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
     one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
-    assert one.words.words is not None and two.words.words is None, "the teacher does not run"
+    assert one.distillation.words is not None and two.distillation.words is None, "the teacher does not run"
     for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
         assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
     with pytest.raises(HeedfulError, match="a different teacher, corpus or plan"):
