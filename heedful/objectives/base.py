@@ -77,7 +77,7 @@ class Batch:
     packed: Packed
     targets: Tensor
     weights: Tensor  # weight of each target
-    target: Packed | None = None  # input of the decoder, for a model with encoder and decoder
+    decoder_input: Packed | None = None  # input of the decoder, for a model with encoder and decoder
     rows: Tensor | None = None  # indices of the rows that the head scores; None: all rows, or whole sequences
     groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
     labels: Tensor | None = None  # a label of each sequence, in addition to the targets
@@ -93,7 +93,7 @@ class Batch:
             self,
             weight_sum=self.total_weight,
             packed=self.packed.to(device),
-            target=None if self.target is None else self.target.to(device),
+            decoder_input=None if self.decoder_input is None else self.decoder_input.to(device),
             targets=self.targets.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
             rows=None if self.rows is None else self.rows.to(device, non_blocking=True),

@@ -64,7 +64,7 @@ class SpanCorruption(SelfSupervised):
         spans = pack_samples([target for _, target in pairs])
         return Batch(
             packed=pack_samples([source for source, _ in pairs]),
-            target=spans.shift_right(self.start) if len(spans.tokens) else spans,
+            decoder_input=spans.shift_right(self.start) if len(spans.tokens) else spans,
             targets=spans.tokens,
             weights=torch.ones(len(spans.tokens)),
         )
@@ -114,9 +114,9 @@ class SpanCorruption(SelfSupervised):
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return one term: the cross-entropy of the spans' tokens, their sentinels and the end token."""
-        assert loaded.head is not None and batch.target is not None
-        rows = loaded.hidden_states(batch.packed, batch.target)
-        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.target), batch.targets),)
+        assert loaded.head is not None and batch.decoder_input is not None
+        rows = loaded.hidden_states(batch.packed, batch.decoder_input)
+        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.decoder_input), batch.targets),)
 
 
 def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float, max_spans: int) -> NDArray[np.int64]:

@@ -253,7 +253,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         if self.ends.start is not None:
             texts, decoder_inputs = ([_one_sequence(sample, number) for sample in samples] for number in (0, 1))
             return Batch(
-                packed=pack_samples(texts), target=pack_samples(decoder_inputs), targets=targets, weights=weights
+                packed=pack_samples(texts), decoder_input=pack_samples(decoder_inputs), targets=targets, weights=weights
             )
         packed = pack_samples(samples)
         rows = [

@@ -332,7 +332,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
             rows: All hidden states of the batch; None: those that the head needs are computed.
         """
         if rows is None:
-            outputs = loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows)
+            outputs = loaded.head_outputs(batch.packed, batch.decoder_input, output_rows=batch.rows)
             assert isinstance(outputs, Tensor)
             return upcast(outputs)
         assert loaded.head is not None
