@@ -16,7 +16,7 @@ from heedful.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(SelfSupervised):
-    """The mean of -log p(token | the tokens of its sequence before it), over all tokens but the first of each.
+    """The mean of -log p(token | earlier tokens of its sequence), over all tokens of each sequence but the first one.
 
     It makes no random choices, so every epoch has the same targets.
     """
@@ -35,7 +35,7 @@ class CausalLM(SelfSupervised):
         return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the next tokens."""
+        """Return one term: the cross-entropy of the next tokens."""
         decoder = loaded.config.model.decoder
         if decoder is None or not decoder.causal:
             raise HeedfulError("this model attends to later tokens: causal pre-training needs a decoder")

@@ -25,7 +25,7 @@ SECOND_START, FIRST_TEXT, SECOND_TEXT = 0, 1, 2  # columns of WindowPlan.targets
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSettings:
-    """How windows and pairs are sampled."""
+    """Settings of the sampling of windows and pairs."""
 
     short_window_prob: float = 0.5  # probability that a window has 1 to `max_sentences` sentences; else it is full
     max_sentences: int = 3  # maximum sentences in a short window

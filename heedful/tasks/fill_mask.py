@@ -67,7 +67,7 @@ def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answ
 
 
 def top_tokens(scores: Tensor, context: AnswerContext) -> list[list[Answer]]:
-    """Return the most likely tokens of each position; keeping all scores would need the memory of a vocabulary each."""
+    """Return the most likely tokens of each position, so that scores over the vocabulary need not be stored."""
     return [likely_tokens(position_scores, context.tokenizer, context.top_k) for position_scores in scores]
 
 

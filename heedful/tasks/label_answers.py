@@ -32,7 +32,7 @@ def single_label_answer(
 
 
 def multi_label_answer(probabilities: Mapping[str, float], thresholds: Mapping[str, float]) -> Answer:
-    """Return the answer with all labels whose probabilities reach their thresholds; missing ones are THRESHOLD."""
+    """Return the answer with all labels whose probabilities reach their thresholds, by default THRESHOLD."""
     chosen = [name for name, value in probabilities.items() if value >= thresholds.get(name, THRESHOLD)]
     return {"labels": chosen, "probabilities": dict(probabilities)}
 

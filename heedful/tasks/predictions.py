@@ -34,7 +34,7 @@ AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(Prediction):
-    """One label of several."""
+    """The answer of a classifier with one label of several."""
 
     label: str  # "": the model abstains, since the probability is below min_confidence
     probability: float  # probability of the most probable label
@@ -44,7 +44,7 @@ class Classification(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelClassification(Prediction):
-    """Any number of labels."""
+    """The answer of a classifier with any number of labels."""
 
     labels: tuple[str, ...]  # the labels whose probability reaches their threshold
     probabilities: dict[str, float]  # probability of each label
@@ -87,7 +87,7 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entity:
-    """Neighbouring words of one type."""
+    """An entity: neighbouring words of one type."""
 
     label: str  # type of the entity, without the prefix B-, I-, ...
     text: str
@@ -118,7 +118,7 @@ class Span(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultipleChoice(Prediction):
-    """One candidate of several."""
+    """The answer to a multiple-choice question: one candidate of several."""
 
     choice: str
     index: int  # index of the candidate, from 0
@@ -162,7 +162,7 @@ class Mask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillMask(Prediction):
-    """The masks of a text."""
+    """The masks of a text with their candidates."""
 
     masks: tuple[Mask, ...]
 

@@ -201,7 +201,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return self._max_length_for(super().truncation_length)
 
     def _max_length_for(self, limit: int | None) -> int | None:
-        """Return the length at which texts are truncated, for a limit of the model.
+        """Return the maximum tokens of a text or target, from the limit of the model.
 
         Room is left for an end token that the tokenizer does not add. A decoder-only model has half of the limit for
         the text and half of it for the target.

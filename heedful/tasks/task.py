@@ -438,7 +438,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @property
     def truncation_length(self) -> int | None:
-        """Maximum tokens of an input, from which on it is truncated; None if inputs are not truncated."""
+        """Maximum tokens of an input; longer inputs are truncated. None: inputs are not truncated."""
         return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:

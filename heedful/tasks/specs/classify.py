@@ -23,7 +23,7 @@ print(answer({given}))"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifySettings(TaskSettings):
-    """One label of several."""
+    """Settings of classification with one label of several."""
 
     kind: Literal["classify"] = "classify"
     class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
@@ -35,7 +35,7 @@ class ClassifySettings(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelSettings(TaskSettings):
-    """Any number of labels."""
+    """Settings of classification with any number of labels."""
 
     UNTUNED: ClassVar[str] = "thresholds=0.5"
     kind: Literal["multiple"] = "multiple"
