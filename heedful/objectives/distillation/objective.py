@@ -146,15 +146,13 @@ class Distillation(SelfSupervised):
     @cached_property
     def _named_weights(self) -> list[tuple[str, float]]:
         """Name and weight of each term; the name of a layer loss is its index in `layer_losses`."""
-        score_terms = [("kd", self.losses.kd), ("label", self.losses.label)]
+        kd, label = ("kd", self.losses.kd), ("label", self.losses.label)
         if self.first_term == "label":
-            score_terms = score_terms[::-1]
-        needs_label = self.first_term == "label"  # also with weight 0
-        score_terms = [
-            (name, weight) for name, weight in score_terms if weight > 0 or (name == "label" and needs_label)
-        ]
+            score_terms = [label, *([kd] if kd[1] > 0 else [])]  # the first term is included even if its weight is 0
+        else:
+            score_terms = [term for term in (kd, label) if term[1] > 0]
         layer_terms = [(str(index), loss.weight) for index, loss in enumerate(self.losses.layer_losses)]
-        if not score_terms or (score_terms[0][0] == "label" and self.first_term == "kd"):
+        if not score_terms or score_terms[0][0] != self.first_term:
             return [*layer_terms, *score_terms]
         return [score_terms[0], *layer_terms, *score_terms[1:]]
 
@@ -341,7 +339,8 @@ def _relation_losses(
     """Return the losses of each kind of relations."""
     layer, teacher_layer = loss.pair
     losses = []
-    for x, y in loss.of:
+    for kinds in loss.of:
+        x, y = kinds[0], kinds[1]  # such as "q" and "k"
         student_pair = student[f"{x}.{layer}"].float(), student[f"{y}.{layer}"].float()
         teacher_pair = teacher[f"{x}.{teacher_layer}"].float(), teacher[f"{y}.{teacher_layer}"].float()
         losses.append(relation_kl(student_pair, teacher_pair, bounds, loss.heads, squares=loss.squares))
