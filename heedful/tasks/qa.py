@@ -128,9 +128,8 @@ def best_span(
         last: Last token at which a span may end.
         max_answer_tokens: Maximum tokens in a span.
     """
-    end_scores = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf")).unfold(
-        0, max_answer_tokens, 1
-    )
+    padded = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf"))
+    end_scores = padded.unfold(0, max_answer_tokens, 1)  # scores of the possible ends of spans from each token
     sums = scores[starts, :1] + end_scores[starts]  # [starts, lengths]
     index, length = divmod(int(sums.argmax()), max_answer_tokens)
     return starts[index], starts[index] + length, float(sums[index, length])

@@ -404,7 +404,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
         samples: list[Sample] = []
         example_numbers: list[int] = []
         remarks: Counter[str] = Counter()
-        number = windowed = truncated = truncated_tokens = skipped = 0  # number: of the example
+        example_count = windowed = truncated = truncated_tokens = skipped = 0
         for chunk in batched(examples, CHUNK_EXAMPLES):
             inputs = [self.tokenizer_inputs(example) for example in chunk]
             encodings = iter(self._encode(list(chain.from_iterable(inputs))))
@@ -417,15 +417,15 @@ class Task(Objective, ABC, Generic[AnyExample]):
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
                 new_samples = self.make_samples(example, item_windows)
                 samples += new_samples
-                example_numbers += [number] * len(new_samples)
-                number += 1
+                example_numbers += [example_count] * len(new_samples)
+                example_count += 1
                 truncated, truncated_tokens = truncated + (dropped > 0), truncated_tokens + dropped
                 windowed += any(len(windows) > 1 for windows in item_windows)
                 skipped += not new_samples
                 remarks.update(self.remarks(example, item_windows))
         return EncodedSplit(
             samples=samples,
-            examples=number,
+            examples=example_count,
             tokens=sum(map(len, samples)),
             windowed=windowed,
             truncated=truncated,
