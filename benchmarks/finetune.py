@@ -60,7 +60,7 @@ def build(task: Task, longest: int, seed: int) -> tuple[Learning, heedful.ModelB
             loaded, "sequence_classification", labels=("score",), problem_type="regression", seed=seed
         )
     if task.kind == "qa":
-        return QuestionAnswering(impossible=False, **common), with_head(loaded, "question_answering", seed=seed)
+        return QuestionAnswering(has_unanswerable=False, **common), with_head(loaded, "question_answering", seed=seed)
     if task.kind == "tag":
         return Tag(labels=task.labels, **common), with_head(
             loaded, "token_classification", labels=task.labels, seed=seed

@@ -104,7 +104,7 @@ def objective(case: Case) -> MaskedLM:
     """A constant number of hidden tokens in each step, the same ones in each round."""
     from heedful.objectives.masked_lm import MaskedLM
 
-    return MaskedLM(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, count=case.asked)
+    return MaskedLM(tokenizer=of_words(case.vocabulary).tokenizer, num_static_masks=1, target_count=case.asked)
 
 
 def given(case: Case) -> Given:

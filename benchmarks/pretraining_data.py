@@ -141,7 +141,7 @@ def windows(dataset: Any, case: Case) -> list[Sample]:
     from heedful.objectives import packing
     from heedful.objectives.special_tokens import SpecialTokenTemplate, special_run
 
-    frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), kinds=(0,))
+    frame = SpecialTokenTemplate(runs=(special_run([(CLS, 0)]), special_run([(SEP, 0)])), text_types=(0,))
     ranges = packing.segment_windows(dataset, np.arange(len(dataset)), frame.room(LENGTH))
     packed = packing.PackedRows(dataset, frame, ranges, case.row, SEED)
     drawn = (packed[number] for number in epoch_order(len(packed), SEED, 0))

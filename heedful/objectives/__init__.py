@@ -1,4 +1,4 @@
-"""Layer 6: objectives. Examples become samples, samples a packed batch, and a batch a loss with its count."""
+"""Layer 6: objectives. They pack samples into a batch, and compute the loss of a batch with its target count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Base classes of objectives: samples, batches, and a loss that is a sum with its count.
 
-The trainer divides the sum over all micro-batches and ranks by their count, once; so an update does not depend on how
-a step was split.
+The trainer adds up the sums and the counts of all micro-batches and ranks, and divides once. So an update does not
+depend on how a step is split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from heedful.nn import cpu_ops
 from heedful.nn.autograd import AutogradContext
 from heedful.packed import Packed
 
-CHUNK = 32  # rows of scores that are computed at once, so that they fit into the processor's cache
+CHUNK_ROWS = 32  # rows of scores computed at a time on a CPU, so that they stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The sum of the losses of a batch's targets, with its graph, and their count or total weight."""
+    """The sum of the losses of a batch's targets, with its autograd graph, and the total weight of the targets."""
 
     sum: Tensor
     count: float
@@ -38,15 +38,15 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
-    """The smallest unit of training data: one or more sequences of tokens and their target."""
+    """One training sample: one or more sequences of tokens, and their target."""
 
     tokens: NDArray[np.int32]  # all sequences end to end
     types: NDArray[np.uint8]
-    bounds: tuple[int, ...]  # sequences + 1
-    target: Any = None  # of a type that the objective chooses
-    weight: float = 1.0  # in the loss: 1 / windows for one window of a text
-    filler: int = 0  # tokens of padding at its end
-    states: Float[Tensor, "tokens width"] | None = None  # outputs of frozen layers, if they are known
+    bounds: tuple[int, ...]  # first token of each sequence, and the number of tokens
+    target: Any = None  # label or labels; each objective has its own type
+    weight: float = 1.0  # weight in the loss, such as 1 / windows for each window of a text
+    filler: int = 0  # number of padding tokens at the end
+    states: Float[Tensor, "tokens width"] | None = None  # outputs of the frozen layers; None: computed in each step
 
     def __len__(self) -> int:
         """Number of tokens, padding included."""
@@ -56,7 +56,7 @@ class Sample:
     def of(
         cls, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], target: object = None, weight: float = 1.0
     ) -> Sample:
-        """Return a sample of sequences of token ids and types.
+        """Return a sample from the token ids and types of each sequence.
 
         >>> Sample.of([[5, 6], [7]], [[0, 0], [1]], target=1).bounds
         (0, 2, 3)
@@ -72,28 +72,28 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """Samples as one packed batch, with the inputs of the loss; the meaning of targets is the objective's."""
+    """Samples as one packed batch, with the inputs of the loss. Each objective defines the meaning of `targets`."""
 
     packed: Packed
     targets: Tensor
-    weights: Tensor  # one for each target
-    target: Packed | None = None  # input of a decoder beside an encoder
-    rows: Tensor | None = None  # the rows that are scored; None: all of them, or whole sequences
-    groups: tuple[int, ...] = ()  # number of sequences of each group, where several belong together
-    labels: Tensor | None = None  # one for each sequence, beside the targets
-    draws: Tensor | None = None  # a random number for each target, if the loss samples; from the sample's key alone
-    words: Any = None  # alignment of rows with words, for objectives that use it
-    counts: tuple[float, ...] = ()  # number of targets of each term, if the loss has several
-    scales: tuple[float, ...] = ()  # factors of their sums, set by the trainer; (): the batch is the whole step
-    weight_sum: float | None = None  # sum of the weights, known on the host; None: see total_weight
+    weights: Tensor  # weight of each target
+    decoder_input: Packed | None = None  # input of the decoder, for a model with encoder and decoder
+    rows: Tensor | None = None  # indices of the rows that the head scores; None: all rows, or whole sequences
+    groups: tuple[int, ...] = ()  # number of sequences in each group, such as the candidates of a prompt
+    labels: Tensor | None = None  # a label of each sequence, in addition to the targets
+    draws: Tensor | None = None  # a uniform random number for each target, for a loss that samples
+    distillation: Any = None  # positions and weights of the teacher's targets, if there is a teacher
+    counts: tuple[float, ...] = ()  # number of targets of each term, for a loss of several terms
+    scales: tuple[float, ...] = ()  # factor of each term's sum, set by the trainer; (): the batch is the whole step
+    weight_sum: float | None = None  # sum of `weights` as a Python number; None: `total_weight` computes it
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on a device."""
+        """Move the batch to a device."""
         return replace(
             self,
             weight_sum=self.total_weight,
             packed=self.packed.to(device),
-            target=None if self.target is None else self.target.to(device),
+            decoder_input=None if self.decoder_input is None else self.decoder_input.to(device),
             targets=self.targets.to(device, non_blocking=True),
             weights=self.weights.to(device, non_blocking=True),
             rows=None if self.rows is None else self.rows.to(device, non_blocking=True),
@@ -103,16 +103,16 @@ class Batch:
 
     @property
     def total_weight(self) -> float:
-        """The sum of the weights, added up in float64."""
+        """Sum of the weights, added up in float64."""
         return float(self.weights.sum(dtype=torch.float64)) if self.weight_sum is None else self.weight_sum
 
 
 class PerEpochSamples(ABC, Sequence[Sample]):
-    """Samples that differ from epoch to epoch, equally many in each."""
+    """Samples that differ from epoch to epoch; their number does not."""
 
     @abstractmethod
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Return the samples of an epoch, counted from 0; a pure function of it."""
+        """Return the samples of an epoch (from 0). The same epoch always has the same samples."""
 
     def __getitem__(self, number: int | slice) -> Any:
         """Return a sample of the first epoch."""
@@ -120,61 +120,61 @@ class PerEpochSamples(ABC, Sequence[Sample]):
 
 
 class Objective(ABC):
-    """Base class of objectives: batches of samples, and their loss."""
+    """Base class of objectives: collates samples into batches, and computes their loss."""
 
-    group_size: int = 1  # samples that one loss compares; never split over micro-batches or ranks
-    term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss, a mean over its own targets
-    num_static_masks: int | None = None  # random masks of a sample, used in turn; None: new ones in each epoch
-    extra_module: nn.Module | None = None  # trained with the model; it may share tensors with it
+    group_size: int = 1  # samples compared with each other; a group is never split over micro-batches or ranks
+    term_weights: tuple[float, ...] = (1.0,)  # weight of each term of the loss; a term is a mean over its targets
+    num_static_masks: int | None = None  # different masks of a sample, used in turn; None: a new one in each epoch
+    extra_module: nn.Module | None = None  # trained together with the model; may share tensors with it
 
     @abstractmethod
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return samples as a batch.
+        """Collate samples into a batch.
 
         Args:
-            samples: One or more.
-            keys: The seed of each sample's random choices; a function of (seed, epoch, sample) alone.
+            samples: One or more samples.
+            keys: Seed of the random choices of each sample, derived from (seed, epoch, sample number).
         """
 
     @abstractmethod
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Return the sum of the losses of the batch's targets, and their weight."""
+        """Return the sum of the losses of the batch's targets, and the total weight of the targets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One term of a loss: the loss of each target in float32; `right` (correct predictions) only under no_grad."""
+    """One term of a loss: the loss of each target in float32. `right` is filled only under no_grad."""
 
     name: str
     losses: Float[Tensor, " targets"]
-    right: Bool[Tensor, " targets"] | None = None  # None: unknown, or not defined
-    weights: Float[Tensor, " targets"] | None = None  # 0 for padding, else 1; None: all 1
+    right: Bool[Tensor, " targets"] | None = None  # whether the prediction is correct; None: unknown or not defined
+    weights: Float[Tensor, " targets"] | None = None  # 1, or 0 for targets that are padding; None: all 1
 
     @property
     def sum(self) -> Tensor:
-        """The sum of the losses."""
+        """Weighted sum of the losses."""
         return (self.losses if self.weights is None else self.losses * self.weights).sum()
 
     @property
     def count(self) -> float:
-        """The number of targets."""
+        """Number of targets, without padding."""
         return float(len(self.losses) if self.weights is None else self.weights.sum())
 
 
 class SelfSupervised(Objective):
-    """An objective whose targets are made from the text itself, without labels."""
+    """Base class of objectives whose targets come from the text itself, without labels."""
 
-    head: str = "masked_lm"  # kind of the head that it trains
+    head: str = "masked_lm"  # kind of the trained head
 
     @abstractmethod
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return the terms of the loss, in the order of `term_weights`."""
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Return the sum over terms of weight times mean, as a sum over the targets of the first term that has targets.
+        """Return the sum over terms of weight times mean, scaled by the target count of the first term with targets.
 
-        The trainer divides it by their count over all micro-batches and ranks, and sets `Batch.scales` so that every
-        other term is divided by its own count.
+        The trainer divides the sum by that count over all micro-batches and ranks. It sets `Batch.scales` so that every
+        term is divided by its own count.
         """
         first, *others = self.terms(loaded, batch)
         counts = batch.counts or (batch.total_weight if first.weights is batch.weights else first.count,)
@@ -182,11 +182,12 @@ class SelfSupervised(Objective):
         total = first.sum * self.term_weights[0]
         for term, weight, scale in zip(others, self.term_weights[1:], scales[1:], strict=True):
             total = total + term.sum * (weight * scale)
-        return Loss(total, counts[next((place for place, scale in enumerate(scales) if scale), 0)])
+        first_with_targets = next((index for index, scale in enumerate(scales) if scale), 0)
+        return Loss(total, counts[first_with_targets])
 
     @torch.no_grad()
     def measure(self, loaded: ModelBundle, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Return sum and count of each term's loss, and of its correct predictions, by name."""
+        """Return (sum, count) of the loss and of the correct predictions of each term, by name."""
         sums = {}
         for term in self.terms(loaded, batch):
             sums[f"{term.name}_loss"] = (float(term.sum), term.count)
@@ -197,7 +198,7 @@ class SelfSupervised(Objective):
 
 
 def term_scales(counts: Sequence[float]) -> tuple[float, ...]:
-    """Return factors that turn sums into means times the count of the first term that has targets; 0 without targets.
+    """Return, for each term, the first nonzero count divided by the term's count; 0 for a term without targets.
 
     >>> term_scales((6.0, 2.0, 0.0)), term_scales((0.0, 2.0, 4.0))
     ((1.0, 3.0, 0.0), (0.0, 1.0, 0.5))
@@ -212,7 +213,7 @@ def cross_entropy_term(
     targets: Int[Tensor, " targets"],
     weights: Float[Tensor, " targets"] | None = None,
 ) -> Term:
-    """Return -log softmax(scores)[target] of each target; under no_grad also which predictions are correct."""
+    """Return -log softmax(scores)[target] of each target. Under no_grad the term also has the correct predictions."""
     if torch.is_grad_enabled():
         losses: Tensor = _CrossEntropy.apply(scores, targets)  # type: ignore[no-untyped-call]
         return Term(name, losses, None, weights)
@@ -221,9 +222,9 @@ def cross_entropy_term(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy that computes its gradient, softmax(scores) - onehot(target), in the forward pass, row by row.
+    """Cross-entropy whose gradient, softmax(scores) - onehot(target), is computed in the forward pass.
 
-    Scores over a vocabulary are the largest tensor of a step: they are read once, and one tensor more is written.
+    Scores over a vocabulary are the largest tensor of a step. This reads them once and writes one tensor of their size.
     """
 
     @staticmethod
@@ -234,16 +235,17 @@ class _CrossEntropy(torch.autograd.Function):
             return losses
         gradients = torch.empty_like(scores)
         losses = scores.new_empty(len(scores), dtype=torch.promote_types(scores.dtype, torch.float32))
-        chunk = CHUNK if scores.device.type == "cpu" else max(1, len(scores))  # on a GPU kernel launches cost most
-        for start in range(0, len(scores), chunk):
-            rows = slice(start, start + chunk)
-            at = targets[rows, None]
-            part = upcast(scores[rows])
-            part = part - part.amax(-1, keepdim=True)
-            chosen = part.gather(-1, at)
-            total = part.exp_().sum(-1, keepdim=True)
-            losses[rows] = (total.log() - chosen)[:, 0]
-            gradients[rows] = part.div_(total).scatter_add_(-1, at, part.new_full(at.shape, -1.0))
+        chunk_rows = CHUNK_ROWS if scores.device.type == "cpu" else max(1, len(scores))  # few kernel launches on a GPU
+        for start in range(0, len(scores), chunk_rows):
+            rows = slice(start, start + chunk_rows)
+            target_columns = targets[rows, None]
+            chunk = upcast(scores[rows])
+            chunk = chunk - chunk.amax(-1, keepdim=True)
+            target_scores = chunk.gather(-1, target_columns)
+            ones = torch.ones_like(target_columns, dtype=chunk.dtype)
+            total = chunk.exp_().sum(-1, keepdim=True)
+            losses[rows] = (total.log() - target_scores)[:, 0]
+            gradients[rows] = chunk.div_(total).scatter_add_(-1, target_columns, -ones)
         ctx.save_for_backward(gradients)
         return losses
 
@@ -255,7 +257,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def pack_samples(samples: Sequence[Sample]) -> Packed:
-    """Return the sequences of all samples end to end."""
+    """Pack the sequences of all samples end to end."""
     lengths = [stop - start for sample in samples for start, stop in pairwise(sample.bounds)]
     positions = [np.arange(length) for length in lengths]
     states = [sample.states for sample in samples if sample.states is not None]
@@ -274,17 +276,17 @@ def weights_of_samples(samples: Sequence[Sample]) -> Float[Tensor, " samples"]:
 
 
 def upcast(scores: Tensor) -> Tensor:
-    """Return scores in float32 or more, in which losses are computed."""
+    """Convert scores to the precision of losses: float32, or float64 if they have it."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def full_precision(scores: Tensor) -> AbstractContextManager[None]:
-    """Context without autocast: products in a loss have the precision of their factors."""
+    """Disable autocast in a context, so that matrix products of a loss keep the precision of their inputs."""
     return torch.autocast(scores.device.type, enabled=False)
 
 
 def weighted_loss(losses: Float[Tensor, " targets"], batch: Batch) -> Loss:
-    """Return the sum of loss times weight, and the sum of the weights."""
+    """Return the sum of loss times weight over the targets, and the total weight."""
     return Loss((losses * batch.weights).sum(), batch.total_weight)
 
 

@@ -1,4 +1,4 @@
-"""Causal language modelling: the next token, given all before it (Radford et al. 2019, section 2)."""
+"""Causal language modelling: predict each token from the tokens before it (Radford et al. 2019, section 2)."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from heedful.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(SelfSupervised):
-    """The mean of -log p(token | the tokens of its sequence before it), over all tokens but the first of each.
+    """The mean of -log p(token | earlier tokens of its sequence), over all tokens of each sequence but the first one.
 
-    Nothing is random, so that every epoch has the same targets.
+    It makes no random choices, so every epoch has the same targets.
     """
 
     tokenizer: Tokenizer
     head = "language_model"
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch, and the rows that have a next token: all but the last of each sequence."""
+        """Return the batch, scored at the rows that have a next token: all but the last row of each sequence."""
         packed = pack_samples(samples)
-        followed = np.ones(packed.bounds[-1], dtype=np.bool_)
-        if len(followed):  # an empty sequence marks the last row before it; the first one, the last row of all
-            followed[np.array(packed.bounds[1:]) - 1] = False
-        rows = torch.from_numpy(followed.nonzero()[0])
+        has_next = np.ones(packed.bounds[-1], dtype=np.bool_)
+        if len(has_next):
+            # for an empty sequence this is the last row of the sequence before it, or -1, the last row of all
+            has_next[np.array(packed.bounds[1:]) - 1] = False
+        rows = torch.from_numpy(has_next.nonzero()[0])
         return Batch(packed=packed, targets=packed.tokens[rows + 1], weights=torch.ones(len(rows)), rows=rows)
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the next tokens."""
+        """Return one term: the cross-entropy of the next tokens."""
         decoder = loaded.config.model.decoder
         if decoder is None or not decoder.causal:
-            raise HeedfulError("the rows of this model attend to later tokens: causal pre-training needs a decoder")
+            raise HeedfulError("this model attends to later tokens: causal pre-training needs a decoder")
         assert loaded.head is not None and batch.rows is not None
         rows = loaded.hidden_states(batch.packed, output_rows=batch.rows)
         return (cross_entropy_term("clm", loaded.head(rows, batch.packed), batch.targets),)

@@ -1,4 +1,4 @@
-"""Contrastive learning of labelled texts: texts with one label get similar vectors, others dissimilar ones."""
+"""Contrastive learning of labelled texts: texts with equal labels get similar vectors, others dissimilar ones."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from heedful.objectives.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveClasses(Objective):
-    """Mean of (cos(a, b) - s(a, b))² over all pairs of a group, as in SetFit (Tunstall et al. 2022, section 3).
+    """The mean of (cos(a, b) - s(a, b))² over all pairs of a group, as in SetFit (Tunstall et al. 2022, section 3).
 
-    s is the similarity of the labels of two texts: 1 if they have one label and it is the same, 0 if they differ; for
-    texts with several labels, the share of their labels that they have in common (Jaccard). The vectors are those that
-    the last layer of a sequence classification head reads. SetFit encodes both texts of each pair; here each text is
-    encoded once a step, and compared with all others of its group.
+    s is the similarity of the labels of two texts. For single labels it is 1 if they are equal, else 0. For texts with
+    several labels it is the share of labels that both have (Jaccard index). The vectors are the inputs of the last
+    layer of the sequence classification head. SetFit encodes both texts of each pair; here each text is encoded once a
+    step and compared with all other texts of its group.
 
     Args:
-        group_size: Texts that are compared with each other.
-        classes: Number of labels. The target of a sample is the index of its label, or 0 or 1 for each label.
+        group_size: Number of texts that are compared with each other.
+        classes: Number of labels. The target of a sample is the index of its label, or a list of 0 or 1 for each label.
     """
 
     group_size: int
     classes: int
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; its targets are 0 or 1 for each label, [texts, labels]."""
         targets = np.array([sample.target for sample in samples])
         if targets.ndim == 1:
             targets = np.eye(self.classes)[targets]
@@ -50,6 +51,7 @@ class ContrastiveClasses(Objective):
         return Batch(packed=pack_samples(samples), targets=labels, weights=weights_of_samples(samples))
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        """Return the sum over texts of the mean squared error of cosines with the other texts of the group."""
         assert isinstance(loaded.head, ClassesHead)
         rows = loaded.hidden_states(batch.packed)
         vectors = F.normalize(upcast(loaded.head.vectors(rows, batch.packed)), dim=-1)
@@ -60,17 +62,19 @@ class ContrastiveClasses(Objective):
 
 
 def _pair_losses(vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return for each text of a group, [texts], the mean squared error of its cosines with the others."""
-    others = max(1, len(vectors) - 1)
+    """Return, for each text of a group, the mean squared error of its cosines with the other texts, [texts]."""
+    other_texts = max(1, len(vectors) - 1)
     errors = (vectors @ vectors.T - label_similarity(labels)).square()
-    return (errors.sum(-1) - errors.diagonal()) / others
+    return (errors.sum(-1) - errors.diagonal()) / other_texts
 
 
 def label_similarity(labels: Tensor) -> Tensor:
-    """Return the share of labels in common, |A and B| / |A or B|, [texts, texts]; two texts without labels: 1.
+    """Return the share of common labels of each two texts, |A and B| / |A or B|, [texts, texts].
+
+    Two texts without labels have the similarity 1.
 
     Args:
-        labels: 1 for each label of a text, else 0, [texts, labels].
+        labels: 1 for each label that a text has, else 0, [texts, labels].
     """
     common = labels @ labels.T
     counts = labels.sum(-1)

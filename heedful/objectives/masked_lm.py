@@ -1,4 +1,4 @@
-"""Masked language modelling: predict masked tokens (Devlin et al. 2019, section 3.1)."""
+"""Masked language modelling: predict masked tokens from their context (Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
@@ -32,26 +32,34 @@ from heedful.objectives.random_numbers import is_text_token, scale_to_integers, 
 from heedful.tokenizer import Tokenizer
 
 MaskUnit = Literal["tokens", "words", "spans"]
-SPAN_STOP, MAX_SPAN_WORDS = 0.2, 10  # probability that a word ends its span; words of a span, at most
+SPAN_STOP = 0.2  # probability that a span ends after a word
+MAX_SPAN_WORDS = 10  # words in a span
+MASK_SHARE = 0.8  # share of the targets that are masked
+REPLACED_UNTIL = 0.9  # up to this share they are replaced by random tokens; the others stay unchanged
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLM(SelfSupervised):
-    """A share of the tokens is predicted: 80 % of them are masked, 10 % replaced by a random token, 10 % unchanged.
+    """Predict a share of the tokens: 80 % of them are masked, 10 % replaced by a random token, 10 % unchanged.
 
-    `mask_prob` is a share of tokens for each `mask_unit`: tokens one by one; whole words, where a word that would
-    exceed the share is skipped, as in the published code of Devlin et al. 2019, and each piece is masked, replaced or
-    unchanged on its own; or spans of 1 to 10 words, 3.8 on average, all treated alike (Joshi et al. 2020, section 3.1).
-    Special tokens are never chosen, but may be replacements, which are from the whole vocabulary, as in the published
-    code. Masks depend on the sample's key alone; with `num_static_masks` they repeat after that many epochs.
+    `mask_prob` is the share of predicted tokens in a sample. `mask_unit` says how they are chosen:
+
+    * tokens: one by one.
+    * words: whole words. A word that would exceed the share is skipped, as in the published code of Devlin et al. 2019.
+      Each piece of a word is masked, replaced or unchanged independently.
+    * spans: 1 to 10 words, 3.8 on average. All tokens of a span are treated alike (Joshi et al. 2020, section 3.1).
+
+    Special tokens are never chosen. Random replacements come from the whole vocabulary, special tokens included, as in
+    the published code. Masks depend only on the sample's key; with `num_static_masks` they repeat after that many
+    epochs.
     """
 
     tokenizer: Tokenizer
     mask_prob: float = 0.15
     mask_unit: MaskUnit = "tokens"
     num_static_masks: int | None = None
-    count: int | None = None  # targets of each sample, filled up with targets of weight 0; None: as mask_prob gives
+    target_count: int | None = None  # targets of each sample, padded by targets of weight 0; None: as many as chosen
     head: str = field(default="masked_lm", init=False)
 
     def __post_init__(self) -> None:
@@ -60,44 +68,55 @@ class MaskedLM(SelfSupervised):
         if not 0 < self.mask_prob < 1:
             raise HeedfulError(f"mask_prob is {self.mask_prob}; expected a share of the tokens between 0 and 1")
         if self.mask_unit == "words":
-            _ = self.tokenizer.continues  # refused now if it is not known
+            _ = self.tokenizer.continues  # raises an error now if the tokenizer does not know where words begin
 
     def samples(self, texts: Sequence[str], limit: int | None) -> list[Sample]:
-        """Return texts as samples; a text of more than `limit` tokens is cut into windows without overlap."""
+        """Encode texts as samples; a text of more than `limit` tokens is cut into windows without overlap.
+
+        Windows without text tokens are left out.
+        """
         samples = []
         for encoded in self.tokenizer.encode_batch(list(texts)):
-            ids = encoded.ids
-            for start in range(0, len(ids), limit or len(ids) or 1):
-                part = ids[start : start + (limit or len(ids))]
-                if self.free[list(part)].any():
-                    samples.append(Sample.of([part], [encoded.types[start : start + len(part)]]))
+            window_size = limit or len(encoded.ids) or 1
+            for start in range(0, len(encoded.ids), window_size):
+                window = slice(start, start + window_size)
+                ids = encoded.ids[window]
+                if self.is_text_id[list(ids)].any():
+                    samples.append(Sample.of([ids], [encoded.types[window]]))
         return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the masked batch, and the chosen rows."""
+        """Return the masked batch, scored at the chosen rows, with the original tokens as targets."""
         packed, mask = pack_samples(samples), self.tokenizer.special.mask
         tokens, starts = packed.tokens.numpy(), [0, *accumulate(map(len, samples))]
-        rows_of: list[Positions] = []
+        sample_rows: list[Positions] = []
         weights: list[NDArray[np.float32]] = []
         for start, sample, key in zip(starts, samples, keys, strict=False):
-            places, action, replacement = self._draw(sample, key)
-            tokens[start + places[action < 0.8]] = mask
-            replaced = (action >= 0.8) & (action < 0.9)
-            tokens[start + places[replaced]] = scale_to_integers(replacement[replaced], self.tokenizer.size)
-            missing = 0 if self.count is None else self.count - len(places)
-            rows_of.append(start + np.pad(places, (0, missing)))
-            weights.append(np.pad(np.ones(len(places), dtype=np.float32), (0, missing)))
-        rows = concat_long(rows_of)
+            positions, action, replacement = self._draw(sample, key)
+            tokens[start + positions[action < MASK_SHARE]] = mask
+            is_replaced = (action >= MASK_SHARE) & (action < REPLACED_UNTIL)
+            tokens[start + positions[is_replaced]] = scale_to_integers(replacement[is_replaced], self.tokenizer.size)
+            padding = 0 if self.target_count is None else self.target_count - len(positions)
+            sample_rows.append(start + np.pad(positions, (0, padding)))
+            weights.append(np.pad(np.ones(len(positions), dtype=np.float32), (0, padding)))
+        rows = concat_long(sample_rows)
+        target_total = sum(part.sum(dtype=np.float64) for part in weights)  # on the CPU, so that no device has to wait
         return Batch(
             packed=packed,
             targets=concat_long([sample.tokens for sample in samples])[rows],
             weights=torch.from_numpy(np.concatenate([*weights, np.zeros(0, dtype=np.float32)])),
             rows=rows,
-            counts=(float(sum(part.sum(dtype=np.float64) for part in weights)),),  # on the CPU, so that no device waits
+            counts=(float(target_total),),
         )
 
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return scores over the vocabulary of the chosen rows; `rows` are all hidden states, if they are known."""
+        """Return the scores over the vocabulary of the chosen rows.
+
+        Args:
+            loaded: The model.
+            batch: The masked batch.
+            rows: All hidden states of the batch; None: they are computed.
+        """
         assert loaded.head is not None and batch.rows is not None
         chosen = loaded.hidden_states(batch.packed, output_rows=batch.rows) if rows is None else rows[batch.rows]
         return upcast(loaded.head(chosen, batch.packed))
@@ -107,128 +126,159 @@ class MaskedLM(SelfSupervised):
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the cross-entropy of the chosen rows, which alone are computed."""
+        """Return one term: the cross-entropy of the chosen rows. Scores of other rows are not computed."""
         return (self.masked_term(loaded, loaded.hidden_states(batch.packed, output_rows=batch.rows), batch),)
 
     def masked_term(self, loaded: ModelBundle, chosen: Tensor, batch: Batch) -> Term:
-        """Return the term for hidden states of the chosen rows."""
+        """Return the cross-entropy term from the hidden states of the chosen rows."""
         assert loaded.head is not None
-        weights = None if self.count is None else batch.weights
+        weights = None if self.target_count is None else batch.weights
         return cross_entropy_term("mlm", loaded.head(chosen, batch.packed), batch.targets, weights)
 
-    # -- masks ------------------------------------------------------------------------------------------------
+    # -- choice of the targets ----------------------------------------------------------------------------------
 
     def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
-        """The chosen positions of a sample, in order, and random numbers for the action and the replacement of each."""
-        free = self._maskable(sample, key)
-        most = int(free.sum())
-        count = min(most, max(1, round(self.mask_prob * most)))
-        if self.count is not None:
-            count = min(count, self.count)
-        drawn = uniform(key, 4 * len(sample)).reshape(4, len(sample))
+        """Choose the target positions of a sample, ascending, with two uniform random numbers for each.
+
+        The first number decides whether the token is masked, replaced or unchanged; the second one picks the
+        replacement.
+        """
+        maskable = self._maskable(sample, key)
+        maskable_count = int(maskable.sum())
+        count = min(maskable_count, max(1, round(self.mask_prob * maskable_count)))
+        if self.target_count is not None:
+            count = min(count, self.target_count)
+        order, action, replacement, span_length = uniform(key, 4 * len(sample)).reshape(4, len(sample))
         if self.mask_unit == "tokens":
-            order = np.argsort(np.where(free, drawn[0], 2.0), kind="stable")
-            places = np.sort(order[:count])
-            return places, drawn[1, places], drawn[2, places]
-        starts = self._word_starts(sample, free)
+            random_order = np.argsort(np.where(maskable, order, 2.0), kind="stable")
+            positions = np.sort(random_order[:count])
+            return positions, action[positions], replacement[positions]
+        starts = self._word_starts(sample, maskable)
         if self.mask_unit == "words":
-            places = _whole(starts, free, drawn[0], count)
-            return places, drawn[1, places], drawn[2, places]
-        places, of = _spans(starts, drawn[0], drawn[3], free, count)
-        return places, drawn[1, of], drawn[2, places]
+            positions = _choose_words(starts, maskable, order, count)
+            return positions, action[positions], replacement[positions]
+        positions, span_starts = _choose_spans(starts, maskable, order, span_length, count)
+        return positions, action[span_starts], replacement[positions]
 
     def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:
-        """Mark the positions of a sample that may be chosen: all ordinary tokens."""
-        return self.free[sample.tokens]
+        """Mark the positions of a sample that may be chosen: all text tokens."""
+        return self.is_text_id[sample.tokens]
 
     @cached_property
-    def free(self) -> NDArray[np.bool_]:
-        """Mark the tokens of the vocabulary that may be chosen."""
+    def is_text_id(self) -> NDArray[np.bool_]:
+        """Mark the ids of the vocabulary that are text tokens, [vocabulary]."""
         return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
-    def _word_starts(self, sample: Sample, free: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Mark the positions that begin a word: also after a special token, and at the beginning of a sequence."""
-        starts = free & (
-            self.tokenizer.starts(sample.tokens) if self.mask_unit == "words" or self._knows_words else True
-        )
-        starts[1:] |= free[1:] & ~free[:-1]
+    def _word_starts(self, sample: Sample, maskable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mark the positions that begin a word.
+
+        The first text token of a sequence, or after a special token, also begins a word. If the tokenizer does not know
+        where words begin, every token is a word.
+        """
+        if self.mask_unit == "words" or self._knows_words:
+            starts = maskable & self.tokenizer.starts(sample.tokens)
+        else:
+            starts = maskable.copy()
+        starts[1:] |= maskable[1:] & ~maskable[:-1]
         bounds = np.array([bound for bound in sample.bounds[:-1] if bound < len(sample)], dtype=np.int64)
-        starts[bounds] |= free[bounds]
+        starts[bounds] |= maskable[bounds]
         return starts
 
     @cached_property
     def _knows_words(self) -> bool:
+        """Whether the tokenizer knows where words begin."""
         try:
             return bool(self.tokenizer.continues.size)
         except HeedfulError:
             return False
 
 
-def _whole(starts: NDArray[np.bool_], free: NDArray[np.bool_], drawn: NDArray[np.float64], count: int) -> Positions:
-    """Positions of whole words in random order; a word that would exceed the count is skipped."""
-    word = np.where(free, np.cumsum(starts) - 1, -1)
-    sizes = np.bincount(word[free], minlength=int(starts.sum()))
-    order = np.argsort(drawn[starts], kind="stable")
-    filled = np.cumsum(sizes[order])
-    first = int(np.searchsorted(filled, count, side="right"))
-    taken, left = [order[:first]], count - (int(filled[first - 1]) if first else 0)
-    for number in order[first:].tolist():
+def _choose_words(
+    starts: NDArray[np.bool_], maskable: NDArray[np.bool_], draws: NDArray[np.float64], count: int
+) -> Positions:
+    """Choose whole words in random order until they have `count` tokens; a word that would exceed it is skipped.
+
+    Args:
+        starts: Marks the positions that begin a word.
+        maskable: Marks the positions that belong to words.
+        draws: A random number for each position; those of the first positions order the words.
+        count: Positions to return, at most.
+    """
+    word_of = np.where(maskable, np.cumsum(starts) - 1, -1)  # the word of each position; -1: outside words
+    sizes = np.bincount(word_of[maskable], minlength=int(starts.sum()))
+    random_order = np.argsort(draws[starts], kind="stable")
+    total_sizes = np.cumsum(sizes[random_order])
+    fitting = int(np.searchsorted(total_sizes, count, side="right"))  # number of words before the first too long one
+    left = count - (int(total_sizes[fitting - 1]) if fitting else 0)
+    is_chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last element is for positions outside words
+    is_chosen[random_order[:fitting]] = True
+    for word in random_order[fitting:].tolist():
         if left == 0:
             break
-        if sizes[number] <= left:
-            taken.append(np.array([number]))
-            left -= int(sizes[number])
-    chosen = np.zeros(len(sizes) + 1, dtype=np.bool_)  # the last one is for positions outside words
-    chosen[np.concatenate(taken)] = True
-    return np.flatnonzero(chosen[word])
+        if sizes[word] <= left:
+            is_chosen[word] = True
+            left -= int(sizes[word])
+    return np.flatnonzero(is_chosen[word_of])
 
 
-def _spans(
+def _choose_spans(
     starts: NDArray[np.bool_],
-    drawn: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    free: NDArray[np.bool_],
+    maskable: NDArray[np.bool_],
+    draws: NDArray[np.float64],
+    length_draws: NDArray[np.float64],
     count: int,
 ) -> tuple[Positions, Positions]:
-    """Positions of spans of words, and the first position of each one's span."""
-    owner = np.full(len(free), -1)
-    places = np.flatnonzero(starts)
-    order = places[np.argsort(drawn[places], kind="stable")]
-    stops = np.append(places[1:], len(free))  # of each word, or later
+    """Choose spans of words in random order until they have `count` tokens.
+
+    Args:
+        starts: Marks the positions that begin a word.
+        maskable: Marks the positions that belong to words.
+        draws: A random number for each position; those of the first positions of words order the spans.
+        length_draws: A random number for each position, which decides the length of a span that begins there.
+        count: Positions to return, at most.
+
+    Returns:
+        The chosen positions, ascending, and for each the first position of its span.
+    """
+    span_of = np.full(len(maskable), -1)  # first position of each position's span; -1: in no span
+    word_starts = np.flatnonzero(starts)
+    random_order = word_starts[np.argsort(draws[word_starts], kind="stable")]
+    next_starts = np.append(word_starts[1:], len(maskable))  # where the next word begins
+    # probability of lengths up to the maximum: longer ones are excluded, as in the published code
+    max_share = 1 - (1 - SPAN_STOP) ** MAX_SPAN_WORDS
     left = count
-    for place in order.tolist():
+    for start in random_order.tolist():
         if left <= 0:
             break
-        if owner[place] >= 0:
+        if span_of[start] >= 0:
             continue
-        share = sizes[place] * (
-            1 - (1 - SPAN_STOP) ** MAX_SPAN_WORDS
-        )  # of lengths up to the maximum, as in the published code
+        share = length_draws[start] * max_share
         words = min(MAX_SPAN_WORDS, 1 + int(log1p(-share) / log(1 - SPAN_STOP)))
-        at = int(np.searchsorted(places, place))
-        stop = min(int(stops[min(at + words, len(places)) - 1]), place + left)
-        inside = np.arange(place, stop)
-        blocked = np.flatnonzero(~free[inside] | (owner[inside] >= 0))
+        first_word = int(np.searchsorted(word_starts, start))
+        stop = min(int(next_starts[min(first_word + words, len(word_starts)) - 1]), start + left)
+        inside = np.arange(start, stop)
+        blocked = np.flatnonzero(~maskable[inside] | (span_of[inside] >= 0))
         inside = inside[: blocked[0]] if len(blocked) else inside
-        owner[inside] = place
+        span_of[inside] = start
         left -= len(inside)
-    chosen = np.flatnonzero(owner >= 0)
-    return chosen, owner[chosen]
+    chosen = np.flatnonzero(span_of >= 0)
+    return chosen, span_of[chosen]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMWithPairs(MaskedLM):
-    """Masked tokens, and a label for each pair: whether the second part follows, or whether both are swapped.
+    """Masked language modelling, plus a binary label for each pair of segments.
 
-    The loss is the sum of both means (Devlin et al. 2019, appendix A.2; Lan et al. 2020, section 3.1).
+    The label tells whether the second segment follows the first (`nsp`, Devlin et al. 2019, appendix A.2), or whether
+    the segments are swapped (`sop`, Lan et al. 2020, section 3.1). The loss is the sum of both means.
     """
 
-    name: Literal["nsp", "sop"] = "nsp"  # of the second term
+    name: Literal["nsp", "sop"] = "nsp"  # name of the second term
     head: str = field(default="pretraining", init=False)
     term_weights: tuple[float, ...] = field(default=(1.0, 1.0), init=False)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the masked batch with the label of each pair."""
+        """Return the masked batch with the label of each pair; the label of padding is -1."""
         masked = super().batch(samples, keys)
         labels = concat_long([sample.target for sample in samples])
         counts = float(masked.weights.sum(dtype=torch.float64)), float((labels >= 0).sum())
@@ -237,11 +287,15 @@ class MaskedLMWithPairs(MaskedLM):
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return the terms of masked tokens and of pairs."""
         assert isinstance(loaded.head, PretrainingHead) and batch.rows is not None and batch.labels is not None
-        firsts = batch.packed.first_rows()
-        rows = loaded.hidden_states(batch.packed, output_rows=torch.cat([firsts, batch.rows]))
-        tokens = loaded.head.masked(rows[len(firsts) :], batch.packed)
-        pairs = loaded.head.next(rows[: len(firsts)], batch.packed.select(firsts))
-        unpadded = self.count is None
-        masked = cross_entropy_term("mlm", tokens, batch.targets, None if unpadded else batch.weights)
-        real = None if unpadded else (batch.labels >= 0).to(batch.weights)
-        return masked, cross_entropy_term(self.name, pairs, batch.labels.clamp(min=0), real)
+        first_rows = batch.packed.first_rows()
+        pair_count = len(first_rows)
+        states = loaded.hidden_states(batch.packed, output_rows=torch.cat([first_rows, batch.rows]))
+        token_scores = loaded.head.masked(states[pair_count:], batch.packed)
+        pair_scores = loaded.head.next(states[:pair_count], batch.packed.select(first_rows))
+        token_weights = pair_weights = None
+        if self.target_count is not None:  # targets and pairs may be padding
+            token_weights, pair_weights = batch.weights, (batch.labels >= 0).to(batch.weights)
+        return (
+            cross_entropy_term("mlm", token_scores, batch.targets, token_weights),
+            cross_entropy_term(self.name, pair_scores, batch.labels.clamp(min=0), pair_weights),
+        )

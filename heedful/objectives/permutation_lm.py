@@ -1,4 +1,4 @@
-"""Permuted language modelling: tokens are predicted in any order (Yang et al. 2019, sections 2.2 and 2.3)."""
+"""Permutation language modelling: predict tokens in a random order (Yang et al. 2019, sections 2.2 and 2.3)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from heedful.objectives.random_numbers import is_text_token, scale_to_integers, 
 from heedful.packed import Packed
 from heedful.tokenizer import Tokenizer
 
-LONGEST = 5  # tokens of a span
+MAX_SPAN_TOKENS = 5  # tokens in a span
 Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PermutationLM(SelfSupervised):
-    """The mean of -log p(token | all tokens before it in a random order), over the last of the order of each sequence.
+    """The mean of -log p(target | context and the targets before it in a random order).
 
-    Targets are a share of the text's tokens, 1 / K. With `spans`, as in pre-training (section 3.1), they are spans of
-    1 to 5 tokens, all lengths equally likely, each at a random position in a context of its own that is K times as
-    long (in the published code a length n has a probability in proportion to 1 / n, and spans begin at words); else
-    any tokens. All other tokens are context, special tokens too: context comes first in the order, and, as in the
-    published code, attends to all context, but to no target. A target attends to itself, the context and the targets
-    before it; the row that predicts it, to the same without itself. Sequences may have any length.
+    The share of the text's tokens that are targets is 1 / K in the paper. With `spans`, as in pre-training (section
+    3.1), targets are spans of 1 to 5 tokens, all lengths equally likely. Each span is at a random position in a context
+    of its own that is K times as long. (In the published code a length n has a probability in proportion to 1 / n, and
+    spans begin at words.) Without `spans`, targets are any tokens.
+
+    All tokens that are not targets are context, special tokens too. As in the published code, a context token attends
+    to all context tokens and to no target. A target attends to itself, to the context and to the targets before it. The
+    row that predicts a target attends to the same tokens except the target itself. Sequences may have any length.
     """
 
     tokenizer: Tokenizer
-    share: float = 1 / 6  # of a text's tokens
+    share: float = 1 / 6  # share of the text's tokens that are targets
     spans: bool = True
     head = "permutation_lm"
 
@@ -45,48 +47,61 @@ class PermutationLM(SelfSupervised):
             raise HeedfulError(f"share is {self.share}; expected more than 0 and less than 1")
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return each sequence followed by the rows that predict its targets, with the visibility of each row."""
-        original, text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
+        """Return each sequence followed by the rows that predict its targets (queries), with their visibility."""
+        original, is_text = pack_samples(samples), [np.zeros(0, dtype=np.bool_)]
         draws = [np.zeros((3, 0))]
         for sample, key in zip(samples, keys, strict=True):
-            text.append(is_text_token(sample.tokens, self.tokenizer))
+            is_text.append(is_text_token(sample.tokens, self.tokenizer))
             draws.append(uniform(key, 3 * len(sample)).reshape(3, -1))
-        targets, sees = self._orders(original.bounds, np.concatenate(text), np.concatenate(draws, 1))
+        targets, visibility = self._choose_targets(original.bounds, np.concatenate(is_text), np.concatenate(draws, 1))
         counts = [len(positions) for positions in targets]
-        ends = [stop + after for stop, after in zip(original.bounds[1:], accumulate(counts), strict=True)]
-        rows = concat_long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        ends = [stop + queries for stop, queries in zip(original.bounds[1:], accumulate(counts), strict=True)]
+        query_rows = concat_long([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        target_positions = concat_long(targets)
         return Batch(
-            packed=_with_queries(original, concat_long(targets), rows, (0, *ends), sees),
-            targets=original.tokens[concat_long(targets)],
-            weights=torch.ones(len(rows)),
-            rows=rows,
+            packed=_with_queries(original, target_positions, query_rows, (0, *ends), visibility),
+            targets=original.tokens[target_positions],
+            weights=torch.ones(len(query_rows)),
+            rows=query_rows,
         )
 
-    def _orders(
-        self, bounds: Sequence[int], text: NDArray[np.bool_], draws: NDArray[np.float64]
+    def _choose_targets(
+        self, bounds: Sequence[int], is_text: NDArray[np.bool_], draws: NDArray[np.float64]
     ) -> tuple[list[Positions], tuple[Tensor, ...]]:
-        """Positions of each sequence's targets in the batch, and the visibility of its rows and its targets' rows."""
-        positions, sees = [], []
-        for start, stop in pairwise(bounds):
-            inner, drawn = text[start:stop].nonzero()[0], draws[:, start:stop]
-            targets = inner[
-                draw_spans(drawn[:2, : len(inner)], self.share) if self.spans else self._any(drawn[0, inner])
-            ]
-            rank = np.full(stop - start, -1)  # in the order; of context -1
-            rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
-            before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
-            queries = before[torch.from_numpy(targets)]
-            positions.append(start + targets)
-            sees.append(torch.cat([before.fill_diagonal_(True), queries]))
-        return positions, tuple(sees)
+        """Choose the targets of each sequence and their random order.
 
-    def _any(self, drawn: NDArray[np.float64]) -> Positions:
-        """A share of the tokens, those with the smallest random numbers, in order."""
-        count = max(1, round(len(drawn) * self.share))
-        return np.sort(drawn.argsort(kind="stable")[:count])
+        Args:
+            bounds: Bounds of the sequences.
+            is_text: Marks the tokens that may be targets, [tokens].
+            draws: Uniform random numbers, [3, tokens].
+
+        Returns:
+            The positions of each sequence's targets in the batch; and, for each sequence, which tokens each token row
+            and then each query row attends to, [tokens + targets, tokens].
+        """
+        positions, visibility = [], []
+        for start, stop in pairwise(bounds):
+            candidates, drawn = is_text[start:stop].nonzero()[0], draws[:, start:stop]
+            if self.spans:
+                targets = candidates[draw_spans(drawn[:2, : len(candidates)], self.share)]
+            else:
+                targets = candidates[self._draw_tokens(drawn[0, candidates])]
+            rank = np.full(stop - start, -1)  # rank of each target in the random order; -1 for context
+            rank[targets[drawn[2, targets].argsort(kind="stable")]] = np.arange(len(targets))
+            comes_before = torch.from_numpy(rank) < torch.from_numpy(rank.clip(0))[:, None]
+            seen_by_queries = comes_before[torch.from_numpy(targets)]
+            seen_by_tokens = comes_before.fill_diagonal_(True)
+            positions.append(start + targets)
+            visibility.append(torch.cat([seen_by_tokens, seen_by_queries]))
+        return positions, tuple(visibility)
+
+    def _draw_tokens(self, draws: NDArray[np.float64]) -> Positions:
+        """Return the indices of the smallest random numbers, ascending: a share of all, at least one."""
+        count = max(1, round(len(draws) * self.share))
+        return np.sort(draws.argsort(kind="stable")[:count])
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the targets."""
+        """Return one term: the cross-entropy of the targets."""
         encoder = loaded.config.model.encoder
         if not loaded.config.model.embedding.query or not isinstance(encoder and encoder.relation, TransformerXl):
             raise HeedfulError(
@@ -98,46 +113,63 @@ class PermutationLM(SelfSupervised):
         return (cross_entropy_term("plm", loaded.head(rows, batch.packed), batch.targets),)
 
 
-def draw_spans(drawn: NDArray[np.float64], share: float) -> Positions:
-    """Return positions of spans in contexts end to end; the last context has the same share, and at least one token.
+def draw_spans(draws: NDArray[np.float64], share: float) -> Positions:
+    """Return the positions of the tokens of random spans, ascending.
+
+    Contexts lie end to end, and each has one span with this share of its tokens. The last context may be cut; its span
+    has the same share of it. There is at least one position.
+
+    Args:
+        draws: Uniform random numbers for the lengths and for the places of the spans, [2, tokens].
+        share: Share of the tokens in spans.
 
     >>> draw_spans(np.array([[0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], [0.0, 0.6, 0.9, 0, 0, 0, 0, 0]]), 0.5).tolist()
     [0, 1, 5, 7]
     """
-    n = drawn.shape[1]
-    if n == 0:
+    tokens = draws.shape[1]
+    if tokens == 0:
         return np.zeros(0, dtype=np.int64)
-    lengths = 1 + scale_to_integers(drawn[0], LONGEST)
+    lengths = 1 + scale_to_integers(draws[0], MAX_SPAN_TOKENS)
     ends = np.rint(lengths.cumsum() / share).astype(np.int64)
-    whole = min(int(np.searchsorted(ends, n, side="right")), n - 1)  # contexts
-    starts = np.concatenate([[0], ends[:whole]])
-    room = np.diff(starts, append=n)
-    lengths = np.append(lengths[:whole], round(room[-1] * share))
+    complete = min(int(np.searchsorted(ends, tokens, side="right")), tokens - 1)  # contexts before the last one
+    starts = np.concatenate([[0], ends[:complete]])
+    context_sizes = np.diff(starts, append=tokens)
+    lengths = np.append(lengths[:complete], round(context_sizes[-1] * share))
     if not lengths.sum():
         lengths[-1] = 1
-    starts += (drawn[1, : whole + 1] * (room - lengths + 1)).astype(np.int64)
+    starts += (draws[1, : complete + 1] * (context_sizes - lengths + 1)).astype(np.int64)
     return np.repeat(starts - lengths.cumsum() + lengths, lengths) + np.arange(lengths.sum())
 
 
 def _with_queries(
-    original: Packed, targets: Tensor, rows: Tensor, bounds: tuple[int, ...], sees: tuple[Tensor, ...]
+    original: Packed, targets: Tensor, query_rows: Tensor, bounds: tuple[int, ...], visibility: tuple[Tensor, ...]
 ) -> Packed:
-    """The sequences, each followed by rows at the positions of its targets, whose tokens are not read."""
-    known = torch.ones(bounds[-1], dtype=torch.bool)
-    known[rows] = False
+    """Return the sequences, each followed by its query rows.
 
-    def joined(values: Tensor, queries: Tensor | int) -> Tensor:
-        """The values of the text's rows, and those of the rows that predict."""
-        every = torch.empty(bounds[-1], dtype=torch.long)
-        every[known] = values
-        every[rows] = queries
-        return every
+    Query rows have the positions and types of the targets; their tokens are not read.
+
+    Args:
+        original: The sequences.
+        targets: Positions of the targets in `original`.
+        query_rows: Rows of the queries in the result.
+        bounds: Bounds of the sequences in the result.
+        visibility: Keys that each row of a sequence attends to.
+    """
+    is_token = torch.ones(bounds[-1], dtype=torch.bool)
+    is_token[query_rows] = False
+
+    def merge(token_values: Tensor, query_values: Tensor | int) -> Tensor:
+        """Put the values of tokens and of queries into their rows."""
+        merged = torch.empty(bounds[-1], dtype=torch.long)
+        merged[is_token] = token_values
+        merged[query_rows] = query_values
+        return merged
 
     return Packed(
-        tokens=joined(original.tokens, 0),
-        positions=joined(original.positions, original.positions[targets]),
-        types=joined(original.types, original.types[targets]),
+        tokens=merge(original.tokens, 0),
+        positions=merge(original.positions, original.positions[targets]),
+        types=merge(original.types, original.types[targets]),
         bounds=bounds,
         key_lengths=tuple(original.lengths),
-        visibility=sees,
+        visibility=visibility,
     )

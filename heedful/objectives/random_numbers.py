@@ -1,4 +1,7 @@
-"""Random numbers from a sample's key alone, and of numpy's raw bits, which are the same in every version (NEP 19)."""
+"""Random numbers that depend only on the key of a sample.
+
+They are made from the raw bits of numpy's Philox generator, which are the same in every version of numpy (NEP 19).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from heedful.tokenizer import Tokenizer
 
 
 def uniform(key: int, count: int) -> NDArray[np.float64]:
-    """Return `count` numbers from 0 to below 1."""
-    raw: NDArray[np.uint64] = np.random.Philox(key=key).random_raw(count)
-    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    """Return `count` uniform numbers from 0 to below 1; equal keys give equal numbers."""
+    bits: NDArray[np.uint64] = np.random.Philox(key=key).random_raw(count)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def scale_to_integers(shares: NDArray[np.float64], bound: int) -> NDArray[np.int64]:
@@ -24,7 +27,7 @@ def scale_to_integers(shares: NDArray[np.float64], bound: int) -> NDArray[np.int
 
 
 def is_text_token(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Mark the tokens of the text: all but padding, begin, separator and mask."""
+    """Mark the tokens of the text: all but padding, begin, separator and mask tokens."""
     special = tokenizer.special
     ids = [id for id in (special.pad, special.bos_or_cls, special.eos_or_sep, special.mask) if id is not None]
     return np.isin(tokens, ids, invert=True)

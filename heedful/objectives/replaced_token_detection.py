@@ -1,4 +1,4 @@
-"""Replaced token detection: find tokens that a small generator has replaced (Clark et al. 2020, section 2)."""
+"""Replaced token detection: find the tokens that a small generator replaced (Clark et al. 2020, section 2)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from heedful.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokenDetection(SelfSupervised):
-    """The generator predicts masked tokens; the model predicts for each token whether the generator replaced it.
+    """A generator predicts masked tokens; the model predicts, for each token, whether the generator replaced it.
 
-    A share of the text's tokens is masked, all of them by the mask token, as in the paper (not 80 %). They are replaced
-    by tokens sampled from the generator; one that equals the original is not replaced. No gradient goes through the
-    sampling. The model classifies all tokens, special ones too, as in the published code: loss = the generator's mean
-    cross-entropy + 50 times the mean binary cross-entropy.
+    A share of the text's tokens is masked, all of them by the mask token, as in the paper (not 80 % of them). They are
+    replaced by tokens sampled from the generator. A sampled token that equals the original counts as not replaced. No
+    gradient flows through the sampling. The model classifies all tokens, special ones too, as in the published code.
+    loss = the generator's mean cross-entropy + `disc_weight` times the model's mean binary cross-entropy.
     """
 
     tokenizer: Tokenizer
-    generator: ModelBundle  # trained beside the model
-    mask_prob: float = 0.15
-    disc_weight: float = 50.0  # weight of the discriminator's loss
+    generator: ModelBundle  # masked language model that is trained together with the model
+    mask_prob: float = 0.15  # share of the text's tokens that are masked
+    disc_weight: float = 50.0  # weight of the loss of the discriminator, which is the model
     extra_module: ModelBundle = field(init=False, repr=False)
     term_weights: tuple[float, ...] = field(init=False, repr=False)
     head = "replaced_token_detection"
@@ -57,37 +57,38 @@ class ReplacedTokenDetection(SelfSupervised):
         object.__setattr__(self, "term_weights", (1.0, self.disc_weight))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the masked batch, the original tokens as targets, and a random number for each replacement."""
+        """Return the masked batch with the original tokens as targets, and a random number for each replacement."""
         packed, start = pack_samples(samples), 0
         rows: list[NDArray[np.int64]] = []
         draws = [np.zeros(0)]
         for sample, key in zip(samples, keys, strict=True):
             drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-            places = is_text_token(sample.tokens, self.tokenizer).nonzero()[0]
-            count = max(1, round(self.mask_prob * len(places)))
-            chosen = np.sort(places[drawn[0, places].argsort(kind="stable")[:count]])
+            candidates = is_text_token(sample.tokens, self.tokenizer).nonzero()[0]
+            count = max(1, round(self.mask_prob * len(candidates)))
+            chosen = np.sort(candidates[drawn[0, candidates].argsort(kind="stable")[:count]])
             rows.append(start + chosen)
             draws.append(drawn[1, chosen])
             start += len(sample)
-        where = concat_long(rows)
-        targets = packed.tokens[where]
-        packed.tokens[where] = self.tokenizer.special.mask or 0
+        masked_rows = concat_long(rows)
+        targets = packed.tokens[masked_rows]
+        packed.tokens[masked_rows] = self.tokenizer.special.mask or 0
         return Batch(
             packed=packed,
             targets=targets,
-            weights=torch.ones(len(where)),
-            rows=where,
+            weights=torch.ones(len(masked_rows)),
+            rows=masked_rows,
             draws=torch.from_numpy(np.concatenate(draws)),
-            counts=(float(len(where)), float(packed.bounds[-1])),
+            counts=(float(len(masked_rows)), float(packed.bounds[-1])),
         )
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return the generator's term and the model's."""
-        head, discriminator = self.generator.head, loaded.head
-        assert head is not None and discriminator is not None and batch.rows is not None and batch.draws is not None
-        scores = head(self.generator.hidden_states(batch.packed, output_rows=batch.rows), batch.packed)
+        """Return the term of the generator and the term of the model."""
+        generator_head, discriminator_head = self.generator.head, loaded.head
+        assert generator_head is not None and discriminator_head is not None
+        assert batch.rows is not None and batch.draws is not None
+        scores = generator_head(self.generator.hidden_states(batch.packed, output_rows=batch.rows), batch.packed)
         corrupted, replaced = corrupt(batch, sample_tokens(scores.detach(), batch.draws))
-        logits = upcast(discriminator(loaded.hidden_states(corrupted), corrupted))
+        logits = upcast(discriminator_head(loaded.hidden_states(corrupted), corrupted))
         losses = F.binary_cross_entropy_with_logits(logits, replaced.to(logits), reduction="none")
         right = (logits.detach() > 0) == replaced
         return cross_entropy_term("generator", scores, batch.targets), Term("rtd", losses, right)
@@ -98,15 +99,16 @@ def sample_tokens(
 ) -> Int[Tensor, " targets"]:
     """Sample a token from each softmax(scores): the first one whose cumulative probability exceeds the random number.
 
-    The numbers belong to a sample, so that its tokens are the same in any batch and on any rank, up to rounding.
+    The random numbers belong to samples, so that a sample gets the same tokens in any batch and on any rank, up to
+    rounding.
     """
-    sums = upcast(scores).softmax(-1).cumsum(-1)
-    reached = draws.to(sums)[:, None] * sums[:, -1:]
-    return torch.searchsorted(sums, reached, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
+    cumulative = upcast(scores).softmax(-1).cumsum(-1)
+    thresholds = draws.to(cumulative)[:, None] * cumulative[:, -1:]  # the sum of all may differ from 1 by rounding
+    return torch.searchsorted(cumulative, thresholds, right=True)[:, 0].clamp(max=scores.shape[-1] - 1)
 
 
 def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tensor]:
-    """Return the text with the sampled tokens at masked positions, and which of its tokens differ from the original."""
+    """Replace the masked tokens of a batch by sampled ones; also return which tokens differ from the original."""
     assert batch.rows is not None
     text = batch.packed.tokens.clone()
     text[batch.rows] = tokens
@@ -116,15 +118,21 @@ def corrupt(batch: Batch, tokens: Int[Tensor, " targets"]) -> tuple[Packed, Tens
 
 
 def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: int = 0) -> ModelBundle:
-    """Return a generator for a model: as deep, narrower, and with the model's embeddings (section 3.2).
+    """Return a generator for a model: as many layers, narrower, and with the model's embeddings (section 3.2).
 
-    Both share the embeddings of tokens, positions and types and their norm, as the published models do; the generator
-    has its own projection to its width. It has a share of the heads, of the same width, and of the MLP's inner width.
+    Generator and model share the embeddings of tokens, positions and types and their norm, as the published models do.
+    The generator projects them to its own width. It has a share of the model's attention heads, which keep their width,
+    and a share of the inner width of the MLP.
+
+    Args:
+        loaded: The model, an encoder.
+        generator_size: Share of the heads and of the width.
+        seed: Seed of the generator's initial weights.
     """
     model = loaded.config.model
     stack = model.encoder
     if stack is None or model.decoder is not None:
-        raise HeedfulError("a generator of replaced tokens is an encoder alone, and this model is not")
+        raise HeedfulError("replaced token detection needs a model that is only an encoder, and this model is not one")
     if not 0 < generator_size <= 1:
         raise HeedfulError(f"generator_size is {generator_size}; expected a share of the width above 0, at most 1")
     heads = max(1, round(stack.heads * generator_size))
@@ -134,18 +142,18 @@ def tied_generator(loaded: ModelBundle, *, generator_size: float = 0.25, seed: i
     smaller = replace(model, encoder=narrow)
     config = BundleConfig(family=loaded.config.family, model=smaller)
     generator = create(replace(config, head=make_head_config(config, "masked_lm")), loaded.tokenizer, seed=seed)
-    like = next(loaded.parameters())
-    generator.to(device=like.device, dtype=like.dtype)
+    parameter = next(loaded.parameters())
+    generator.to(device=parameter.device, dtype=parameter.dtype)
     _tie_embeddings(generator, loaded)
     return generator.train(loaded.training)
 
 
 def _tie_embeddings(generator: ModelBundle, loaded: ModelBundle) -> None:
     """Replace the generator's embedding tensors by the model's, wherever the generator uses them."""
-    own, shared_embedding = generator.model.embedding, loaded.model.embedding
-    names = [name for name, _ in own.named_parameters() if not name.startswith("project.")]
+    own_embedding, shared_embedding = generator.model.embedding, loaded.model.embedding
+    names = [name for name, _ in own_embedding.named_parameters() if not name.startswith("project.")]
     shared: dict[int, nn.Parameter] = {
-        id(own.get_parameter(name)): shared_embedding.get_parameter(name) for name in names
+        id(own_embedding.get_parameter(name)): shared_embedding.get_parameter(name) for name in names
     }
     for module in generator.modules():
         for name, parameter in module._parameters.items():

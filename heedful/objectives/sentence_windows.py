@@ -19,22 +19,22 @@ from heedful.objectives.packing import Ranges, segment_bounds
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.random_streams import Stream
 
-MIN_NEIGHBOUR_TOKENS = 5  # shorter texts are too short to compare
+MIN_NEIGHBOUR_TOKENS = 5  # minimum tokens in a text of `Neighbours`
 SECOND_START, FIRST_TEXT, SECOND_TEXT = 0, 1, 2  # columns of WindowPlan.targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSettings:
-    """How windows and pairs are sampled."""
+    """Settings of the sampling of windows and pairs."""
 
     short_window_prob: float = 0.5  # probability that a window has 1 to `max_sentences` sentences; else it is full
-    max_sentences: int = 3
-    pair_prob: float = 0.0  # probability that a short window triggers a pair
+    max_sentences: int = 3  # maximum sentences in a short window
+    pair_prob: float = 0.0  # probability that a short window is used for a pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Neighbours:
-    """Texts from all over a corpus, and for each the index of the text with the most similar teacher vector."""
+    """Texts of a corpus, and for each the index of the text with the most similar teacher vector."""
 
     texts: Ranges  # [texts, 1, 2]
     nearest: NDArray[np.int64]  # [texts]
@@ -42,11 +42,13 @@ class Neighbours:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowPlan:
-    """Sequences of one text or of two, and the texts whose teacher vectors are their targets."""
+    """Sequences of one or two texts, and the texts whose teacher vectors are their targets."""
 
-    ranges: Ranges  # [sequences, 2, 2] in tokens of the corpus; the second text of a single sequence is empty
-    targets: NDArray[np.int64]  # [sequences, 3]: SECOND_START, the token where the second text begins (0: there is
-    # none), and FIRST_TEXT and SECOND_TEXT, indices into `texts`
+    # [sequences, 2, 2]: begin and end of both texts, in tokens of the corpus; with one text, the second one is empty
+    ranges: Ranges
+    # [sequences, 3]: SECOND_START is the position of the second text in the sequence, 0 if there is none; FIRST_TEXT
+    # and SECOND_TEXT are indices into `texts`
+    targets: NDArray[np.int64]
     texts: Ranges  # [texts, 1, 2]: the windows of the documents, then the texts of `Neighbours`
 
 
@@ -63,26 +65,40 @@ def plan_windows(
 ) -> WindowPlan:
     """Cut documents into windows of whole sentences, and join some short windows to pairs.
 
-    Each short window that is in no pair yet triggers one with probability `pair_prob`. Its kind is drawn, all kinds
-    equally often: the window and the next window of its document, if that is short and in no pair; the window and a
-    random short window of the corpus, which may be in another pair; with `neighbours`, two of its texts that are
-    nearest to each other, while the window itself stays single. Pairs of more than `length` tokens are not made.
+    Each short window that is in no pair yet is used for one with probability `pair_prob`. The kind of the pair is
+    random; all kinds are equally likely:
+
+    * the window and the next window of its document, if that one is short and in no pair;
+    * the window and a random short window of the corpus, which may be in another pair;
+    * with `neighbours`, a random text of them and its nearest text; the window itself then stays single.
+
+    Pairs of more than `length` tokens are not made.
+
+    Args:
+        corpus: The corpus.
+        documents: Numbers of the documents.
+        settings: How windows and pairs are sampled.
+        single: Special tokens around one text.
+        pair: Special tokens around two texts.
+        length: Maximum tokens in a sequence.
+        seed: Seed of the random choices.
+        neighbours: Texts for pairs of similar texts; None: there are no such pairs.
     """
     windows, is_short, continues = cut_documents(corpus, documents, single.room(length), settings, seed)
-    count, room = len(windows), pair.room(length)
     texts = windows if neighbours is None else np.concatenate([windows, neighbours.texts])
     sizes = texts[:, 0, 1] - texts[:, 0, 0]
+    count, room = len(windows), pair.room(length)
     rng = Random(derive_seed(seed, Stream.WINDOW_PAIRS))
     short_windows = np.flatnonzero(is_short).tolist()
-    paired = np.zeros(count, dtype=np.bool_)
+    is_paired = np.zeros(count, dtype=np.bool_)
     pairs: list[tuple[int, int]] = []
     for window in short_windows:
-        if paired[window] or rng.random() >= settings.pair_prob:
+        if is_paired[window] or rng.random() >= settings.pair_prob:
             continue
-        after = window + 1
+        following = window + 1
         match rng.randrange(2 if neighbours is None else 3):
-            case 0 if after < count and is_short[after] and continues[after] and not paired[after]:
-                first, second = window, after
+            case 0 if following < count and is_short[following] and continues[following] and not is_paired[following]:
+                first, second = window, following
             case 1:
                 first, second = window, short_windows[rng.randrange(len(short_windows))]
             case 2:
@@ -93,25 +109,42 @@ def plan_windows(
                 continue
         if first != second and sizes[first] + sizes[second] <= room:
             pairs.append((first, second))
-            paired[[text for text in (first, second) if text < count]] = True
-    single_texts, pair_texts = np.flatnonzero(~paired), np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    ranges = np.zeros((len(single_texts) + len(pair_texts), 2, 2), dtype=np.int64)
-    ranges[: len(single_texts), 0] = texts[single_texts, 0]
-    ranges[len(single_texts) :] = texts[pair_texts, 0]
+            is_paired[[text for text in (first, second) if text < count]] = True
+    single_texts, pair_texts = np.flatnonzero(~is_paired), np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return _assemble_plan(texts, single_texts, pair_texts, pair)
+
+
+def _assemble_plan(
+    texts: Ranges, single_texts: NDArray[np.int64], pair_texts: NDArray[np.int64], pair: SpecialTokenTemplate
+) -> WindowPlan:
+    """Return the plan of sequences of one text, followed by sequences of two texts.
+
+    Args:
+        texts: Ranges of all texts, [texts, 1, 2].
+        single_texts: Indices of the texts that are a sequence, [singles].
+        pair_texts: Indices of the texts that are a sequence together, [pairs, 2].
+        pair: Special tokens around two texts.
+    """
+    count = len(single_texts)
+    ranges = np.zeros((count + len(pair_texts), 2, 2), dtype=np.int64)
+    ranges[:count, 0] = texts[single_texts, 0]
+    ranges[count:] = texts[pair_texts, 0]
     targets = np.zeros((len(ranges), 3), dtype=np.int64)
-    targets[: len(single_texts), FIRST_TEXT] = single_texts
-    targets[len(single_texts) :, FIRST_TEXT:] = pair_texts
-    special_tokens = len(pair.runs[0][0]) + len(pair.runs[1][0])  # [CLS] before the first text, [SEP] after it
-    targets[len(single_texts) :, SECOND_START] = special_tokens + sizes[pair_texts[:, 0]]
+    targets[:count, FIRST_TEXT] = single_texts
+    targets[count:, FIRST_TEXT:] = pair_texts
+    special_tokens = len(pair.runs[0][0]) + len(pair.runs[1][0])  # before the first text, and between both
+    first_sizes = texts[pair_texts[:, 0], 0, 1] - texts[pair_texts[:, 0], 0, 0]
+    targets[count:, SECOND_START] = special_tokens + first_sizes
     return WindowPlan(ranges=ranges, targets=targets, texts=texts)
 
 
 def cut_documents(
     corpus: Corpus, documents: NDArray[np.int64], room: int, settings: WindowSettings, seed: int
 ) -> tuple[Ranges, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return windows [windows, 1, 2], which of them are short, and which continue the document of the one before them.
+    """Cut documents into windows of whole sentences with at most `room` tokens; a longer sentence is cut.
 
-    A sentence that is longer than `room` is cut.
+    Returns:
+        The windows, [windows, 1, 2]; which windows are short; and which continue the document of the window before.
     """
     ranges: list[tuple[int, int]] = []
     short: list[bool] = []
@@ -144,7 +177,7 @@ def cut_documents(
 def sample_texts(
     corpus: Corpus, documents: NDArray[np.int64], count: int, room: int, settings: WindowSettings, seed: int
 ) -> Ranges:
-    """Return at most `count` short windows from documents in random order, [texts, 1, 2]."""
+    """Return at most `count` short windows of documents in random order, [texts, 1, 2]; too short ones are left out."""
     parts: list[Ranges] = []
     total = 0
     short = WindowSettings(short_window_prob=1.0, max_sentences=settings.max_sentences)

@@ -1,4 +1,4 @@
-"""Skip-gram with negative sampling: word vectors that predict the words around a word (Mikolov et al. 2013, NIPS)."""
+"""Skip-gram with negative sampling: word vectors that predict neighbouring words (Mikolov et al. 2013, NIPS)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from heedful.random_streams import Stream
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SkipGram(Objective):
-    """-log sigmoid(u_o v_c) - sum of log sigmoid(-u_n v_c), over words c and their neighbours o.
+    """The loss -log sigmoid(u_o v_c) - Σ_n log sigmoid(-u_n v_c), over words c and their neighbours o.
 
-    v are rows of the model's embedding, and u are output vectors, which are dropped afterwards. Frequent words are
-    left out before neighbours are found, with probability 1 - sqrt(t / f) of their share f (section 2.3). The words n
-    are sampled by count^0.75 (section 2.2); one that equals o has weight 0. Neighbours are up to R positions away, R
-    from 1 to `window` at random for each c (Mikolov et al. 2013, ICLR, section 3.2). Random choices depend on the key
-    of a sample alone.
+    v are rows of the model's embedding, and u are output vectors, which only training uses. Before words are paired, a
+    word with the share f of all words is left out with probability 1 - sqrt(t / f) (section 2.3). Negative samples n
+    are drawn in proportion to count^0.75 (section 2.2); one that equals o has weight 0. Neighbours are up to R
+    positions away; R is random for each c, from 1 to `window` (Mikolov et al. 2013, ICLR, section 3.2). Random choices
+    depend only on the key of a sample.
     """
 
-    counts: NDArray[np.int64]  # of each token in all samples
-    width: int  # of the model's embedding
-    window: int = 5
-    negatives: int = 5
-    frequent: float = 1e-3  # t; 1e-5 in the paper, for a billion words
-    power: float = 0.75
-    extra_module: nn.Module | None = field(init=False, default=None)  # u, from zeros
+    counts: NDArray[np.int64]  # occurrences of each token in all samples; 0: the token is not a word
+    width: int  # numbers in a vector of the model's embedding
+    window: int = 5  # maximum distance of neighbouring words
+    negatives: int = 5  # negative samples for each pair of neighbours
+    frequent: float = 1e-3  # t, the share from which words are left out at random; 1e-5 in the paper (10^9 words)
+    power: float = 0.75  # exponent of the counts in the distribution of negative samples
+    extra_module: nn.Module | None = field(init=False, default=None)  # the output vectors u, initialised with 0
 
     def __post_init__(self) -> None:
         for name in ("window", "negatives", "width"):
@@ -48,20 +48,20 @@ class SkipGram(Objective):
         if not self.frequent > 0:
             raise HeedfulError(f"frequent is {self.frequent}; expected a share of all words above 0")
         if not self.counts.any():
-            raise HeedfulError("no word is counted: there is give texts with words")
+            raise HeedfulError("the samples have no words: give texts with words")
         out = nn.Embedding(len(self.counts), self.width)
         nn.init.zeros_(out.weight)
         object.__setattr__(self, "extra_module", out)
 
     @classmethod
     def of(cls, samples: Sequence[Sample], size: int, *, ignored: Sequence[int] = (), **more: Any) -> SkipGram:
-        """Return the objective for samples.
+        """Count the words of samples, and return their objective.
 
         Args:
             samples: All training samples.
             size: Size of the vocabulary.
-            ignored: Tokens that are no words, such as the unknown token.
-            more: Fields of the objective.
+            ignored: Token ids that are not words, such as the unknown token.
+            more: Other fields of the objective.
         """
         tokens = np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)])
         counts = np.bincount(tokens, minlength=size)
@@ -70,7 +70,7 @@ class SkipGram(Objective):
 
     @cached_property
     def keep_probability(self) -> NDArray[np.float64]:
-        """The probability with which each token is kept."""
+        """The probability with which an occurrence of each token is used, [vocabulary]."""
         share = self.counts / self.counts.sum()
         ratio: NDArray[np.float64] = np.sqrt(self.frequent / np.where(share > 0, share, 1.0))
         probability: NDArray[np.float64] = np.where(share > 0, ratio.clip(max=1.0), 0.0)
@@ -78,23 +78,23 @@ class SkipGram(Objective):
 
     @cached_property
     def _noise(self) -> NDArray[np.float64]:
-        """The cumulative distribution from which negative samples are drawn."""
+        """The cumulative distribution of negative samples, [vocabulary]."""
         weights = np.where(self.counts > 0, self.counts.astype(np.float64) ** self.power, 0.0)
-        summed: NDArray[np.float64] = np.cumsum(weights)
-        summed /= summed[-1]
-        return summed
+        cumulative: NDArray[np.float64] = np.cumsum(weights)
+        cumulative /= cumulative[-1]
+        return cumulative
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return pairs of neighbours: the rows of c, and for each its o and its negative samples as targets."""
+        """Return pairs of neighbours: the rows of the words c, with o and the negative samples as targets of each."""
         rows: list[NDArray[np.int64]] = []
         targets: list[NDArray[np.int64]] = []
         start = 0
         for sample, key in zip(samples, keys, strict=True):
             centres, neighbours = self._pairs(sample, key)
-            numbers = uniform(derive_seed(key, Stream.SKIPGRAM_NOISE), len(centres) * self.negatives)
-            noise = np.searchsorted(self._noise, numbers.reshape(-1, self.negatives), side="right")
+            draws = uniform(derive_seed(key, Stream.SKIPGRAM_NOISE), len(centres) * self.negatives)
+            negatives = np.searchsorted(self._noise, draws.reshape(-1, self.negatives), side="right")
             rows.append(start + centres)
-            targets.append(np.concatenate([sample.tokens[neighbours][:, None], noise], 1))
+            targets.append(np.concatenate([sample.tokens[neighbours][:, None], negatives], 1))
             start += len(sample)
         words = torch.from_numpy(np.concatenate([np.zeros((0, 1 + self.negatives), np.int64), *targets]))
         weights = (words != words[:, :1]).float()
@@ -107,29 +107,31 @@ class SkipGram(Objective):
         )
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        """Return the sum of the losses of all pairs of neighbours, and the number of pairs."""
         assert batch.rows is not None and self.extra_module is not None
         v = loaded.model.embedding.tokens(batch.packed.tokens[batch.rows])
         u = self.extra_module(batch.targets)
         return Loss((pair_losses(upcast(v), upcast(u)) * batch.weights).sum(), float(len(batch.rows)))
 
     def _pairs(self, sample: Sample, key: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Positions of words and of their neighbours in the same sequence, for each word in order."""
+        """Return the positions of the words c and of their neighbours o in the same sequence, ordered by c."""
         drawn = uniform(key, 2 * len(sample)).reshape(2, -1)
-        places = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
-        owner = np.searchsorted(sample.bounds, places, side="right")
-        reach = 1 + scale_to_integers(drawn[1, places], self.window)
-        steps = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
-        neighbour = np.arange(len(places))[:, None] + steps
-        inside = (neighbour >= 0) & (neighbour < len(places)) & (abs(steps) <= reach[:, None])
-        inside &= owner[neighbour.clip(0, max(len(places) - 1, 0))] == owner[:, None] if len(places) else False
-        centre, step = np.nonzero(inside)
-        return places[centre], places[neighbour[centre, step]]
+        used_positions = np.flatnonzero(drawn[0] < self.keep_probability[sample.tokens])
+        sequence_of = np.searchsorted(sample.bounds, used_positions, side="right")
+        max_distance = 1 + scale_to_integers(drawn[1, used_positions], self.window)  # R of each word
+        distances = np.concatenate([np.arange(-self.window, 0), np.arange(1, self.window + 1)])
+        neighbours = np.arange(len(used_positions))[:, None] + distances  # indices, [words, distances]
+        is_pair = (neighbours >= 0) & (neighbours < len(used_positions)) & (abs(distances) <= max_distance[:, None])
+        if len(used_positions):
+            is_pair &= sequence_of[neighbours.clip(0, len(used_positions) - 1)] == sequence_of[:, None]
+        centre, distance = np.nonzero(is_pair)
+        return used_positions[centre], used_positions[neighbours[centre, distance]]
 
 
 def pair_losses(
     v: Float[Tensor, "pairs width"], u: Float[Tensor, "pairs targets width"]
 ) -> Float[Tensor, "pairs targets"]:
-    """Return -log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of the others."""
+    """Return -log sigmoid(u v) of the first target of each pair, and -log sigmoid(-u v) of its other targets."""
     with full_precision(v):
         scores = torch.einsum("pd,ptd->pt", v, u)
     signs = torch.ones_like(scores)

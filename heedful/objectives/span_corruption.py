@@ -1,4 +1,4 @@
-"""Span corruption: an encoder reads a text with spans taken out, a decoder writes them (Raffel et al. 2020, 3.1.4)."""
+"""Span corruption: an encoder reads a text without some spans, a decoder writes them (Raffel et al. 2020, 3.1.4)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from heedful.tokenizer.settings import SENTINEL
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruption(SelfSupervised):
-    """A share of each text's tokens is removed in spans of 3 on average; a sentinel replaces each span.
+    """Remove a share of each text's tokens in spans of 3 tokens on average; a sentinel replaces each span.
 
-    The encoder reads "Thank you <X> me to your party <Y> week </s>", and the decoder writes "<X> for inviting <Y> last
-    </s>". The lengths of spans and of the text between them are a random partition, all equally likely. A text begins
-    with text and ends with a span, so that no sentinel follows the last span, as in the published code (the paper's
-    figure has one). Special tokens stay in the source. A text of fewer than two tokens is not changed, and has no
-    targets.
+    For "Thank you for inviting me to your party last week" the encoder reads "Thank you <X> me to your party <Y> week
+    </s>", and the decoder writes "<X> for inviting <Y> last </s>". The lengths of the spans and of the text between
+    them are a random partition; all partitions are equally likely. A text begins with text and ends with a span, so
+    that no sentinel follows the last span, as in the published code (the paper's figure has one). Special tokens stay
+    in the source. A text of fewer than two tokens is not changed and has no targets.
     """
 
     tokenizer: Tokenizer
-    start: int  # the token with which the decoder begins
-    mask_prob: float = 0.15
-    mean_noise_span_length: float = 3.0  # tokens of a span
+    start: int  # id of the token with which the decoder starts
+    mask_prob: float = 0.15  # share of the text's tokens in spans
+    mean_noise_span_length: float = 3.0  # mean number of tokens in a span
     head = "language_model"
-    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)
-    _stop: int = field(init=False, repr=False, compare=False)
+    _sentinels: NDArray[np.int32] = field(init=False, repr=False, compare=False)  # ids
+    _end: int = field(init=False, repr=False, compare=False)  # id of the token that ends a text
 
     def __post_init__(self) -> None:
         ids: list[int] = []
@@ -56,88 +56,98 @@ class SpanCorruption(SelfSupervised):
                 "share below 1 and a number of tokens from 1"
             )
         object.__setattr__(self, "_sentinels", np.array(ids, dtype=np.int32))
-        object.__setattr__(self, "_stop", special.eos_or_sep)
+        object.__setattr__(self, "_end", special.eos_or_sep)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return sources, decoder inputs (the spans, shifted right), and the spans as targets."""
-        parts = [self.corrupted(sample, key) for sample, key in zip(samples, keys, strict=True)]
-        spans = pack_samples([target for _, target in parts])
+        """Return sources, decoder inputs (the removed spans, shifted right), and the removed spans as targets."""
+        pairs = [self.corrupt_sample(sample, key) for sample, key in zip(samples, keys, strict=True)]
+        spans = pack_samples([target for _, target in pairs])
         return Batch(
-            packed=pack_samples([source for source, _ in parts]),
-            target=spans.shift_right(self.start) if len(spans.tokens) else spans,
+            packed=pack_samples([source for source, _ in pairs]),
+            decoder_input=spans.shift_right(self.start) if len(spans.tokens) else spans,
             targets=spans.tokens,
             weights=torch.ones(len(spans.tokens)),
         )
 
-    def corrupted(self, sample: Sample, key: int) -> tuple[Sample, Sample]:
-        """Return a sample of the sources, and one of their targets."""
-        noise, firsts, sentinels = self._spans(sample, key)
+    def corrupt_sample(self, sample: Sample, key: int) -> tuple[Sample, Sample]:
+        """Return a sample of the sources, and a sample of their targets."""
+        is_noise, span_starts, sentinels = self._choose_spans(sample, key)
         bounds = np.array(sample.bounds)
-        in_source, source = ~noise, sample.tokens.copy()
-        in_source[firsts], source[firsts] = True, sentinels
-        tokens = _before(noise)[bounds]  # number of removed tokens before each sequence
-        asked = np.diff(tokens) > 0
-        stops = tokens[1:][asked]
-        # inserts at one position keep this order: the end of a text, the sentinel of the next one
-        at = np.concatenate([stops, _before(noise)[firsts]])
-        target = np.insert(sample.tokens[noise], at, np.concatenate([np.full(len(stops), self._stop), sentinels]))
-        ends = tokens + np.searchsorted(firsts, bounds) + _before(asked)
+        in_source, source = ~is_noise, sample.tokens.copy()
+        in_source[span_starts], source[span_starts] = True, sentinels
+        noise_before = _count_before(is_noise)  # number of removed tokens before each position
+        noise_bounds = noise_before[bounds]
+        has_targets = np.diff(noise_bounds) > 0  # whether each sequence has targets
+        target_ends = noise_bounds[1:][has_targets]
+        # inserts at one position keep this order: the end of a text, then the sentinel of the next text
+        inserts_at = np.concatenate([target_ends, noise_before[span_starts]])
+        inserts = np.concatenate([np.full(len(target_ends), self._end), sentinels])
+        target = np.insert(sample.tokens[is_noise], inserts_at, inserts)
+        target_bounds = noise_bounds + np.searchsorted(span_starts, bounds) + _count_before(has_targets)
         return (
             Sample(
                 tokens=source[in_source],
                 types=sample.types[in_source],
-                bounds=tuple(_before(in_source)[bounds].tolist()),
+                bounds=tuple(_count_before(in_source)[bounds].tolist()),
             ),
-            Sample(tokens=target, types=np.zeros(len(target), dtype=np.uint8), bounds=tuple(ends.tolist())),
+            Sample(tokens=target, types=np.zeros(len(target), dtype=np.uint8), bounds=tuple(target_bounds.tolist())),
         )
 
-    def _spans(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
-        """Mark the tokens of spans; the first position of each span, and its sentinel."""
-        text = is_text_token(sample.tokens, self.tokenizer)
-        shares = uniform(key, len(text))
-        noise = np.zeros(len(text), dtype=np.bool_)
-        firsts, numbers = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    def _choose_spans(self, sample: Sample, key: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int32]]:
+        """Mark the tokens in spans; also return the first position of each span, and its sentinel."""
+        is_text = is_text_token(sample.tokens, self.tokenizer)
+        draws = uniform(key, len(is_text))
+        is_noise = np.zeros(len(is_text), dtype=np.bool_)
+        span_starts, numbers = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for first, last in pairwise(sample.bounds):
-            inner = text[first:last].nonzero()[0]
-            if len(inner) and inner[-1] > inner[0]:
-                start, stop = first + int(inner[0]), first + int(inner[-1]) + 1
+            text_positions = is_text[first:last].nonzero()[0]
+            if len(text_positions) and text_positions[-1] > text_positions[0]:
+                start, stop = first + int(text_positions[0]), first + int(text_positions[-1]) + 1
                 edges = start + span_edges(
-                    shares[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
+                    draws[start : stop - 2], self.mask_prob, self.mean_noise_span_length, len(self._sentinels)
                 )
-                noise[start:stop] = np.repeat(np.arange(len(edges)) % 2 == 1, np.diff(edges, append=stop))
-                firsts.append(edges[1::2])
+                is_span = np.arange(len(edges)) % 2 == 1  # parts between edges: text and span alternate
+                is_noise[start:stop] = np.repeat(is_span, np.diff(edges, append=stop))
+                span_starts.append(edges[1::2])
                 numbers.append(np.arange(len(edges) // 2))
-        return noise, np.concatenate(firsts), self._sentinels[np.concatenate(numbers)]
+        return is_noise, np.concatenate(span_starts), self._sentinels[np.concatenate(numbers)]
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
-        """Return one term: the tokens of the spans, their sentinels and the end."""
-        assert loaded.head is not None and batch.target is not None
-        rows = loaded.hidden_states(batch.packed, batch.target)
-        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.target), batch.targets),)
+        """Return one term: the cross-entropy of the spans' tokens, their sentinels and the end token."""
+        assert loaded.head is not None and batch.decoder_input is not None
+        rows = loaded.hidden_states(batch.packed, batch.decoder_input)
+        return (cross_entropy_term("span_corruption", loaded.head(rows, batch.decoder_input), batch.targets),)
 
 
-def span_edges(shares: NDArray[np.float64], rate: float, mean: float, most: int) -> NDArray[np.int64]:
-    """Return the positions at which text and spans begin, in turn, in a text of len(shares) + 2 tokens.
+def span_edges(draws: NDArray[np.float64], mask_prob: float, mean_length: float, max_spans: int) -> NDArray[np.int64]:
+    """Return the positions at which text and spans begin, alternately, in a text of n = len(draws) + 2 tokens.
 
-    As published: round(n rate) tokens, from 1 to n - 1, in round(tokens / mean) spans, from 1 to
-    `most`, the number of sentinels, and at least one token of text before each.
+    As in the published code, spans have round(n mask_prob) tokens in all, from 1 to n - 1. There are
+    round(tokens / mean_length) spans, from 1 to `max_spans`, with at least one token of text before each.
+
+    Args:
+        draws: Uniform random numbers.
+        mask_prob: Share of the tokens in spans.
+        mean_length: Mean number of tokens in a span.
+        max_spans: Maximum number of spans, which is the number of sentinels.
 
     >>> span_edges(np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3]), 0.5, 2.0, 100).tolist()
     [0, 1, 3, 6]
     """
-    n = len(shares) + 2
-    noise = min(max(round(n * rate), 1), n - 1)
-    count = max(1, min(round(noise / mean), noise, n - noise, most))
-    span_lengths, text_lengths = _lengths(shares[: noise - 1], count), _lengths(shares[noise - 1 :], count)
+    n = len(draws) + 2
+    noise_tokens = min(max(round(n * mask_prob), 1), n - 1)
+    spans = max(1, min(round(noise_tokens / mean_length), noise_tokens, n - noise_tokens, max_spans))
+    span_lengths = _random_partition(draws[: noise_tokens - 1], spans)
+    text_lengths = _random_partition(draws[noise_tokens - 1 :], spans)
     return np.concatenate([[0], np.stack([text_lengths, span_lengths], 1).ravel().cumsum()[:-1]])
 
 
-def _lengths(shares: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The lengths of `count` parts of len(shares) + 1 tokens, cut where the shares are smallest."""
-    cuts = np.sort(shares.argsort(kind="stable")[: count - 1]) + 1
-    return np.diff(cuts, prepend=0, append=len(shares) + 1)
+def _random_partition(draws: NDArray[np.float64], parts: int) -> NDArray[np.int64]:
+    """Cut len(draws) + 1 tokens where the random numbers are smallest; return the lengths of the parts."""
+    cuts = np.sort(draws.argsort(kind="stable")[: parts - 1]) + 1
+    return np.diff(cuts, prepend=0, append=len(draws) + 1)
 
 
-def _before(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The number of marked positions before each position, and in all."""
+def _count_before(marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the number of marked positions before each position, and in all."""
     return np.concatenate([np.zeros(1, dtype=np.int64), marked.cumsum()])

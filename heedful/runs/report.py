@@ -201,7 +201,7 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
     yield f"<h2>The worst mistakes on {_text(split)}</h2>"
     yield "<p>The command below each shows what the prediction rests on.</p>"
     for line in wrong:
-        label, prediction = about.mistake(line, results, _number)
+        label, prediction = about.describe_mistake(line, results, _number)
         sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
         confidence = f" ({format_metric('probability', as_float(sure))})" if sure else ""
         command = look_command(folder, line["input"], pairs=about.takes_pairs)

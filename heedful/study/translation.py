@@ -87,7 +87,7 @@ def train_joint_tokenizer(examples: Sequence[Seq2SeqExample]) -> Tokenizer:
 def translation_task(loaded: ModelBundle, tokenizer: Tokenizer) -> Seq2Seq:
     """Return the task of translating into English."""
     ends = sequence_ends(loaded.config.model, tokenizer)
-    return Seq2Seq(tokenizer=tokenizer, limit=loaded.max_length, mark=ends, max_new_tokens=MAX_NEW_TOKENS)
+    return Seq2Seq(tokenizer=tokenizer, limit=loaded.max_length, ends=ends, max_new_tokens=MAX_NEW_TOKENS)
 
 
 def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[Seq2SeqExample]) -> dict[str, float]:

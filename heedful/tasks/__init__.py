@@ -1,1 +1,1 @@
-"""Tasks answer, learn and are measured: inputs to windows of tokens, a head's scores to plain data."""
+"""Layer 7: tasks. They learn from labelled examples, answer inputs, and evaluate their answers."""

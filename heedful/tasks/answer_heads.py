@@ -1,4 +1,4 @@
-"""Answerers by kind of head: each turns the scores of a head into answers."""
+"""Answer heads by kind of head: each turns the scores of a head into answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heedful.tasks.fill_mask import FILL_MASK_HEAD
 from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.specs import SPECS, spec_of_head
 
-PRETRAINED: dict[str, tuple[AnswerHead, ...]] = {  # heads that no task of fine-tuning has, unless one is registered
+PRETRAINING_HEADS: dict[str, tuple[AnswerHead, ...]] = {  # heads of pre-training, for which there is no task
     "masked_lm": (FILL_MASK_HEAD,),
     "next_sentence": (NEXT_SENTENCE_HEAD,),
     "pretraining": (FILL_MASK_HEAD, NEXT_SENTENCE_HEAD),
@@ -16,12 +16,16 @@ PRETRAINED: dict[str, tuple[AnswerHead, ...]] = {  # heads that no task of fine-
 
 
 def answer_heads_of(kind: str) -> tuple[AnswerHead, ...]:
-    """Return what answers with a head of this kind; the first that knows an input's form answers it; (): nothing."""
+    """Return the answer heads for a kind of head; () if such a head gives no answers.
+
+    The first answer head that accepts the form of an input answers it. A registered task takes precedence over
+    `PRETRAINING_HEADS`.
+    """
     spec = next((spec for spec in SPECS.values() if spec.head == kind), None)
-    return PRETRAINED.get(kind, ()) if spec is None else spec.task.answerers
+    return PRETRAINING_HEADS.get(kind, ()) if spec is None else spec.task.answerers
 
 
 def answer_heads_of_head(head: Head) -> tuple[AnswerHead, ...]:
-    """Return what answers with this head: that of the task that it does, else of the kind of head."""
+    """Return the answer heads of the task that a model with this head does, else those for the kind of head."""
     spec = spec_of_head(head)
     return answer_heads_of(head.kind) if spec is None else spec.task.answerers

@@ -1,4 +1,4 @@
-"""Shared parts of answering: inputs become windows of tokens, and the head's scores become plain data."""
+"""Shared parts of answering: from inputs to windows of tokens, and from the head's scores to plain data."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
     from heedful.tasks.predictions import Prediction
 
-AnswerInputs = Callable[[list[object]], list[Answer]]  # an engine
+AnswerInputs = Callable[[list[object]], list[Answer]]  # answers inputs, as an engine does
 TokenPosition = tuple[int, int]  # the number of a window, and a position in it
 StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, "GenerationConfig"], Decoding]
 
 
 class Window(NamedTuple):
-    """Tokens of one forward pass, and the head's outputs for them."""
+    """A window of tokens, which is one sequence of a forward pass, and the head's outputs for it."""
 
     encoded: Encoding
-    positions: Sequence[int]  # of the scored tokens; empty: the window was scored as a whole
-    scores: Any  # a tensor [positions, ...], or [...] for the whole window; or the generated texts
+    positions: Sequence[int]  # positions of the scored tokens; empty: the window is scored as a whole
+    scores: Any  # scores [positions, ...], or [...] for the whole window; or the generated texts
 
 
 @dataclass(frozen=True, slots=True)
 class PromptedText:
-    """A text to embed behind another prompt than the model's default one."""
+    """A text to embed with a prompt in front of it, instead of the model's default prompt."""
 
     prompt: str
     text: str
@@ -44,49 +44,46 @@ class PromptedText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerContext:
-    """Everything beside the scores that an answer depends on."""
+    """The inputs of an answer in addition to the scores."""
 
     tokenizer: Tokenizer
     head: Head
-    top_k: int  # candidates that are listed
-    thresholds: Mapping[str, float] = field(default_factory=dict)  # tuned or set, by name
-    min_confidence: float = 0.0  # least probability of a label that is given; below it the label is ""
-    least_probability: float | None = None  # of the labels in a prediction set; None: answers have none
-    windows: Sequence[Encoding] = ()  # all windows of the input, also those without scored tokens
+    top_k: int  # number of candidates in an answer
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # thresholds of the model by name
+    min_confidence: float = 0.0  # minimum probability of a predicted label; below it the label is ""
+    least_probability: float | None = None  # minimum probability of labels in a prediction set; None: there is no set
+    windows: Sequence[Encoding] = ()  # all windows of the input, including those without scored tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerHead:
     """Turns the scores of a head into answers to inputs of one form."""
 
-    expects: str  # description of the form of its inputs
-    tokenizer_inputs: Callable[[object], list[TokenizerInput] | None]  # None: the input has another form
-    answer: Callable[[object, list[Window], AnswerContext], Answer]
-    positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = (
-        None  # the tokens to score; None: whole windows
-    )
-    long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # longer than the model reads
-    windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = (
-        None  # of tokenizer inputs that share a limit
-    )
-    generate: StartGeneration | None = None  # None: answers are made from scores
-    summarize: Callable[[Tensor, AnswerContext], Sequence[object]] | None = (
-        None  # shortens the scores of positions; None: they are kept
-    )
-    prediction: Callable[[Answer], Prediction]  # the typed form of an answer
-    columns: Callable[
-        [ModelBundle, GenerationConfig], dict[str, object]
-    ]  # type of each field: str, [float], {"name": str}
-    pairs: bool | None = None  # True: answers pairs of texts only; False: single texts only; None: either
+    expects: str  # description of the form of its inputs, with an example
+    # returns the texts and pairs to encode; None if the input has a different form
+    tokenizer_inputs: Callable[[object], list[TokenizerInput] | None]
+    answer: Callable[[object, list[Window], AnswerContext], Answer]  # makes the answer to an input
+    # returns the tokens to score; None: windows are scored as a whole
+    positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = None
+    long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # treatment of inputs longer than the model's limit
+    # splits the tokenizer inputs of one input together, given the limit; None: each is split by itself
+    windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = None
+    generate: StartGeneration | None = None  # generates a text; None: answers come from scores
+    # summarizes the scores of positions, to save memory; None: all scores are stored
+    summarize: Callable[[Tensor, AnswerContext], Sequence[object]] | None = None
+    prediction: Callable[[Answer], Prediction]  # converts an answer to its dataclass
+    # returns the type of each field of an answer, such as str, [float] or {"name": str}
+    columns: Callable[[ModelBundle, GenerationConfig], dict[str, object]]
+    pairs: bool | None = None  # True: it answers only pairs of texts; False: only single texts; None: both
 
 
 def read_text(engine_input: object) -> list[TokenizerInput] | None:
-    """Return one text as tokenizer input; None: the input has another form."""
+    """Return a text as tokenizer input; None if the input has a different form."""
     return [engine_input] if isinstance(engine_input, str) else None
 
 
 def read_pair(engine_input: object) -> list[TokenizerInput] | None:
-    """Return two texts, in a tuple or a list, as tokenizer input; None: the input has another form."""
+    """Return a tuple or list of two texts as tokenizer input; None if the input has a different form."""
     match engine_input:
         case (str() as first, str() as second):
             return [(first, second)]
@@ -94,7 +91,7 @@ def read_pair(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) -> list[Encoding]:
-    """Split a long text into windows that overlap by half, and a pair as `pair_windows` does."""
+    """Split a long text into windows of `limit` tokens that overlap by half, and a pair as `pair_windows` does."""
     if limit is None or len(encoded) <= limit:
         return [encoded]
     if isinstance(item, tuple):
@@ -105,10 +102,10 @@ def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) ->
 def input_windows(
     answerer: AnswerHead, inputs: list[TokenizerInput], encodings: list[Encoding], limit: int | None
 ) -> list[list[Encoding]]:
-    """Return the windows of each tokenizer input of one input.
+    """Return the windows of each tokenizer input that one input consists of.
 
     Raises:
-        HeedfulError: If the input is longer than the limit and the answer needs all of it at once.
+        HeedfulError: If the input is longer than the limit and cannot be split.
     """
     if answerer.long_inputs == "truncate":
         return [[encoding] for encoding in encodings]
@@ -124,14 +121,19 @@ def input_windows(
 
 
 def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> list[TokenPosition]:
-    """Return, for each token of the windowed text in order, its position with the most context, beside each first text.
+    """Return, for each token of a text, its position in the window where it has the most context.
 
-    Context is min(tokens on its left, tokens on its right) + 0.01 tokens of the window; the first
-    window among equals (Devlin et al. 2019, the published code for SQuAD).
+    Context is min(tokens on its left, tokens on its right) + 0.01 * tokens of the text in the window. The first window
+    among equals is taken (Devlin et al. 2019, the published code for SQuAD).
+
+    Args:
+        windows: Windows of the text, or of pairs in which it is the text `segment`. If the first text of a pair is
+            windowed too, the tokens of the second text have a position for each of its windows.
+        segment: Number of the text: 0 or 1.
     """
     best: dict[tuple[int, int], tuple[float, TokenPosition]] = {}
     for number, window in enumerate(windows):
-        positions = [position for position, of in enumerate(window.segments) if of == segment]
+        positions = [position for position, text in enumerate(window.segments) if text == segment]
         for index, position in enumerate(positions):
             context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
             token = window.first_text_start, window.start + index
@@ -141,7 +143,7 @@ def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> lis
 
 
 def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return a span without white space at its ends.
+    """Return a span of characters without the white space at its ends.
 
     >>> strip_span("a  b ", 1, 5)
     (3, 4)
@@ -153,14 +155,14 @@ def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def dict_values(value: object, *keys: str) -> list[object] | None:
-    """Return the values of a dict that has exactly these keys; None: it has others."""
+    """Return the values of a dict that has exactly these keys; None for any other value."""
     if not isinstance(value, dict) or set(value) != set(keys):
         return None
     return [value[key] for key in keys]
 
 
 def group_by_window(positions: Iterable[TokenPosition], count: int) -> list[list[int]]:
-    """Return the positions in each of `count` windows."""
+    """Group token positions by window; return a list for each of `count` windows."""
     by_window: list[list[int]] = [[] for _ in range(count)]
     for number, position in positions:
         by_window[number].append(position)
@@ -168,7 +170,7 @@ def group_by_window(positions: Iterable[TokenPosition], count: int) -> list[list
 
 
 def require_tokenizer(loaded: ModelBundle) -> Tokenizer:
-    """Return the tokenizer; raise HeedfulError if the model has none."""
+    """Return the model's tokenizer; raise HeedfulError if it has none."""
     if loaded.tokenizer is None:
         raise HeedfulError(
             f"{loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"

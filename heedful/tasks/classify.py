@@ -1,4 +1,7 @@
-"""Classification of a text or a pair of texts, with one label or any number; answers of heads for regression too."""
+"""Classification of a text or a pair of texts with one label or any number of labels.
+
+The answers of regression heads are made here too.
+"""
 
 from __future__ import annotations
 
@@ -56,45 +59,48 @@ if TYPE_CHECKING:
 Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
-MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10  # of dev, for a temperature to be fitted on it
-MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if it needs no more: classes squared, or 3 for each label
+# a temperature is fitted on dev if it has this many examples and wrong answers
+MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10
+MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if its bootstrap needs at most this many sums
 
 
 def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept a text or a pair."""
+    """Return a text or a pair of texts as tokenizer input; None if the input has a different form."""
     return read_text(engine_input) or read_pair(engine_input)
 
 
 def classify_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with one label and its probability, the labels over the threshold, or numbers; the mean over the windows.
+    """Return the answer to an input: one label, all labels over their thresholds, or numbers.
 
-    Probabilities are averaged, not scores: softmax(s) for one label, sigmoid(s) for any number of labels, and for the
-    number of a cross-encoder whose scores are sigmoids. The label is "" where its probability is below min_confidence.
-    A prediction set has all labels of `least_probability` or more, and always the most probable one.
+    For a text in windows, probabilities are averaged, not scores: softmax(s) for one label, and sigmoid(s) for any
+    number of labels and for a cross-encoder whose scores are sigmoids. Numbers of other regression heads are averaged.
+    One label is "" if its probability is below `min_confidence`. A prediction set has all labels with a probability of
+    `least_probability` or more, and always the most probable one.
     """
     head = context.head
     assert isinstance(head, Classes)
     scores = torch.stack([window.scores for window in windows])
-    names, count = unique_label_names(head.labels), {"windows": len(windows)}
+    names, window_count = unique_label_names(head.labels), {"windows": len(windows)}
     if head.problem_type == "regression":
-        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores
-        return {"values": _named(names, scores.mean(0))} | count
+        scores = scores.sigmoid() if head.score_activation == "sigmoid" else scores  # a cross-encoder
+        return {"values": _named(names, scores.mean(0))} | window_count
     if head.problem_type == "multi_label_classification":
-        return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | count
+        return multi_label_answer(_named(names, scores.sigmoid().mean(0)), context.thresholds) | window_count
     answer = single_label_answer(
         _named(names, scores.softmax(-1).mean(0)),
         min_confidence=context.min_confidence,
         least_probability=context.least_probability,
     )
-    return answer | count
+    return answer | window_count
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
+    """Return values by names."""
     return dict(zip(names, values.tolist(), strict=True))
 
 
 def _prediction(answer: Answer) -> Prediction:
-    """Return the typed form of an answer."""
+    """Convert an answer to its dataclass."""
     if "values" in answer:
         return Regression.from_answer(answer)
     if "labels" in answer:
@@ -103,6 +109,7 @@ def _prediction(answer: Answer) -> Prediction:
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
+    """Return the type of each field of an answer."""
     head = loaded.config.head
     assert isinstance(head, Classes)
     label_types = dict.fromkeys(unique_label_names(head.labels), float)
@@ -125,7 +132,7 @@ CLASSIFY_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task[Labelled]):
-    """Base class of tasks over a text or a pair; each window of a long text weighs 1 / windows."""
+    """Base class of tasks over a text or a pair of texts. Each window of a long text has the weight 1 / windows."""
 
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
@@ -138,13 +145,14 @@ class TextTask(Task[Labelled]):
 
     @abstractmethod
     def target(self, example: Labelled) -> object:
-        """Return the target of the loss."""
+        """Return the target of the loss for an example."""
 
     def weight(self, example: Labelled) -> float:
-        """Return the weight of the example in the loss."""
+        """Return the weight of an example in the loss."""
         return 1.0
 
     def make_samples(self, example: Labelled, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window, all with the target of the example."""
         (windows,) = item_windows
         target, weight = self.target(example), self.weight(example) / len(windows)
         return [Sample.of([window.ids], [window.types], target=target, weight=weight) for window in windows]
@@ -158,6 +166,7 @@ class TextTask(Task[Labelled]):
         return losses
 
     def fit_temperature(self, engine: AnswerInputs, examples: Iterable[Labelled]) -> float | None:
+        """Return the temperature with the smallest loss; None if there are too few examples or mistakes."""
         probabilities: list[NDArray[np.float64]] = []
         targets: list[object] = []
         mistakes = 0
@@ -174,44 +183,53 @@ class TextTask(Task[Labelled]):
         return self.best_temperature(np.array(probabilities), np.array(targets))
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
-        """Return the temperature with the least loss of the gold labels."""
+        """Return the temperature with the smallest loss of the gold labels.
+
+        Args:
+            probabilities: Probabilities in the answers, [examples, labels].
+            targets: Target of each example.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
-        """Return a loss for each sequence."""
+        """Return the loss of each sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classify(TextTask[LabelledExample]):
-    """One label of several: cross-entropy; classes may weigh differently."""
+    """Classification with one label of several. The loss is cross-entropy; classes may have different weights."""
 
     example: ClassVar[type[Example]] = LabelledExample
     metric: str = "accuracy"
-    weights: tuple[float, ...] = ()  # of the classes in the loss; (): all 1
+    weights: tuple[float, ...] = ()  # weight of each class in the loss; (): all 1
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         assert isinstance(setup.settings, ClassifySettings)
         weights: tuple[float, ...] = ()
         if setup.settings.class_weight == "balanced":  # examples / (classes * examples of the class)
-            labels, counts = setup.labels, setup.survey.labels
+            labels, counts = setup.labels, setup.stats.labels
             weights = tuple(counts.total() / (len(labels) * max(1, counts[label])) for label in labels)
         return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: LabelledExample) -> int:
+        """Return the number of the label."""
         return self.labels.index(example.label)
 
     def weight(self, example: LabelledExample) -> float:
+        """Return the weight of the class of an example."""
         return self.weights[self.target(example)] if self.weights else 1.0
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the loss of each sequence."""
         return F.cross_entropy(scores, targets, reduction="none")
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
         return best_temperature(probabilities, targets)
 
     def calibration(self, engine: AnswerInputs, examples: Iterable[LabelledExample]) -> tuple[float, ...]:
+        """Return the probabilities of the gold labels, for prediction sets; () if there are too few examples."""
         gold: list[float] = []
 
         def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
@@ -273,18 +291,19 @@ class Classify(TextTask[LabelledExample]):
         }
 
     def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is -log of the probability of the gold label."""
         loss = log_loss(answer["probabilities"][example.label])
         return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyMultiLabel(TextTask[MultiLabelExample]):
-    """Any number of labels: the mean over the labels of binary cross-entropies; positives may weigh more."""
+    """Classification with any number of labels. The loss is the mean over labels of binary cross-entropies."""
 
     example: ClassVar[type[Example]] = MultiLabelExample
     metric: str = "micro_f1"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
-    weights: tuple[float, ...] = ()  # of each label's positives; (): all 1
+    weights: tuple[float, ...] = ()  # weight of the positive examples of each label in the loss; (): all 1
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -292,17 +311,16 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         assert isinstance(settings, MultiLabelSettings)
         weights: tuple[float, ...] = ()
         if settings.class_weight == "balanced":  # negatives / positives of each label
-            count, positives = (
-                next(iter(setup.survey.counts.values())),
-                setup.survey.labels,
-            )  # of the first split, train
-            weights = tuple(max(1, count - positives[label]) / max(1, positives[label]) for label in labels)
+            train_count = next(iter(setup.stats.counts.values()))  # train is the first split
+            positives = setup.stats.labels
+            weights = tuple(max(1, train_count - positives[label]) / max(1, positives[label]) for label in labels)
         task, bundle = cls.with_new_head(setup, labels=labels, weights=weights)
         if settings.thresholds not in (THRESHOLD, "tuned"):
             bundle.thresholds = dict.fromkeys(labels, float(settings.thresholds))
         return task, bundle
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
+        """Return the threshold with the best F1 of each label."""
         probabilities: list[list[float]] = []
         labels: list[list[float]] = []
 
@@ -315,15 +333,17 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return {label: best_threshold(predicted[:, k], actual[:, k]) for k, label in enumerate(self.labels)}
 
     def target(self, example: MultiLabelExample) -> list[float]:
+        """Return 1 for each label that the example has, else 0."""
         return [float(label in example.labels) for label in self.labels]
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the loss of each sequence."""
         positive = torch.tensor(self.weights).to(scores) if self.weights else None
         losses = F.binary_cross_entropy_with_logits(scores, targets.to(scores), pos_weight=positive, reduction="none")
         return losses.mean(1)
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
-        """Each label of each example is a choice between two: not given (0) or given (1)."""
+        """Return the best temperature; each label of each example is a choice between 0 (absent) and 1 (present)."""
         positive = probabilities.ravel()
         return best_temperature(np.stack([1 - positive, positive], axis=1), targets.ravel())
 
@@ -357,7 +377,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         )
 
     def _multi_hot(self, label_lists: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
-        """Return a row for each example, with 1 for its labels."""
+        """Return a row for each example, with 1 for its labels and 0 for the others."""
         return np.array([[label in labels for label in self.labels] for labels in label_lists], dtype=np.int64)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -365,6 +385,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if all labels are correct; the loss is the mean binary cross-entropy."""
         gold = [label for label in self.labels if label in example.labels]
         probabilities = answer["probabilities"]
         losses = [
@@ -375,9 +396,13 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
 
 
 def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
-    """Return the probability threshold with the best F1: midway between two neighbouring probabilities.
+    """Return the threshold of a label's probability with the best F1: midway between two neighbouring probabilities.
 
-    It is 0.5 if no example is positive.
+    The threshold is 0.5 if no example has the label.
+
+    Args:
+        probabilities: Probability of the label for each example.
+        gold: 1 for examples with the label, else 0.
 
     >>> best_threshold(np.array([0.1, 0.4, 0.8]), np.array([0, 1, 1]))
     0.25
@@ -386,7 +411,7 @@ def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]
         return 0.5
     order = np.argsort(-probabilities, kind="stable")
     probabilities, gold = probabilities[order], gold[order]
-    ends_tie = np.append(probabilities[1:] != probabilities[:-1], True)  # equal ones share a threshold
+    ends_tie = np.append(probabilities[1:] != probabilities[:-1], True)  # equal probabilities share a threshold
     f1 = np.where(ends_tie, 2 * np.cumsum(gold) / (gold.sum() + np.arange(1, len(gold) + 1)), -1)
     best = int(f1.argmax())
     below = probabilities[best + 1] if best + 1 < len(probabilities) else 0.0

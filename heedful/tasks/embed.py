@@ -1,4 +1,4 @@
-"""Vectors of texts, and the similarity of two texts."""
+"""Sentence embeddings: vectors of texts, and the similarity of two texts."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from heedful.tokenizer import Encoding, TokenizerInput
 
 
 def vector_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"vector", "tokens", "truncated_tokens"}: tokens that were read, and that were not."""
+    """Return {"vector", "tokens", "truncated_tokens"}; `tokens` are those that the model read."""
     (window,) = windows
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "truncated_tokens": window.encoded.dropped}
 
 
 def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept two texts, each read by itself."""
+    """Return two texts as two tokenizer inputs; None for an input of another form."""
     match engine_input:
         case (str() as first, str() as second):
             return [first, second]
@@ -46,16 +46,17 @@ def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def similarity_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"similarity", "vectors", "truncated_tokens"}: the cosine of the two texts' vectors."""
+    """Return {"similarity", "vectors", "truncated_tokens"}; the similarity is the cosine of both vectors."""
     a, b = (window.scores.double() for window in windows)
     return {
-        "similarity": float(F.cosine_similarity(a, b, dim=0).clamp(-1, 1)),  # rounding may exceed 1
+        "similarity": float(F.cosine_similarity(a, b, dim=0).clamp(-1, 1)),  # rounding errors may exceed 1
         "vectors": [window.scores.tolist() for window in windows],
         "truncated_tokens": sum(window.encoded.dropped for window in windows),
     }
 
 
-def _vector(loaded: ModelBundle) -> list[type]:
+def _vector_type(loaded: ModelBundle) -> list[type]:
+    """Return the type of a vector of the model's answers."""
     return [float if next(loaded.parameters()).dtype == torch.float64 else np.float32]
 
 
@@ -65,7 +66,7 @@ EMBED_HEAD = AnswerHead(
     answer=vector_answer,
     long_inputs="truncate",
     prediction=lambda answer: Embedding.from_answer({**answer, "vector": np.asarray(answer["vector"], np.float32)}),
-    columns=lambda loaded, generation: {"vector": _vector(loaded), "tokens": int, "truncated_tokens": int},
+    columns=lambda loaded, generation: {"vector": _vector_type(loaded), "tokens": int, "truncated_tokens": int},
     pairs=False,
 )
 SIMILARITY_HEAD = AnswerHead(
@@ -74,31 +75,35 @@ SIMILARITY_HEAD = AnswerHead(
     answer=similarity_answer,
     long_inputs="truncate",
     prediction=lambda answer: Similarity.from_answer({**answer, "vectors": np.asarray(answer["vectors"], np.float32)}),
-    columns=lambda loaded, generation: {"similarity": float, "vectors": [_vector(loaded)], "truncated_tokens": int},
+    columns=lambda loaded, generation: {
+        "similarity": float,
+        "vectors": [_vector_type(loaded)],
+        "truncated_tokens": int,
+    },
     pairs=True,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Task[PairExample]):
-    """Embeddings from positive pairs, with or without hard negatives, or from pairs with similarity scores.
+    """Sentence embeddings, learned from positive pairs, with or without hard negatives, or from pairs with scores.
 
-    A group of `group_size` pairs is never split, so the loss depends on neither micro-batches nor ranks. The last group
-    of an epoch may be smaller. With Matryoshka dimensions the loss is the sum over whole vectors and vectors cut to
-    each of these lengths (Kusupati et al. 2022).
+    Pairs are compared in groups of `group_size`. A group is never split, so the loss depends on neither micro-batches
+    nor ranks. The last group of an epoch may be smaller. With Matryoshka dimensions the loss is a sum over vectors cut
+    to each of these dimensions, and whole vectors (Kusupati et al. 2022).
     """
 
     example: ClassVar[type[Example]] = PairExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (EMBED_HEAD, SIMILARITY_HEAD)
-    metric: str = ""  # "": Spearman's rho with scores, else the accuracy of finding the second text
+    metric: str = ""  # "": Spearman's rho for pairs with scores, else the accuracy of retrieving the second text
     long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores
     pair_loss: PairLoss = "auto"
-    low: float = 0.0  # score of a cosine of 0
-    high: float = 1.0  # score of a cosine of 1
-    scale: float = 20.0  # of cosines
-    matryoshka_dimensions: tuple[int, ...] = ()
-    prompt: str = ""  # before each text: the model's default prompt
+    low: float = 0.0  # score that corresponds to a cosine of 0
+    high: float = 1.0  # score that corresponds to a cosine of 1
+    scale: float = 20.0  # factor of the cosines in every loss but "cosine"
+    matryoshka_dimensions: tuple[int, ...] = ()  # lengths of cut vectors that are trained too
+    prompt: str = ""  # text in front of each text, which is the model's default prompt
 
     def __post_init__(self) -> None:
         if self.pair_loss == "auto":
@@ -118,11 +123,11 @@ class Embed(Task[PairExample]):
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
         settings = setup.settings
         assert isinstance(settings, EmbedSettings)
-        scored = setup.survey.min_score is not None
-        fields = comparison(setup.survey, settings.group(scored=scored)) | _default_prompt(setup.loaded)
+        scored = setup.stats.min_score is not None
+        fields = comparison(setup.stats, settings.samples_per_group(scored=scored)) | _default_prompt(setup.loaded)
         task, bundle = cls.with_new_head(
             setup,
-            long_inputs="truncate",  # a text has one vector
+            long_inputs="truncate",  # windows would give several vectors
             pair_loss=settings.used_loss(scored=scored),
             scale=settings.scale,
             matryoshka_dimensions=settings.matryoshka_dimensions,
@@ -134,10 +139,10 @@ class Embed(Task[PairExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
-        fields = comparison(survey()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
+        """Return fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
+        fields = comparison(read_stats()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
     def tokenizer_inputs(self, example: PairExample) -> list[TokenizerInput]:
@@ -147,16 +152,17 @@ class Embed(Task[PairExample]):
         return (example.anchor, example.positive)
 
     def make_samples(self, example: PairExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return one sample with a sequence for the anchor, the positive and each negative."""
         encoded = [windows[0] for windows in item_windows]
         target = example.teacher_scores if self.pair_loss == "margin_mse" else self.target(example)
         return [Sample.of([text.ids for text in encoded], [text.types for text in encoded], target=target)]
 
     def target(self, example: PairExample) -> float:
-        """Return the score, scaled to 0 to 1."""
+        """Return the score of a pair, scaled to the range 0 to 1; 0 for a pair without a score."""
         return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; its groups are the numbers of texts of the samples."""
+        """Return the batch; `groups` are the numbers of texts of the samples."""
         weights, groups = weights_of_samples(samples), tuple(len(sample.bounds) - 1 for sample in samples)
         values: list[float] | list[int]
         if self.scored:
@@ -165,33 +171,36 @@ class Embed(Task[PairExample]):
             values = [score for sample in samples for score in sample.target]
             weights = torch.ones(sum(groups) - 2 * len(groups))
         else:
-            values = _same([text for sample in samples for text in _documents(sample)])
+            values = _first_occurrences([text for sample in samples for text in _candidate_texts(sample)])
         targets = torch.tensor(values, dtype=torch.float64)
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights, groups=groups)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return a loss for each pair, or for each margin."""
+        """Return the loss of each pair, or of each margin."""
         scores = upcast(scores)
         sizes = sorted({scores.shape[-1], *self.matryoshka_dimensions}, reverse=True)
-        with full_precision(scores):  # cosines times the scale would be rounded to eighths
+        with full_precision(scores):  # in bfloat16, cosines times the scale are rounded to eighths
             losses = [self._losses(F.normalize(scores[:, :size], dim=-1), batch) for size in sizes]
         return torch.stack(losses).sum(0)
 
     def _losses(self, vectors: Tensor, batch: Batch) -> Tensor:
-        """Return the losses of unit vectors."""
+        """Return the losses of unit vectors, [texts, size]."""
         match self.pair_loss:
             case "cosine":
                 return (_cosines(vectors) - batch.targets.to(vectors)).square()
             case "cosent":
-                cosines, goals = (values.split(self.group_size) for values in (_cosines(vectors), batch.targets))
-                groups = zip(cosines, goals, strict=True)
-                return torch.cat([cosent(self.scale * own, goal).expand(len(goal)) for own, goal in groups])
+                groups = zip(
+                    _cosines(vectors).split(self.group_size), batch.targets.split(self.group_size), strict=True
+                )
+                return torch.cat(
+                    [cosent(self.scale * cosines, scores).expand(len(scores)) for cosines, scores in groups]
+                )
             case "margin_mse":
-                teacher = batch.targets.to(vectors).split([size - 1 for size in batch.groups])
-                texts = zip(vectors.split(batch.groups), teacher, strict=True)
-                return torch.cat([margin_mse(self.scale * (own[1:] @ own[0]), scores) for own, scores in texts])
+                teacher_scores = batch.targets.to(vectors).split([size - 1 for size in batch.groups])
+                samples = zip(vectors.split(batch.groups), teacher_scores, strict=True)
+                return torch.cat([margin_mse(self.scale * (texts[1:] @ texts[0]), scores) for texts, scores in samples])
         starts = range(0, len(batch.groups), self.group_size)
-        sizes = [batch.groups[start : start + self.group_size] for start in starts]
+        sizes = [batch.groups[start : start + self.group_size] for start in starts]  # texts of each pair, by group
         parts = zip(
             vectors.split([sum(group) for group in sizes]),
             batch.targets.split([sum(group) - len(group) for group in sizes]),
@@ -201,25 +210,25 @@ class Embed(Task[PairExample]):
         return torch.cat([self._in_batch_losses(*part) for part in parts])
 
     def _in_batch_losses(self, vectors: Tensor, texts: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return -log softmax(scale cos)_own of each pair, over the texts beside the anchors of all pairs of a group.
+        """Return -log softmax(scale cos)_positive of each pair, over the positives and negatives of all pairs.
 
-        Texts that equal the pair's own do not count (in-batch negatives, Henderson et al. 2017).
+        These are in-batch negatives (Henderson et al. 2017). Texts that equal the pair's positive are left out.
 
         Args:
-            vectors: Of the anchor, the positive and the negatives of each pair.
-            texts: Numbers of the texts beside the anchors, equal for equal texts.
-            sizes: Number of vectors of each pair.
+            vectors: Unit vectors of the anchor, the positive and the negatives of each pair.
+            texts: A number for each positive and negative; equal texts have equal numbers.
+            sizes: Number of vectors of each pair: anchor, positive and negatives.
         """
-        first = [0, *accumulate(sizes)][:-1]  # the row of each anchor
-        beside = sorted(set(range(len(vectors))) - set(first))
-        rows = send([*first, *beside], vectors.device)
-        anchors, others = rows.split([len(first), len(beside)])
+        anchor_rows = [0, *accumulate(sizes)][:-1]
+        candidate_rows = sorted(set(range(len(vectors))) - set(anchor_rows))  # positives and negatives
+        rows = send([*anchor_rows, *candidate_rows], vectors.device)
+        anchors, candidates = rows.split([len(anchor_rows), len(candidate_rows)])
         pairs = torch.arange(len(sizes), device=vectors.device)
-        own = anchors - pairs  # place of the positive among the texts beside the anchors
-        duplicates = texts[own][:, None] == texts
-        duplicates[pairs, own] = False
-        similarities = self.scale * vectors[anchors] @ vectors[others].T
-        return F.cross_entropy(similarities.masked_fill(duplicates, -torch.inf), own, reduction="none")
+        positives = anchors - pairs  # index of each pair's positive among the candidates
+        duplicates = texts[positives][:, None] == texts
+        duplicates[pairs, positives] = False
+        similarities = self.scale * vectors[anchors] @ vectors[candidates].T
+        return F.cross_entropy(similarities.masked_fill(duplicates, -torch.inf), positives, reduction="none")
 
     def new_metrics(self) -> EvalMetrics:
         return correlation_metrics() if self.scored else EvalMetrics(metrics={"pairs": Retrieval()})
@@ -239,6 +248,7 @@ class Embed(Task[PairExample]):
         return results
 
     def score_answer(self, example: PairExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: the loss is the absolute error of the similarity, or 1 - similarity without a score."""
         similarity = answer["similarity"]
         if not self.scored:
             return ScoredAnswer(None, similarity, None, 1 - similarity)
@@ -248,16 +258,20 @@ class Embed(Task[PairExample]):
         return () if self.scored else metrics.metrics["pairs"].ranks()[1].tolist()
 
 
-def comparison(survey: DatasetStats, group_size: int = 2) -> TaskFields:
-    """Return how pairs are compared: with scores between 0, or the lowest, and the highest; else with each other."""
-    if survey.min_score is None or survey.max_score is None:
+def comparison(stats: DatasetStats, group_size: int = 2) -> TaskFields:
+    """Return the fields of a task that say how pairs are compared.
+
+    Pairs with scores are compared with their scores, which range from 0, or the lowest score if that is below 0, to the
+    highest. Pairs without scores are compared with each other.
+    """
+    if stats.min_score is None or stats.max_score is None:
         return {"scored": False, "group_size": group_size}
-    low = min(0.0, survey.min_score)
-    return {"scored": True, "low": low, "high": survey.max_score if survey.max_score > low else 1.0}
+    low = min(0.0, stats.min_score)
+    return {"scored": True, "low": low, "high": stats.max_score if stats.max_score > low else 1.0}
 
 
 def _default_prompt(loaded: ModelBundle) -> TaskFields:
-    """Return the prompt of a model to be trained; raises HeedfulError if its tokens are not to be pooled."""
+    """Return the prompt of a model to train; raise HeedfulError if the model does not pool the prompt's tokens."""
     head, prompt = loaded.config.head, loaded.default_prompt
     if prompt and isinstance(head, SentenceEmbedding) and not head.pools_prompt:
         raise HeedfulError(
@@ -268,29 +282,29 @@ def _default_prompt(loaded: ModelBundle) -> TaskFields:
 
 
 def _check_dimensions(dimensions: Sequence[int], bundle: ModelBundle) -> None:
-    """Raise SettingError for as many dimensions as vectors have, or more."""
+    """Raise SettingError if a Matryoshka dimension is not smaller than that of whole vectors."""
     head = bundle.config.head
     assert isinstance(head, SentenceEmbedding)
     width = head.width(bundle.config.model)
     if wrong := [dimension for dimension in dimensions if dimension >= width]:
         raise SettingError(
             f"task.matryoshka_dimensions has {wrong[0]}, but the vectors of {bundle.source} have {width} numbers: give "
-            "fewer",
+            "smaller ones",
             path="task.matryoshka_dimensions",
         )
 
 
 def _cosines(vectors: Tensor) -> Tensor:
-    """Return the cosine of the unit vectors of each pair, which follow each other."""
+    """Return the cosine of each pair of unit vectors, which are rows 2 i and 2 i + 1."""
     return (vectors[0::2] * vectors[1::2]).sum(-1)
 
 
-def _documents(sample: Sample) -> list[bytes]:
-    """Return the tokens of each text beside the anchor."""
+def _candidate_texts(sample: Sample) -> list[bytes]:
+    """Return the tokens of each text of a sample but the anchor."""
     return [sample.tokens[start:stop].tobytes() for start, stop in pairwise(sample.bounds[1:])]
 
 
-def _same(texts: Sequence[bytes]) -> list[int]:
-    """Return for each text the index of its first occurrence."""
-    first: dict[bytes, int] = {}
-    return [first.setdefault(text, number) for number, text in enumerate(texts)]
+def _first_occurrences(texts: Sequence[bytes]) -> list[int]:
+    """Return, for each text, the index of its first occurrence."""
+    first_index: dict[bytes, int] = {}
+    return [first_index.setdefault(text, number) for number, text in enumerate(texts)]

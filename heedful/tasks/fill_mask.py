@@ -1,4 +1,4 @@
-"""Fill in the masks of a text: the most likely tokens of each."""
+"""Fill masks: the most likely tokens for each mask of a text."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
 
 
 def mask_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"masks": [{"start", "end", "candidates": [{"token", "text", "probability"}]}]}, the best first."""
+    """Return {"masks": [{"start", "end", "candidates": [{"token", "text", "probability"}]}], "windows"}.
+
+    Start and end are in characters of the input. The most likely candidate comes first. Without a mask in the text
+    there is a "note".
+    """
     masks = [
-        {"start": start, "end": stop, "candidates": tokens}
+        {"start": start, "end": stop, "candidates": candidates}
         for window in windows
-        for position, tokens in zip(window.positions, window.scores, strict=True)
+        for position, candidates in zip(window.positions, window.scores, strict=True)
         for start, stop in [window.encoded.offsets[position]]
     ]
     answer: Answer = {"masks": sorted(masks, key=lambda mask: mask["start"]), "windows": len(windows)}
@@ -44,37 +48,38 @@ def mask_answer(engine_input: object, windows: list[Window], context: AnswerCont
 
 
 def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answer]:
-    """Return the tokens with the largest softmax(scores) over the whole vocabulary; ids without a token are skipped."""
-    probabilities, listed = scores.softmax(-1), count
+    """Return the `count` tokens with the largest softmax(scores), best first; ids without a token are skipped."""
+    probabilities, candidate_count = scores.softmax(-1), count
     while True:
-        listed = min(listed, len(scores))
-        (best,) = top_candidates(probabilities[None], listed)
+        candidate_count = min(candidate_count, len(scores))
+        (best,) = top_candidates(probabilities[None], candidate_count)
         candidates: list[Answer] = []
         for probability, id in best:
             try:
                 token = tokenizer.name(id)
-            except HeedfulError:  # the embedding may have more rows than there are tokens
+            except HeedfulError:  # the embedding may have more rows than the tokenizer has tokens
                 continue
             text = tokenizer.decode([id], skip_special=False).strip()
             candidates.append({"token": token, "text": text, "probability": probability})
-        if len(candidates) >= count or listed == len(scores):
+        if len(candidates) >= count or candidate_count == len(scores):
             return candidates[:count]
-        listed *= 2
+        candidate_count *= 2
 
 
 def top_tokens(scores: Tensor, context: AnswerContext) -> list[list[Answer]]:
-    """Return the most likely tokens of each position; its scores would have the size of the vocabulary."""
+    """Return the most likely tokens of each position, so that scores over the vocabulary need not be stored."""
     return [likely_tokens(position_scores, context.tokenizer, context.top_k) for position_scores in scores]
 
 
 def mask_name(tokenizer: Tokenizer) -> str:
-    """Return the mask token as it is written in a text."""
+    """Return the mask token as it is written in a text; raise HeedfulError if there is none."""
     if tokenizer.special.mask is None:
         raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
     return tokenizer.name(tokenizer.special.mask)
 
 
 def _prediction(answer: Answer) -> FillMask:
+    """Convert an answer to its dataclass."""
     masks = [
         Mask(
             start=mask["start"],
@@ -86,7 +91,7 @@ def _prediction(answer: Answer) -> FillMask:
     return FillMask.from_answer({**answer, "masks": tuple(masks)})
 
 
-MASK = {"start": int, "end": int, "candidates": [{"token": str, "text": str, "probability": float}]}
+MASK_COLUMNS = {"start": int, "end": int, "candidates": [{"token": str, "text": str, "probability": float}]}
 FILL_MASK_HEAD = AnswerHead(
     expects='texts with the mask written out, like ["the cat [MASK] on the mat"]',
     tokenizer_inputs=read_text,
@@ -94,5 +99,5 @@ FILL_MASK_HEAD = AnswerHead(
     answer=mask_answer,
     summarize=top_tokens,
     prediction=_prediction,
-    columns=lambda loaded, generation: {"masks": [MASK], "windows": int, "note": str},
+    columns=lambda loaded, generation: {"masks": [MASK_COLUMNS], "windows": int, "note": str},
 )

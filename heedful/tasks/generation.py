@@ -1,4 +1,4 @@
-"""How a model generates text: its settings, the tokens it begins and ends with, and the prompts of decoders."""
+"""Text generation: settings of a model folder, tokens that begin and end texts, and prompts of decoders."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from heedful.model.token_constraints import TokenConstraints
 from heedful.packed import Packed
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TOP_K = 50  # of sampling in transformers, where a folder does not say
-NEUTRAL: dict[str, tuple[object, ...]] = {  # settings that are not supported -> values that change nothing
+TOP_K = 50  # default top_k of sampling in transformers
+NEUTRAL: dict[str, tuple[object, ...]] = {  # unsupported settings, with the values at which they have no effect
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale"), (1,)),
     **dict.fromkeys(("encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0,)),
     **dict.fromkeys(("num_return_sequences", "num_beam_groups"), (1,)),
@@ -28,14 +28,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {  # settings that are not supported ->
     **dict.fromkeys(("constraints", "force_words_ids", "stop_strings", "max_time", "watermarking_config"), ()),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing"), (False,)),
 }
-OBEYED = frozenset(
+OBEYED = frozenset(  # supported settings
     """
     num_beams do_sample temperature top_k top_p early_stopping length_penalty max_length max_new_tokens min_length
     min_new_tokens no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id eos_token_id
     bos_token_id decoder_start_token_id
     """.split()  # noqa: SIM905
 )
-IGNORED_KEYS = frozenset(  # they change no token
+IGNORED_KEYS = frozenset(  # settings that do not change the generated tokens
     """
     _from_model_config pad_token_id use_cache cache_implementation cache_config return_legacy_cache prefill_chunk_size
     output_logits low_memory compile_config disable_compile is_assistant num_assistant_tokens
@@ -50,15 +50,18 @@ class GenerationConfig:
     """Settings of text generation.
 
     Args:
-        beam_search: Settings of a beam search, if a user asks for one by its number of beams.
-        max_length: Most tokens, the prompt included, beside max_new_tokens; None: any number.
+        how: Greedy decoding, sampling or beam search.
+        beam_search: Settings of beam search, for users who ask for a number of beams.
+        max_new_tokens: Maximum number of generated tokens.
+        max_length: Maximum number of tokens with the prompt, in addition to `max_new_tokens`; None: no limit.
+        seed: Seed of sampling.
     """
 
     how: DecodingMethod = field(default_factory=Greedy)
     beam_search: BeamSearch = field(default_factory=BeamSearch)
     max_new_tokens: int = 128
     max_length: int | None = None
-    seed: int = 0  # of sampling
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -73,10 +76,14 @@ class GenerationConfig:
         max_new_tokens: int | None = None,
         seed: int | None = None,
     ) -> GenerationConfig:
-        """Return the settings with those that a user chose; None: unchanged.
+        """Return the settings with the values that a user chose; None: unchanged.
 
         Args:
-            num_return_sequences: Of a beam search, at most its number of beams.
+            num_beams: Use beam search with this number of beams.
+            num_return_sequences: Number of texts that beam search returns, at most its number of beams.
+            temperature: Use sampling with this temperature.
+            max_new_tokens: Maximum number of generated tokens; it replaces `max_length` too.
+            seed: Seed of sampling.
         """
         config = self
         if temperature is not None:
@@ -97,12 +104,13 @@ class GenerationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderGeneration:
-    """How the folder of a model says that it generates text.
+    """The generation settings of a model folder.
 
     Args:
-        defaults: Settings where a user chooses none.
-        start: The token that a decoder beside an encoder starts with; None: the folder does not say.
-        stop: The tokens that end a text, beside the one that the tokenizer puts after texts.
+        defaults: Settings that apply if a user chooses none.
+        constraints: Tokens that are forced or banned.
+        start: The token with which the decoder of an encoder-decoder model starts; None: not set.
+        stop: Tokens that end a text, in addition to the one that the tokenizer puts after texts.
     """
 
     defaults: GenerationConfig
@@ -114,12 +122,12 @@ class FolderGeneration:
 def folder_generation(bundle: ModelBundle) -> FolderGeneration:
     """Return the generation settings of a model's folder.
 
-    They are those of generation_config.json, or without that file those of config.json, as transformers 5 reads them.
+    They come from generation_config.json, or without that file from config.json, as in transformers 5.
 
     Raises:
         ModelError: If a setting is not supported, or has an unexpected value.
     """
-    values, file = _values(bundle.config)
+    values, file = _generation_values(bundle.config)
     reader = ConfigReader(
         {key: value for key, value in values.items() if value is not None}, f"{bundle.source}: {file}"
     )
@@ -134,7 +142,7 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
 
 
 def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | None) -> ModelBundle:
-    """Return the model for translation between two languages, by their codes; None: unchanged.
+    """Return the model for translation between two languages, which are set by their codes; None: unchanged.
 
     The tokenizer puts the code of the source language beside each text. If codes come before texts, as in mBART-50, the
     code of the target language is the first token that the model generates (forced_bos_token_id). If they come behind
@@ -156,7 +164,8 @@ def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | No
 
 
 def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int) -> BundleConfig:
-    generation = _values(config)[0]
+    """Set the code of the target language: as the forced first token of the output, or as the decoder's start token."""
+    generation, _ = _generation_values(config)
     if tokenizer.name(tokenizer.encode("a").ids[0]) in tokenizer.languages:
         return replace(config, generation=generation | {"forced_bos_token_id": code})
     generation.pop("forced_bos_token_id", None)
@@ -164,43 +173,43 @@ def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int)
     return replace(config, model=replace(config.model, start=code), generation=generation)
 
 
-def _values(config: BundleConfig) -> tuple[dict[str, object], str]:
-    """Return the generation settings of a folder, and the name of the file that has them."""
+def _generation_values(config: BundleConfig) -> tuple[dict[str, object], str]:
+    """Return the generation settings of a folder as they are in its JSON, and the name of that file."""
     if config.generation is not None:
         return dict(config.generation), GENERATION
     defaults = FAMILIES[config.family].generation_defaults if config.hf_config else {}
-    named = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
-    return {**defaults, **named}, "config.json"
+    known = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
+    return {**defaults, **known}, "config.json"
 
 
 def _defaults(reader: ConfigReader) -> GenerationConfig:
-    """Read how tokens are chosen, and how many."""
-    num_beams, samples = reader.integer("num_beams", 1), reader.flag("do_sample", False)
+    """Read the decoding method and the maximum number of tokens."""
+    num_beams, do_sample = reader.integer("num_beams", 1), reader.flag("do_sample", False)
     temperature, top_p = reader.number("temperature", 1.0, most=1000.0), reader.number("top_p", 1.0)
     top_k = reader.integer("top_k", TOP_K, least=0)
     reader.only("early_stopping", True, False, "never", why="transformers knows no others")
-    stopping = reader.values.get("early_stopping", False)
+    early_stopping = reader.values.get("early_stopping", False)
     beam_search = BeamSearch(
         num_beams=num_beams,
         length_penalty=reader.number("length_penalty", 1.0, least=-10.0, most=10.0),
-        early_stopping="never" if stopping == "never" else bool(stopping),
+        early_stopping="never" if early_stopping == "never" else bool(early_stopping),
     )
     how: DecodingMethod = Greedy() if num_beams == 1 else beam_search
-    if samples and num_beams > 1:
+    if do_sample and num_beams > 1:
         raise ModelError(
             f"{reader.source}: do_sample is true and num_beams is {num_beams}; beam search does not sample"
         )
-    if samples:
+    if do_sample:
         how = Sampling(temperature=temperature, top_k=top_k or None, top_p=None if top_p == 1.0 else top_p)
     config = GenerationConfig(how=how, beam_search=beam_search)
-    new, length = reader.integer("max_new_tokens", None), reader.integer("max_length", None)
-    if new is not None:
-        return replace(config, max_new_tokens=new)
-    return config if length is None else replace(config, max_new_tokens=length, max_length=length)
+    max_new_tokens, max_length = reader.integer("max_new_tokens", None), reader.integer("max_length", None)
+    if max_new_tokens is not None:
+        return replace(config, max_new_tokens=max_new_tokens)
+    return config if max_length is None else replace(config, max_new_tokens=max_length, max_length=max_length)
 
 
 def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
-    """Read which tokens are forced or banned."""
+    """Read which tokens are forced or banned; `vocabulary` is the number of tokens of the model."""
     words = reader.values.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise ModelError(f"{reader.source}: bad_words_ids is {quoted(words)}; expected a list of lists of token ids")
@@ -221,7 +230,7 @@ def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
-    """Read one or several token ids; none without the key."""
+    """Read one token id or a list of them; () without the key."""
     if isinstance(listed := reader.values.get(key), list) and listed and all(type(id) is int for id in listed):
         return tuple(listed)
     id = reader.integer(key, None, least=0)
@@ -232,18 +241,18 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
 
 
 class SequenceEnds(NamedTuple):
-    """The token that a decoder starts from (None: it continues the text), and those that end and begin its output."""
+    """The tokens with which generation starts and ends."""
 
-    start: int | None
-    stop: int
-    forced_bos: int | None = None  # None: the output begins with any token
+    start: int | None  # token with which the decoder starts; None: a decoder-only model continues the text
+    stop: int  # token that ends the output
+    forced_bos: int | None = None  # first token of the output; None: any token
 
 
 def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
-    """Return the tokens between which a model generates.
+    """Return the tokens with which generation by a model starts and ends.
 
     Raises:
-        HeedfulError: If the model has no decoder, or one of the tokens is unknown.
+        HeedfulError: If the model has no decoder, or a token is unknown.
     """
     if not model.has_decoder:
         raise HeedfulError("this model has no decoder, so it cannot generate text: start from one that has")
@@ -259,7 +268,7 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
 
 
 def trained_ends(loaded: ModelBundle, tokenizer: Tokenizer) -> SequenceEnds:
-    """Return the tokens between which a model learns to generate, as `sequence_ends`, with one that is forced."""
+    """Return the tokens of `sequence_ends` for training, with the forced first token of the output."""
     ends = sequence_ends(loaded.config.model, tokenizer)
     forced = None if ends.start is None else folder_generation(loaded).constraints.forced_bos_token_id
     return ends._replace(forced_bos=forced)
@@ -268,62 +277,74 @@ def trained_ends(loaded: ModelBundle, tokenizer: Tokenizer) -> SequenceEnds:
 def encode_truncated(
     tokenizer: Tokenizer, inputs: Sequence[TokenizerInput], text_suffix: str, limit: int | None
 ) -> list[Encoding]:
-    """Encode inputs, truncated at the end of their text; the suffix behind it is kept, since it begins the target.
+    """Encode inputs, truncated at the end of their text; the suffix after the text stays, since the target follows it.
 
     Args:
         tokenizer: The tokenizer.
-        inputs: Texts, with the suffix.
-        text_suffix: After the text of each.
-        limit: Tokens of an input; None: any number.
+        inputs: Texts with the suffix.
+        text_suffix: The suffix after each text.
+        limit: Maximum tokens of an input; None: no limit.
 
     Raises:
-        HeedfulError: If the limit leaves no token of a text.
+        HeedfulError: If the limit leaves no token of the text.
     """
     if limit is None:
         return tokenizer.encode_batch(inputs)
     if not text_suffix:
         return tokenizer.encode_batch(inputs, max_length=limit, truncate="longest_first")
     encodings = zip(tokenizer.encode_batch(inputs), inputs, strict=True)
-    return [_cut(encoding, str(item), text_suffix, limit) for encoding, item in encodings]
+    return [_truncate_text(encoding, str(item), text_suffix, limit) for encoding, item in encodings]
 
 
-def _cut(whole: Encoding, text: str, text_suffix: str, limit: int) -> Encoding:
-    spare, end = len(whole) - limit, len(text.removesuffix(text_suffix))
-    own = [place for place, (_, stop) in enumerate(whole.offsets) if whole.segments[place] is not None and stop <= end]
-    if spare <= 0:
-        return whole
-    if spare >= len(own):
-        rest = len(whole) - len(own)
-        raise HeedfulError(f"max_length {limit} leaves no token of a text: {rest} tokens go around it, or behind it")
-    return replace(whole.without(own[-spare:]), dropped=spare)
+def _truncate_text(encoded: Encoding, text: str, text_suffix: str, limit: int) -> Encoding:
+    """Remove tokens at the end of the text, before the suffix, until `limit` tokens are left."""
+    excess, text_end = len(encoded) - limit, len(text.removesuffix(text_suffix))
+    text_positions = [
+        position
+        for position, (_, stop) in enumerate(encoded.offsets)
+        if encoded.segments[position] is not None and stop <= text_end
+    ]
+    if excess <= 0:
+        return encoded
+    if excess >= len(text_positions):
+        other_tokens = len(encoded) - len(text_positions)
+        raise HeedfulError(
+            f"max_length {limit} leaves no token of a text: {other_tokens} tokens go around it, or behind it"
+        )
+    return replace(encoded.without(text_positions[-excess:]), dropped=excess)
 
 
 def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> list[Encoding]:
-    """Return the prompts of a decoder-only model: texts without the special tokens that the tokenizer puts after them.
+    """Return the prompts of a decoder-only model: texts without the special tokens after them.
 
-    An empty prompt becomes the token before a text, or else the one that ends it: in GPT-2 they are the same. Texts of
-    other models, also of those with a `text_suffix`, are returned unchanged.
+    An empty prompt becomes the token that begins a text, or if there is none the token that ends it, as in GPT-2. Texts
+    of other models, and of models with a `text_suffix`, are returned unchanged.
     """
     if not isinstance(loaded.config.head, NextToken) or loaded.config.model.has_encoder or loaded.text_suffix:
         return list(encodings)
     probe = tokenizer.encode("a").segments
-    last = max((position for position, segment in enumerate(probe) if segment is not None), default=len(probe) - 1)
-    cut = (encoding.until(len(encoding) - (len(probe) - 1 - last)) for encoding in encodings)
+    last_text_token = max(
+        (position for position, segment in enumerate(probe) if segment is not None), default=len(probe) - 1
+    )
+    tokens_after = len(probe) - 1 - last_text_token  # special tokens after a text
+    prompts = [encoding.until(len(encoding) - tokens_after) for encoding in encodings]
     special = tokenizer.special
     begin = special.eos_or_sep if special.bos_or_cls is None else special.bos_or_cls
     if begin is None:
-        return list(cut)
-    nothing = Encoding(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
-    return [encoding if len(encoding) else nothing for encoding in cut]
+        return prompts
+    empty_prompt = Encoding(ids=(begin,), types=(0,), segments=(None,), offsets=((0, 0),), words=(None,))
+    return [prompt if len(prompt) else empty_prompt for prompt in prompts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationInputs:
-    """Inputs of text generation, and the tokens that end a text.
+    """Inputs and constraints of text generation.
 
     Args:
-        prompts: The tokens that each generated text continues.
-        source: The texts that the encoder reads; None: the model has no encoder.
+        prompts: Tokens that each generated text continues.
+        source: Texts that the encoder reads; None: the model has no encoder.
+        stop: Tokens that end a text.
+        constraints: Tokens that are forced or banned.
     """
 
     prompts: Packed
@@ -335,7 +356,7 @@ class GenerationInputs:
 def generation_inputs(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> GenerationInputs:
-    """Return the inputs of generation for each text, which the encoder reads or a decoder-only model continues."""
+    """Return the inputs of generation from texts, which the encoder reads or a decoder-only model continues."""
     settings, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
     prompts, source = texts, None
     if ends.start is not None:
@@ -352,7 +373,7 @@ def generation_inputs(
 def start_generation(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> Decoding:
-    """Prepare generation for each text, which the encoder reads or a decoder-only model continues."""
+    """Start generation from texts, which the encoder reads or a decoder-only model continues."""
     inputs = generation_inputs(loaded, tokenizer, texts, generation)
     if loaded.head is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot generate text")

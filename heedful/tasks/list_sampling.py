@@ -1,4 +1,4 @@
-"""Random documents of queries that have more of them than a list may hold, other ones in each epoch."""
+"""Sampling of documents for queries that have too many; each epoch samples anew."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from heedful.random_streams import Stream
 
 
 class RankTarget(NamedTuple):
-    """The target of a query."""
+    """The target of a query: a value, a number of windows and the relevance of each document."""
 
-    values: tuple[float, ...]  # of each document: its relevance, or a teacher's score
-    windows: tuple[int, ...]  # of each document
-    relevance: tuple[float, ...]  # of each document
+    values: tuple[float, ...]  # target of the loss: relevance, or a teacher's score
+    windows: tuple[int, ...]  # number of windows
+    relevance: tuple[float, ...]  # above 0: relevant
 
 
 def sampled_documents(relevance: Sequence[float], list_size: int, seed: int) -> list[int]:
-    """Return indices of `list_size` documents, in order: the relevant ones, and random others.
+    """Return the indices of `list_size` documents, ascending: the relevant ones, and random irrelevant ones.
 
-    If too many are relevant, some of them are left out, so that there is an irrelevant one too.
+    If too many documents are relevant, some of them are left out, so that an irrelevant one is included.
 
     >>> sampled_documents([1, 0, 0, 0, 2, 0], 3, seed=1)
     [0, 3, 4]
@@ -38,10 +38,10 @@ def sampled_documents(relevance: Sequence[float], list_size: int, seed: int) -> 
 
 
 def with_documents(sample: Sample, documents: Sequence[int]) -> Sample:
-    """Return the sample of a query with some of its documents."""
+    """Return the sample of a query with only these of its documents, by index."""
     target: RankTarget = sample.target
-    first_window = (0, *accumulate(target.windows))
-    windows = [window for number in documents for window in range(first_window[number], first_window[number + 1])]
+    window_bounds = (0, *accumulate(target.windows))
+    windows = [window for number in documents for window in range(window_bounds[number], window_bounds[number + 1])]
     spans = [slice(*span) for span in pairwise(sample.bounds)]
     return Sample.of(
         [sample.tokens[spans[window]].tolist() for window in windows],
@@ -56,7 +56,7 @@ def with_documents(sample: Sample, documents: Sequence[int]) -> Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampledLists(PerEpochSamples):
-    """Samples of queries, each with at most `list_size` documents in an epoch."""
+    """Samples of queries with at most `list_size` documents, which are sampled anew in each epoch."""
 
     queries: Sequence[Sample]
     list_size: int
@@ -66,12 +66,14 @@ class SampledLists(PerEpochSamples):
         return len(self.queries)
 
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Return the samples of an epoch; each is made when it is read."""
+        """Return the samples of an epoch; documents are sampled when a sample is read."""
         return _EpochOfLists(self, epoch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _EpochOfLists(Sequence[Sample]):
+    """The samples of one epoch."""
+
     lists: SampledLists
     epoch: int
 
@@ -80,7 +82,7 @@ class _EpochOfLists(Sequence[Sample]):
 
     def __getitem__(self, number: int | slice) -> Any:
         if isinstance(number, slice):
-            return [self[place] for place in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         sample, list_size = self.lists.queries[number], self.lists.list_size
         if len(sample.target.relevance) <= list_size:

@@ -1,10 +1,10 @@
-"""Choose among candidates: each is scored beside the prompt."""
+"""Multiple choice: each candidate is scored in a pair with the prompt, and the best one is chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from heedful.tokenizer.encoding import window_at, window_starts
 
 
 def choice_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept {"prompt": ..., "choices": [...]}."""
+    """Return the pairs of {"prompt": ..., "choices": [...]} as tokenizer inputs; None for an input of another form."""
     prompt, choices = dict_values(engine_input, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
         return None
@@ -32,44 +32,52 @@ def choice_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def prompt_windows(encodings: list[Encoding], limit: int | None) -> list[list[Encoding]]:
-    """Split a long prompt into windows that are the same for each candidate.
+    """Split a long prompt into the same windows for each candidate.
 
-    A prompt of up to half the limit is never split. If the longest candidate takes more than half, candidates are
-    windowed too, in the room that the prompt leaves, at least half; those with fewer windows are repeated.
+    A prompt of up to half the limit is never split. If the longest candidate takes more than half, candidates are split
+    too, into the room that the prompt leaves, at least half. Candidates with fewer windows are repeated.
+
+    Args:
+        encodings: The pair of prompt and candidate, for each candidate.
+        limit: Maximum tokens in a window; None: no limit.
+
+    Returns:
+        The windows of each candidate, equally many for all.
     """
     if limit is None or max(map(len, encodings)) <= limit:
         return [[encoding] for encoding in encodings]
-    prompt, longest = (max(encoding.segments.count(segment) for encoding in encodings) for segment in (0, 1))
-    special = sum(encodings[0].special)
-    if limit < special + 2:
+    prompt_length = max(encoding.segments.count(0) for encoding in encodings)
+    longest_choice = max(encoding.segments.count(1) for encoding in encodings)
+    special_tokens = sum(encodings[0].special)
+    if limit < special_tokens + 2:
         raise HeedfulError(
-            f"this model reads {limit} tokens, of which {special} are special: that leaves no room for text"
+            f"this model reads {limit} tokens, and {special_tokens} of them are special: that leaves no room for text"
         )
-    room = limit - special
-    choice_room = min(longest, room - min(prompt, room // 2))
+    room = limit - special_tokens
+    choice_room = min(longest_choice, room - min(prompt_length, room // 2))
     choice_windows = [_windows(encoding, 1, encoding.segments.count(1), choice_room) for encoding in encodings]
     count = max(map(len, choice_windows))
-    return [
-        [
-            window
-            for number in range(count)
-            for window in _windows(own_windows[number % len(own_windows)], 0, prompt, room - choice_room)
-        ]
-        for own_windows in choice_windows
-    ]
+    all_windows: list[list[Encoding]] = []
+    for own_windows in choice_windows:
+        repeated = [own_windows[number % len(own_windows)] for number in range(count)]
+        prompts = [_windows(window, 0, prompt_length, room - choice_room) for window in repeated]
+        all_windows.append(list(chain.from_iterable(prompts)))
+    return all_windows
 
 
 def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[Encoding]:
+    """Split one text of a pair into windows of `room` tokens that overlap by half; `length` is its number of tokens."""
     starts = window_starts(length, room, max(1, room // 2))
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
 def choice_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"choice", "index", "probability", "probabilities"}: softmax over the scores of the candidates.
+    """Return {"choice", "index", "probability", "probabilities", "windows"}: softmax over the scores of the candidates.
 
-    For a prompt in windows the mean of their probabilities.
+    For a prompt in windows, probabilities are the mean over the windows.
     """
     assert isinstance(engine_input, dict)
+    # [candidates, windows]
     scores = torch.stack([window.scores for window in windows]).view(len(engine_input["choices"]), -1)
     probabilities = scores.softmax(0).mean(1).tolist()
     index = max(range(len(probabilities)), key=probabilities.__getitem__)
@@ -83,6 +91,7 @@ def choice_answer(engine_input: object, windows: list[Window], context: AnswerCo
 
 
 def _prediction(answer: Answer) -> MultipleChoice:
+    """Convert an answer to its dataclass."""
     return MultipleChoice.from_answer({**answer, "probabilities": tuple(answer["probabilities"])})
 
 
@@ -104,7 +113,7 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceTask(Task[ChoiceExample]):
-    """One candidate of several: cross-entropy over the scores of a prompt's candidates, which may differ in number."""
+    """Multiple choice: cross-entropy over the scores of a prompt's candidates. Their number may differ by prompt."""
 
     example: ClassVar[type[Example]] = ChoiceExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
@@ -117,13 +126,13 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
-        return (
-            [[encoding] for encoding in encodings]
-            if self.long_inputs == "truncate"
-            else prompt_windows(encodings, self.limit)
-        )
+        """Return the windows of each candidate, equally many for all."""
+        if self.long_inputs == "truncate":
+            return [[encoding] for encoding in encodings]
+        return prompt_windows(encodings, self.limit)
 
     def make_samples(self, example: ChoiceExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window of the prompt, with a sequence for each candidate."""
         return [
             Sample.of(
                 [window.ids for window in windows],
@@ -135,12 +144,14 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; a group is the candidates of a prompt, a target the row of the correct one."""
         groups = tuple(len(sample.bounds) - 1 for sample in samples)
         starts = accumulate(groups, initial=0)
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples), groups=groups)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy over the candidates of each prompt."""
         totals = torch.stack([group.logsumexp(0) for group in scores.split(batch.groups)])
         return totals - scores[batch.targets]
 
@@ -153,22 +164,16 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         self, metrics: EvalMetrics, examples: Sequence[ChoiceExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         scored = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        predicted, gold = (
-            [answer_score.prediction for answer_score in scored],
-            [answer_score.label for answer_score in scored],
-        )
+        predicted = [answer_score.prediction for answer_score in scored]
+        gold = [answer_score.label for answer_score in scored]
+        losses = [answer_score.loss for answer_score in scored]
+        correct = [(answer_score.correct, 1) for answer_score in scored]
         return EvalMetrics(
             metrics={
                 "accuracy": metrics.metrics["accuracy"].update(predicted, gold),
-                "loss": metrics.metrics["loss"].update(
-                    [answer_score.loss for answer_score in scored], [1] * len(scored)
-                ),
+                "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
             },
-            bootstraps={
-                "accuracy": metrics.bootstraps["accuracy"].update(
-                    ids, [(answer_score.correct, 1) for answer_score in scored]
-                )
-            },
+            bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)},
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -176,5 +181,6 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is -log of the probability of the correct candidate."""
         loss = log_loss(answer["probabilities"][example.answer])
         return ScoredAnswer(example.answer, answer["index"], answer["index"] == example.answer, loss)

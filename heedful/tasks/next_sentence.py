@@ -1,4 +1,4 @@
-"""Next-sentence prediction: whether the second text follows the first."""
+"""Next sentence prediction: whether the second text of a pair follows the first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from heedful.tasks.predictions import NextSentence
 
 
 def next_sentence_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"is_next_probability"}; score 0 of 2 means that it follows (Devlin et al. 2019, section 3.1)."""
+    """Return {"is_next_probability"}: the softmax of the first of two scores (Devlin et al. 2019, section 3.1)."""
     (window,) = windows
     return {"is_next_probability": float(window.scores.softmax(-1)[0])}
 

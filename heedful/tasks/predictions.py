@@ -1,4 +1,4 @@
-"""Predictions: what a model answers to one input, one frozen dataclass for each kind of head."""
+"""Predictions: the answer of a model to one input, as a frozen dataclass for each kind of head."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from heedful.errors import HeedfulError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The answer to one input."""
+    """Base class of the answers to one input."""
 
     truncated_tokens: int = 0  # tokens at the end of the input that the model did not read
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Self:
-        """Return an answer in this form: the values of its fields, by name; what else the answer has is left out."""
+        """Convert an answer to this class, field by field; other entries of the answer are left out."""
         return cls(**{field.name: answer[field.name] for field in fields(cls) if field.name in answer})
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data that JSON can hold: text, numbers, lists and dicts."""
+        """Convert to plain data for JSON: texts, numbers, lists and dicts."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
@@ -34,31 +34,31 @@ AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(Prediction):
-    """One label of several."""
+    """The answer of a classifier with one label of several."""
 
     label: str  # "": the model abstains, since the probability is below min_confidence
-    probability: float  # of the most probable label
-    probabilities: dict[str, float]  # of each label
-    prediction_set: tuple[str, ...] = ()  # labels that contain the right one with the probability that was asked for
+    probability: float  # probability of the most probable label
+    probabilities: dict[str, float]  # probability of each label
+    prediction_set: tuple[str, ...] = ()  # labels; with the requested probability the right one is among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelClassification(Prediction):
-    """Any number of labels."""
+    """The answer of a classifier with any number of labels."""
 
-    labels: tuple[str, ...]  # those whose probability reaches the threshold
-    probabilities: dict[str, float]  # of each label
+    labels: tuple[str, ...]  # the labels whose probability reaches their threshold
+    probabilities: dict[str, float]  # probability of each label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regression(Prediction):
-    """A number, or one for each output of the head."""
+    """A number, or one number for each output of the head."""
 
-    values: dict[str, float]  # by the name of the output
+    values: dict[str, float]  # number of each output, by its name
 
     @property
     def value(self) -> float:
-        """The number of a head that has one output.
+        """The number, for a head with one output.
 
         Raises:
             ValueError: If the head has several outputs.
@@ -69,7 +69,7 @@ class Regression(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reranking(Prediction):
-    """The relevance of each text to a query; larger is more relevant."""
+    """The relevance of each text to a query; a larger score is more relevant."""
 
     scores: tuple[float, ...]
 
@@ -79,26 +79,26 @@ class Word:
     """A word and its tag."""
 
     text: str
-    label: str | None  # None: the word has no token, and the model has no label for "outside"
+    label: str | None  # None: the word has no token and the model no label "O"
     probability: float | None  # None: the word has no token
-    start: int  # in characters of the input; given words count as joined by single spaces
+    start: int  # first character in the input; the words of a list are joined by single spaces
     end: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entity:
-    """Neighbouring words of one type."""
+    """An entity: neighbouring words of one type."""
 
-    label: str  # without the prefix B-, I-, ...
+    label: str  # type of the entity, without the prefix B-, I-, ...
     text: str
-    probability: float  # mean over its words
+    probability: float  # mean probability of its words
     start: int
     end: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenClassification(Prediction):
-    """The tag of every word, and the entities that the tags make."""
+    """The tag of every word, and the entities that the tags form."""
 
     entities: tuple[Entity, ...]
     words: tuple[Word, ...]
@@ -109,21 +109,21 @@ class Span(Prediction):
     """The part of the context that answers a question."""
 
     answer: str  # "": the context has no answer
-    start: int  # in characters of the context
+    start: int  # first character in the context
     end: int
-    score: float | None  # of the best span: sum of the scores of its start and its end; None: no context
-    no_answer_score: float
-    best_answer: str  # the best span, also where the model decides that there is no answer
+    score: float | None  # sum of the scores of the start and the end of the best span; None: the context is empty
+    no_answer_score: float  # sum of the scores of "no answer"
+    best_answer: str  # the best span, even if the model decides that there is no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultipleChoice(Prediction):
-    """One candidate of several."""
+    """The answer to a multiple-choice question: one candidate of several."""
 
     choice: str
-    index: int  # of the candidate, from 0
-    probability: float  # of the candidate
-    probabilities: tuple[float, ...]  # of each candidate
+    index: int  # index of the candidate, from 0
+    probability: float  # probability of the candidate
+    probabilities: tuple[float, ...]  # probability of each candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,12 +131,12 @@ class Embedding(Prediction):
     """The vector of a text."""
 
     vector: NDArray[np.float32]
-    tokens: int  # that were read
+    tokens: int  # number of tokens that the model read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Similarity(Prediction):
-    """How similar two texts are: the cosine of their vectors."""
+    """The similarity of two texts: the cosine of their vectors."""
 
     similarity: float
     vectors: NDArray[np.float32]  # [2, width]
@@ -146,23 +146,23 @@ class Similarity(Prediction):
 class TokenCandidate:
     """A token that may replace a mask."""
 
-    token: str  # as the vocabulary has it
+    token: str  # token as it is in the vocabulary
     text: str
     probability: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mask:
-    """A mask and the tokens that fit, the most likely first."""
+    """A mask and its candidates, the most likely one first."""
 
-    start: int  # in characters of the input
+    start: int  # first character in the input
     end: int
     candidates: tuple[TokenCandidate, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FillMask(Prediction):
-    """The masks of a text."""
+    """The masks of a text with their candidates."""
 
     masks: tuple[Mask, ...]
 
@@ -176,32 +176,32 @@ class NextSentence(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generated:
-    """A text that a model wrote."""
+    """A text that a model generated."""
 
     text: str
-    log_probability: float
-    tokens: int
-    complete: bool  # False: it was cut off at the maximum number of new tokens
+    log_probability: float  # sum over its tokens, the end token included
+    tokens: int  # number of generated tokens, without the end token
+    complete: bool  # False: cut off at the maximum number of new tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedText(Prediction):
-    """The text that a model wrote for an input."""
+    """The text that a model generated for an input."""
 
     text: str
-    log_probability: float
-    tokens: int
-    complete: bool  # False: it was cut off at the maximum number of new tokens
-    alternatives: tuple[Generated, ...] = ()  # of the other beams, the best first
+    log_probability: float  # sum over its tokens, the end token included
+    tokens: int  # number of generated tokens, without the end token
+    complete: bool  # False: cut off at the maximum number of new tokens
+    alternatives: tuple[Generated, ...] = ()  # texts of the other beams, the best one first
 
 
 def check_prediction_type(
     predictions: Sequence[Prediction], answer_type: type[AnyPrediction] | None
 ) -> list[AnyPrediction]:
-    """Check the class of predictions.
+    """Return predictions after checking their class.
 
     Raises:
-        HeedfulError: If they are not of the requested class.
+        HeedfulError: If a prediction is not of the requested class.
     """
     for prediction in predictions:
         if answer_type is not None and not isinstance(prediction, answer_type):
@@ -213,6 +213,7 @@ def check_prediction_type(
 
 
 def _plain(value: object) -> object:
+    """Convert dataclasses, tuples and arrays to plain data."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -1,11 +1,11 @@
-"""Find the answer to a question in a context: the span with the best scores of its start and its end."""
+"""Question answering: the answer is the span of the context with the best scores of its start and its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,50 +40,40 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-NO_ANSWER = "no_answer"  # name of the tuned threshold, if some questions have no answer
+NO_ANSWER = "no_answer"  # name of the threshold of models that may answer "no answer"
 
 
 def question_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept {"question": ..., "context": ...}."""
+    """Return {"question": ..., "context": ...} as a pair to encode; None for an input of another form."""
     return read_pair(dict_values(engine_input, "question", "context"))
 
 
 def all_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
-    """Return the positions of all tokens."""
+    """Return the positions of all tokens of all windows."""
     return [(number, position) for number, window in enumerate(windows) for position in range(len(window))]
 
 
 def span_answer(engine_input: object, windows: list[Window], answer_context: AnswerContext) -> Answer:
-    """Answer with {"answer", "start", "end", "score", "no_answer_score"}: characters of the context, sums of scores.
+    """Return {"answer", "start", "end", "score", "no_answer_score", "windows"}.
 
-    A span starts at a token of the context in the window where that token has the most context (for each window of a
-    question that is windowed too), ends at or after it, and has at most 30 tokens, or the maximum of its run. The
-    no-answer score is that of the first token, or of the last one in a decoder, whose first token attends to itself
-    alone; the least over the windows. If the model was trained on questions without answers, the answer is "" when the
-    no-answer score exceeds the score by the tuned threshold; "best_answer" is always the best span.
+    Start and end are in characters of the context. A score is a start score plus an end score. The no-answer score is
+    that of the first token; in a decoder, whose first token attends only to itself, it is that of the last token. It is
+    the minimum over the windows.
+
+    A model that was trained on questions without answers has a threshold. Its answer is "" if the no-answer score
+    exceeds the score by more than the threshold, and "best_answer" is always the best span.
     """
     assert isinstance(engine_input, dict)
     context: str = engine_input["context"]
-    best: tuple[float, Window, int, int] | None = None
-    starts: dict[int, list[int]] = {}
-    for number, position in best_context_positions([window.encoded for window in windows], segment=1):
-        starts.setdefault(number, []).append(position)
-    for number, positions in starts.items():
-        window = windows[number]
-        last = max(position for position, segment in enumerate(window.encoded.segments) if segment == 1)
-        start, stop, score = best_span(window.scores, positions, last, max_answer_tokens_of(answer_context.thresholds))
-        if best is None or score > best[0]:
-            best = score, window, start, stop
     result: Answer = {"answer": "", "start": 0, "end": 0, "score": None}
+    best = _best_span_of_windows(windows, max_answer_tokens_of(answer_context.thresholds))
     if best is not None:
-        score, window, start, stop = best
-        offsets = window.encoded.offsets
-        first, end = strip_span(context, offsets[start][0], offsets[stop][1])
-        result = {"answer": context[first:end], "start": first, "end": end, "score": score}
+        offsets = best.window.encoded.offsets
+        start, end = strip_span(context, offsets[best.first][0], offsets[best.last][1])
+        result = {"answer": context[start:end], "start": start, "end": end, "score": best.score}
     row = no_answer_row(answer_context.head)
-    no_answer_score = min(
-        (float(window.scores[row].sum()) for window in windows), default=0.0
-    )  # an input without tokens has no windows
+    # an input without tokens has no windows
+    no_answer_score = min((float(window.scores[row].sum()) for window in windows), default=0.0)
     result |= {"no_answer_score": no_answer_score, "windows": len(windows)}
     threshold = answer_context.thresholds.get(NO_ANSWER)
     if threshold is None:
@@ -94,33 +84,64 @@ def span_answer(engine_input: object, windows: list[Window], answer_context: Ans
     return result
 
 
+class _BestSpan(NamedTuple):
+    """A span in a window."""
+
+    window: Window
+    first: int  # first token
+    last: int  # last token
+    score: float
+
+
+def _best_span_of_windows(windows: Sequence[Window], max_answer_tokens: int) -> _BestSpan | None:
+    """Return the best span of all windows, the first one among equals; None if the context has no tokens.
+
+    A span starts at a token of the context in the window where that token has the most context. If the question is
+    split too, that is one window for each window of the question.
+    """
+    starts_by_window: dict[int, list[int]] = {}
+    for number, position in best_context_positions([window.encoded for window in windows], segment=1):
+        starts_by_window.setdefault(number, []).append(position)
+    best: _BestSpan | None = None
+    for number, starts in starts_by_window.items():
+        window = windows[number]
+        last_context_token = max(position for position, text in enumerate(window.encoded.segments) if text == 1)
+        first, last, score = best_span(window.scores, starts, last_context_token, max_answer_tokens)
+        if best is None or score > best.score:
+            best = _BestSpan(window, first, last, score)
+    return best
+
+
 def no_answer_row(head: Head | None) -> int:
-    """Return the index of the row of a window that scores "no answer": 0, or -1 for the last one."""
+    """Return the index of the token of a window that scores "no answer": 0, or -1 for the last one."""
     return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
 
 
 def best_span(
     scores: Tensor, starts: list[int], last: int, max_answer_tokens: int = MAX_ANSWER_TOKENS
 ) -> tuple[int, int, float]:
-    """Return start, end and score of the span with the largest scores[start, 0] + scores[end, 1].
+    """Return the first token, the last token and the score of the best span, with the largest sum of its two scores.
 
     Args:
-        scores: [tokens, 2].
-        starts: Tokens that a span may start at.
-        last: Last token that a span may end at.
-        max_answer_tokens: Tokens of a span.
+        scores: Scores of each token as start and as end of the answer, [tokens, 2].
+        starts: Tokens at which a span may start.
+        last: Last token at which a span may end.
+        max_answer_tokens: Maximum tokens in a span.
     """
-    ends = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf")).unfold(0, max_answer_tokens, 1)
-    sums = scores[starts, :1] + ends[starts]  # [starts, lengths]
+    padded = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf"))
+    end_scores = padded.unfold(0, max_answer_tokens, 1)  # scores of the possible ends of spans from each token
+    sums = scores[starts, :1] + end_scores[starts]  # [starts, lengths]
     index, length = divmod(int(sums.argmax()), max_answer_tokens)
     return starts[index], starts[index] + length, float(sums[index, length])
 
 
 def _prediction(answer: Answer) -> SpanPrediction:
+    """Convert an answer to its dataclass."""
     return SpanPrediction.from_answer({"best_answer": answer["answer"], **answer})
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
+    """Return the type of each field of an answer."""
     columns: dict[str, object] = {"answer": str, "start": int, "end": int, "score": float, "no_answer_score": float}
     return columns | ({"best_answer": str} if NO_ANSWER in loaded.thresholds else {}) | {"windows": int}
 
@@ -137,56 +158,58 @@ QA_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionAnswering(Task[QuestionExample]):
-    """Start and end of the first answer: the mean of both cross-entropies over the window (Devlin et al. 2019, 4.2).
+    """Extractive question answering: find the span of the context that answers the question.
 
-    The target are the tokens that overlap the answer, in windows that contain all of them. The target of other windows
-    is the first token (`null_row` 0) or the last one (-1) if some questions have no answer (as in the published code
-    for version 2.0), else they are skipped (as in that for 1.1). A question is skipped if its answer has no tokens, or
-    no window contains all of it.
+    The loss is the mean of two cross-entropies over the window, for start and end of the first gold answer (Devlin et
+    al. 2019, section 4.2). In windows that contain all tokens that overlap the answer, the targets are the first and
+    the last of these tokens. If some questions have no answer, the target of other windows is the token `null_row`, as
+    in the published code for SQuAD 2.0; else other windows are skipped, as in the code for 1.1. A question is skipped
+    if its answer has no tokens, or no window contains all of them.
     """
 
     example: ClassVar[type[Example]] = QuestionExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (QA_HEAD,)
     metric: str = "f1"
-    impossible: bool  # whether some questions have no answer
-    max_answer_tokens: int = MAX_ANSWER_TOKENS
-    null_row: int = 0  # of a window: target of "no answer", see `no_answer_row`
+    has_unanswerable: bool  # whether some questions have no answer
+    max_answer_tokens: int = MAX_ANSWER_TOKENS  # maximum tokens in an answer
+    null_row: int = 0  # token of a window that is the target of "no answer": 0, or -1 for the last one
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        settings, impossible = setup.settings, setup.survey.has_unanswerable
+        settings, has_unanswerable = setup.settings, setup.stats.has_unanswerable
         assert isinstance(settings, QASettings)
         max_answer_tokens, threshold = settings.max_answer_tokens, settings.no_answer_threshold
-        task, bundle = cls.with_new_head(setup, impossible=impossible, max_answer_tokens=max_answer_tokens)
+        task, bundle = cls.with_new_head(setup, has_unanswerable=has_unanswerable, max_answer_tokens=max_answer_tokens)
         bundle.thresholds = (
             {ANSWER_LIMIT: float(max_answer_tokens)} if max_answer_tokens != cls.max_answer_tokens else {}
         )
-        if impossible:
+        if has_unanswerable:
             bundle.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
         return replace(task, null_row=no_answer_row(bundle.config.head)), bundle
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return the fields for evaluation: "no answer" is allowed if the model has a threshold for it."""
-        return {"impossible": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
+        """Return fields for evaluation. "No answer" is allowed if the model has a threshold for it."""
+        return {"has_unanswerable": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
 
     def for_split(
-        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+        self, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
-        """Allow "no answer" if some questions of the split have none."""
-        if self.impossible or split not in survey().splits_with_unanswerable:
+        """Return task and model that may answer "no answer", if some questions of the split have no answer."""
+        if self.has_unanswerable or split not in read_stats().splits_with_unanswerable:
             return self, loaded
-        loaded = copy(loaded)  # the argument is not changed
+        loaded = copy(loaded)  # so that the argument is not changed
         loaded.thresholds = {NO_ANSWER: 0.0, **loaded.thresholds}
-        return replace(self, impossible=True), loaded
+        return replace(self, has_unanswerable=True), loaded
 
     def for_unlabelled(self) -> Task:
-        """Keep all windows, since answers are unknown."""
-        return replace(self, impossible=True)
+        """Return a task that makes samples of all windows, since answers are unknown."""
+        return replace(self, has_unanswerable=True)
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
+        """Return the threshold of "no answer" with the best F1."""
         return {NO_ANSWER: self.compute_metrics(evaluate_task(self, engine, examples))["best_f1_threshold"]}
 
     def tokenizer_inputs(self, example: QuestionExample) -> list[TokenizerInput]:
@@ -196,20 +219,24 @@ class QuestionAnswering(Task[QuestionExample]):
         return {"question": example.question, "context": example.context}
 
     def make_samples(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window that is not skipped; its target is the first and the last token."""
         (windows,) = item_windows
         targets: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
             targets = answer_tokens(windows, example.context, example.answers[0])
             if not any(targets):
                 return []
-        samples = [
-            (window, target or (self.null_row % max(1, len(window)),) * 2)
-            for window, target in zip(windows, targets, strict=True)
-            if target or self.impossible
-        ]
+        windows_and_targets: list[tuple[Encoding, TokenPosition]] = []
+        for window, target in zip(windows, targets, strict=True):
+            if target is not None:
+                windows_and_targets.append((window, target))
+            elif self.has_unanswerable:
+                null_token = self.null_row % max(1, len(window))
+                windows_and_targets.append((window, (null_token, null_token)))
+        weight = 1 / max(1, len(windows_and_targets))
         return [
-            Sample.of([window.ids], [window.types], target=target, weight=1 / len(samples))
-            for window, target in samples
+            Sample.of([window.ids], [window.types], target=target, weight=weight)
+            for window, target in windows_and_targets
         ]
 
     def remarks(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[str]:
@@ -226,6 +253,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return Batch(packed=pack_samples(samples), targets=targets, weights=weights_of_samples(samples))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return, for each window, the mean of the cross-entropies of start and end."""
         losses = [
             F.cross_entropy(window_scores.T, target, reduction="none").mean()
             for window_scores, target in zip(batch.packed.unpack(scores), batch.targets, strict=True)
@@ -233,8 +261,8 @@ class QuestionAnswering(Task[QuestionExample]):
         return torch.stack(losses)
 
     def new_metrics(self) -> EvalMetrics:
-        metrics: dict[str, object] = {"squad": SquadScore(version="2.0" if self.impossible else "1.1")}
-        if self.impossible:
+        metrics: dict[str, object] = {"squad": SquadScore(version="2.0" if self.has_unanswerable else "1.1")}
+        if self.has_unanswerable:
             metrics["threshold"] = SquadThreshold()
         return EvalMetrics(
             metrics=metrics, bootstraps={"exact": bootstrap_stat(2, mean_of), "f1": bootstrap_stat(2, mean_of)}
@@ -246,13 +274,11 @@ class QuestionAnswering(Task[QuestionExample]):
         golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
         predicted = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
         updated = {"squad": metrics.metrics["squad"].update(predicted, golds)}
-        if self.impossible:
-            best = {
-                str(number): answer.get("best_answer", answer["answer"])
-                for number, answer in zip(ids, answers, strict=True)
-            }
-            null_scores = {str(number): _null(answer) for number, answer in zip(ids, answers, strict=True)}
-            updated["threshold"] = metrics.metrics["threshold"].update(best, golds, null_scores)
+        if self.has_unanswerable:
+            names_and_answers = [(str(number), answer) for number, answer in zip(ids, answers, strict=True)]
+            best_answers = {name: answer.get("best_answer", answer["answer"]) for name, answer in names_and_answers}
+            null_scores = {name: _null_score(answer) for name, answer in names_and_answers}
+            updated["threshold"] = metrics.metrics["threshold"].update(best_answers, golds, null_scores)
         scores = [answer_scores(predicted[name], golds[name], self._version) for name in golds]
         return EvalMetrics(
             metrics=updated,
@@ -264,49 +290,51 @@ class QuestionAnswering(Task[QuestionExample]):
 
     @property
     def _version(self) -> Literal["1.1", "2.0"]:
-        return "2.0" if self.impossible else "1.1"
+        """The version of SQuAD whose metrics are computed."""
+        return "2.0" if self.has_unanswerable else "1.1"
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         results: Result = metrics.metrics["squad"].compute()
-        return results | (metrics.metrics["threshold"].compute() if self.impossible else {})
+        return results | (metrics.metrics["threshold"].compute() if self.has_unanswerable else {})
 
     def score_answer(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if it matches a gold answer exactly; the loss is 1 - F1."""
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
         return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)
 
 
 def _golds(example: QuestionExample) -> list[str]:
+    """Return the texts of the gold answers."""
     return [span.text for span in example.answers]
 
 
-def _null(answer: Answer) -> float:
-    """Return the lead of "no answer" over the best span (Devlin et al. 2019, 4.3)."""
+def _null_score(answer: Answer) -> float:
+    """Return the score of "no answer" minus the score of the best span (Devlin et al. 2019, section 4.3)."""
     return float(answer["no_answer_score"] - answer["score"]) if answer["score"] is not None else 0.0
 
 
 def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
-    """Return the first and the last token that overlap the answer, for each window that contains all such tokens."""
+    """Return, for each window, the first and the last token that overlap the answer.
+
+    None stands for a window without the answer, or with only a part of it.
+    """
     start, stop = strip_span(context, span.start, span.start + len(span.text))
-    all_context_positions = [
-        [position for position, segment in enumerate(window.segments) if segment == 1] for window in windows
-    ]
-    answer_positions = [
-        [
+    context_positions = [[position for position, text in enumerate(window.segments) if text == 1] for window in windows]
+    answer_positions: list[list[int]] = []  # positions of each window's tokens that overlap the answer
+    token_numbers: set[int] = set()  # numbers of these tokens in the context
+    for window, positions in zip(windows, context_positions, strict=True):
+        overlapping = [
             position
             for position in positions
             if window.offsets[position][0] < stop and window.offsets[position][1] > start
         ]
-        for window, positions in zip(windows, all_context_positions, strict=True)
-    ]
-    tokens = {
-        window.start + position - context_positions[0]
-        for window, context_positions, positions in zip(windows, all_context_positions, answer_positions, strict=True)
-        for position in positions
-    }
-    if windows[-1].dropped and all(windows[-1].offsets[position][1] < stop for position in all_context_positions[-1]):
-        return [None] * len(windows)  # the end of the answer was truncated
+        answer_positions.append(overlapping)
+        token_numbers.update(window.start + position - positions[0] for position in overlapping)
+    last_window = windows[-1]
+    if last_window.dropped and all(last_window.offsets[position][1] < stop for position in context_positions[-1]):
+        return [None] * len(windows)  # truncation cut the end of the answer
     return [
-        (positions[0], positions[-1]) if positions and len(positions) == len(tokens) else None
+        (positions[0], positions[-1]) if positions and len(positions) == len(token_numbers) else None
         for positions in answer_positions
     ]

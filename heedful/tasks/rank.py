@@ -1,4 +1,4 @@
-"""Reranking: a cross-encoder reads a query with each document and scores how relevant the document is."""
+"""Reranking: a cross-encoder reads a query together with a document, and scores the document's relevance."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from heedful.tasks.specs.rank import RankLoss, RankSettings
 from heedful.tasks.task import EncodedSplit, EvalMetrics, ScoredAnswer, Task, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput
 
-SCORE = "score"  # name of the output, unless the initial model has another
-DocumentScores = Float[Tensor, " documents"]  # of one query
+SCORE = "score"  # default name of the output
+DocumentScores = Float[Tensor, " documents"]  # a number for each document of one query
 
 
 def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept {"query": ..., "texts": [...]}."""
+    """Return the pairs of {"query": ..., "texts": [...]} as tokenizer inputs; None for an input of another form."""
     query, texts = dict_values(engine_input, "query", "texts") or (None, None)
     if not isinstance(query, str) or not isinstance(texts, list | tuple) or not texts:
         return None
@@ -41,21 +41,21 @@ def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def rerank_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"scores", "windows"}: the score that each text has in a pair with the query."""
-    answers = [classify_answer(engine_input, own, context) for own in _by_text(windows)]
+    """Return {"scores", "windows"}: the score of each text in a pair with the query."""
+    answers = [classify_answer(engine_input, text_windows, context) for text_windows in _windows_by_text(windows)]
     scores = [score for answer in answers for score in answer["values"].values()]
     return {"scores": scores, "windows": len(windows)}
 
 
-def _by_text(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """Yield the windows of each text."""
-    own: list[Window] = []
+def _windows_by_text(windows: Sequence[Window]) -> Iterator[list[Window]]:
+    """Yield the windows of each text; a window that begins at the start of both texts of its pair begins a new text."""
+    text_windows: list[Window] = []
     for window in windows:
-        if own and not window.encoded.start and not window.encoded.first_text_start:
-            yield own
-            own = []
-        own.append(window)
-    yield own
+        if text_windows and not window.encoded.start and not window.encoded.first_text_start:
+            yield text_windows
+            text_windows = []
+        text_windows.append(window)
+    yield text_windows
 
 
 RERANK_HEAD = AnswerHead(
@@ -63,7 +63,7 @@ RERANK_HEAD = AnswerHead(
     tokenizer_inputs=rerank_inputs,
     answer=rerank_answer,
     prediction=lambda answer: Reranking.from_answer({**answer, "scores": tuple(answer["scores"])}),
-    columns=lambda loaded, generation: {},  # rows of files are pairs
+    columns=lambda loaded, generation: {},  # not used: a row of a file is one pair
 )
 
 
@@ -71,12 +71,12 @@ RERANK_HEAD = AnswerHead(
 
 
 def listwise(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return -sum_i y_i log softmax(s)_i, with y = relevance / its sum (Zhuang et al. 2023, equation 5)."""
+    """Return -Σ_i y_i log softmax(s)_i, with y = relevance / its sum (Zhuang et al. 2023, equation 5)."""
     return -(relevance / relevance.sum() * scores.log_softmax(0)).sum(0, keepdim=True)
 
 
 def listnet(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return -sum_i softmax(y)_i log softmax(s)_i (Cao et al. 2007, top-one probabilities)."""
+    """Return -Σ_i softmax(y)_i log softmax(s)_i, with y the relevance (Cao et al. 2007, top-one probabilities)."""
     return -(relevance.softmax(0) * scores.log_softmax(0)).sum(0, keepdim=True)
 
 
@@ -86,21 +86,21 @@ def binary(scores: DocumentScores, relevance: DocumentScores) -> DocumentScores:
 
 
 def margin_mse(scores: DocumentScores, teacher: DocumentScores) -> Float[Tensor, " margins"]:
-    """Return ((s_1 - s_i) - (t_1 - t_i))² of each document after the first (Hofstätter et al. 2020)."""
+    """Return ((s_1 - s_i) - (t_1 - t_i))² of each document i > 1, t the teacher's scores (Hofstätter et al. 2020)."""
     return ((scores[0] - scores[1:]) - (teacher[0] - teacher[1:])).square()
 
 
 def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return log(1 + sum of exp(s_j - s_i) over all i that are more relevant than j), CoSENT with a scale of 1."""
+    """Return log(1 + Σ exp(s_j - s_i)) over all i, j with i more relevant than j: CoSENT with a scale of 1."""
     differences = (scores - scores[:, None]).masked_fill(relevance[:, None] <= relevance, -torch.inf)
     return torch.cat([scores.new_zeros(1), differences.flatten()]).logsumexp(0, keepdim=True)
 
 
 class RankingLoss(NamedTuple):
-    """A loss of the documents of one query, and how many terms it has for a number of documents."""
+    """A loss over the documents of one query."""
 
-    function: Callable[[DocumentScores, DocumentScores], Tensor]
-    terms: Callable[[int], int]
+    function: Callable[[DocumentScores, DocumentScores], Tensor]  # (scores, targets) -> the terms of the loss
+    term_count: Callable[[int], int]  # number of documents -> number of terms
 
 
 LOSSES: dict[RankLoss, RankingLoss] = {
@@ -117,9 +117,9 @@ LOSSES: dict[RankLoss, RankingLoss] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rank(Task[RankExample]):
-    """Reranking: score each document of a query; one sample is a query with all its documents.
+    """Reranking: a score for each document of a query. A sample is a query with all its documents.
 
-    A long document's score is the mean over its windows, in training and in inference.
+    The score of a long document is the mean over its windows, in training and in inference.
     """
 
     example: ClassVar[type[Example]] = RankExample
@@ -129,12 +129,12 @@ class Rank(Task[RankExample]):
     skipped_because: ClassVar[str] = "their documents do not differ in relevance"
     metric: str = "ndcg@10"
     ranking_loss: RankLoss = "listwise"
-    list_size: int = RankSettings().list_size
-    seed: int = 0  # of the documents of lists that are too long
+    list_size: int = RankSettings().list_size  # maximum documents of a query in an epoch
+    seed: int = 0  # seed of the sampled documents of queries with too many
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Make the task; a cross-encoder keeps its head. Scores are logits: a sigmoid loses precision near 0 and 1."""
+        """Return task and model. A cross-encoder keeps its head, but its scores are logits, not sigmoids."""
         settings, head = setup.settings, setup.loaded.config.head
         assert isinstance(settings, RankSettings)
         has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
@@ -148,6 +148,7 @@ class Rank(Task[RankExample]):
             seed=setup.seed,
         )
         assert isinstance(bundle.config.head, Classes)
+        # a sigmoid would lose precision near 0 and 1
         bundle.config = replace(bundle.config, head=replace(bundle.config.head, score_activation="identity"))
         return task, bundle
 
@@ -158,7 +159,7 @@ class Rank(Task[RankExample]):
         return {"query": example.query, "texts": list(example.documents)}
 
     def make_samples(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return one sample, or none if all documents are equally relevant and the loss is not binary."""
+        """Return one sample; none if all documents are equally relevant, unless the loss is binary."""
         if self.ranking_loss != "binary" and len({*example.relevance}) == 1:
             return []
         values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
@@ -173,7 +174,7 @@ class Rank(Task[RankExample]):
         return [*remarks, f"have more than {self.list_size} texts; {self.list_size} of them are sampled"]
 
     def encode_split(self, examples: Iterable[RankExample]) -> EncodedSplit:
-        """Encode examples; those with more than `list_size` documents have a sample of them, another in each epoch."""
+        """Encode examples; documents of queries with more than `list_size` are sampled anew in each epoch."""
         encoded = super().encode_split(examples)
         if all(len(sample.target.relevance) <= self.list_size for sample in encoded.samples):
             return encoded
@@ -181,12 +182,13 @@ class Rank(Task[RankExample]):
         return replace(encoded, samples=lists, tokens=sum(map(len, lists.at(0))))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; a group is the documents of a query, and `labels` are the document of each window."""
         documents = [len(sample.target.values) for sample in samples]
         windows = torch.tensor([count for sample in samples for count in sample.target.windows])
         return Batch(
             packed=pack_samples(samples),
             targets=torch.tensor([value for sample in samples for value in sample.target.values], dtype=torch.float64),
-            weights=torch.ones(sum(map(LOSSES[self.ranking_loss].terms, documents))),
+            weights=torch.ones(sum(map(LOSSES[self.ranking_loss].term_count, documents))),
             groups=tuple(documents),
             labels=torch.arange(len(windows)).repeat_interleave(windows),
         )
@@ -197,12 +199,12 @@ class Rank(Task[RankExample]):
         return mean_by_document(super().scores(loaded, batch, rows)[:, 0], batch.labels, len(batch.targets))[:, None]
 
     def target_losses(self, scores: Scores, batch: Batch) -> Tensor:
-        """Return the terms of the loss of each query."""
+        """Return the terms of the loss of all queries."""
         groups = zip(scores[:, 0].split(batch.groups), batch.targets.to(scores).split(batch.groups), strict=True)
         return torch.cat([LOSSES[self.ranking_loss].function(*group) for group in groups])
 
     def check(self, examples: Iterable[RankExample]) -> None:
-        """Refuse examples among which no query can be ranked."""
+        """Raise HeedfulError if no query has a relevant document."""
         first = None
         for example in examples:
             first = first or example
@@ -229,23 +231,29 @@ class Rank(Task[RankExample]):
         return queries.compute() | ({"notes": [left_out]} if queries.left_out else {})
 
     def score_answer(self, example: RankExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if the top document is relevant; the loss is the rank of the first relevant one."""
+        """Score an answer: correct if the top document is relevant. The loss is the rank of the first relevant one."""
         relevance = by_id(example.relevance)
-        order = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
-        rank = order.index(True) + 1 if any(order) else 0
+        is_relevant = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
+        rank = is_relevant.index(True) + 1 if any(is_relevant) else 0
         return ScoredAnswer(list(example.relevance), answer["scores"], rank == 1 if rank else None, float(rank))
 
 
 def by_id(values: Sequence[float]) -> dict[str, float]:
-    """Return the values of documents by ids that sort in their order."""
+    """Return the values of documents by ids whose alphabetical order is that of the documents."""
     return {f"{number:09}": value for number, value in enumerate(values)}
 
 
 def mean_by_document(
     scores: Float[Tensor, " windows"], document: Int[Tensor, " windows"], count: int
 ) -> Float[Tensor, " documents"]:
-    """Return the mean score of each document's windows; `document` is the number of each window's document."""
+    """Return the mean score of the windows of each document.
+
+    Args:
+        scores: Score of each window.
+        document: Number of the document of each window.
+        count: Number of documents.
+    """
     if len(scores) == count:
         return scores
-    windows = torch.bincount(document, minlength=count)
-    return scores.new_zeros(count).index_add(0, document, scores) / windows
+    window_counts = torch.bincount(document, minlength=count)
+    return scores.new_zeros(count).index_add(0, document, scores) / window_counts

@@ -20,51 +20,58 @@ from heedful.tasks.answering import Answer
 from heedful.tasks.classify import Scores, TextTask
 from heedful.tasks.metrics import Bootstrap, RankedRegressionScores, Result
 from heedful.tasks.metrics.row_store import RowStore
-from heedful.tasks.task import SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
+from heedful.tasks.task import BOOTSTRAP_SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]
-NUMBER = "score"  # name of the output, unless a teacher has another
-FARTHEST = 512.0  # standard deviations that fit a bootstrap's sums
-ROUNDED = 1e-7  # a variance below it, of 1, is a rounding error
+NUMBER = "score"  # default name of the output
+MAX_DEVIATIONS = 512.0  # maximum distance from the mean, in standard deviations, that fits the sums of a bootstrap
+MIN_VARIANCE = 1e-7  # a smaller variance of standardized values is a rounding error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regress(TextTask[ScoredExample]):
-    """One number: squared error of (score - mean) / deviation, with those of train, so that its unit does not matter.
+    """Regression of one number.
 
-    In training a model outputs such numbers; for inference they are folded into its last layer, and it outputs scores.
+    The loss is the squared error of (score - mean) / deviation, with mean and standard deviation of train, so that the
+    unit of scores does not matter. In training the model outputs standardized numbers. For inference, mean and
+    deviation are folded into its last layer, so that it outputs scores.
     """
 
     example: ClassVar[type[Example]] = ScoredExample
-    metric: str = "pearson"  # the ranks of nearly equal scores are noise, by which a poor step may be the best
+    # not Spearman's rho: the ranks of nearly equal scores are noise, by which a poor checkpoint may win
+    metric: str = "pearson"
     problem_type: ClassVar[ProblemType] = "regression"
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: float = 0.0  # mean score of train
+    deviation: float = 1.0  # standard deviation of the scores of train
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Standardize numbers by mean and deviation; without a bias in the last layer, by deviation from 0."""
+        """Return task and model; if the last layer has no bias, scores are only divided by their root mean square."""
         task, bundle = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
         old, new = setup.loaded.named_tensors(), bundle.named_tensors()
-        mean, deviation = setup.survey.score_mean, setup.survey.score_std
+        mean, deviation = setup.stats.score_mean, setup.stats.score_std
         if "head.out.bias" not in new:
             mean, deviation = 0.0, hypot(mean, deviation)
         task = replace(task, mean=mean, deviation=deviation)
         if "head.out.weight" in old and torch.equal(old["head.out.weight"], new["head.out.weight"]):
-            bundle = task.for_training(bundle)  # it is a trained regression, whose outputs are scores
+            bundle = task.for_training(bundle)  # the model's head is a trained regression head, which outputs scores
         bundle.label_scaling = {"mean": mean, "std": deviation}
         return task, bundle
 
     def target(self, example: ScoredExample) -> float:
+        """Return the standardized score."""
         return (example.score - self.mean) / self.deviation
 
     def for_training(self, loaded: ModelBundle) -> ModelBundle:
+        """Make the model output standardized numbers instead of scores."""
         return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
 
     def for_inference(self, loaded: ModelBundle) -> ModelBundle:
+        """Make the model output scores instead of standardized numbers."""
         return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
+        """Return the squared error of each sequence."""
         return (scores[:, 0] - targets.to(scores)).square()
 
     def new_metrics(self) -> EvalMetrics:
@@ -80,25 +87,27 @@ class Regress(TextTask[ScoredExample]):
         return results
 
     def score_answer(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer; the loss is the absolute error."""
         predicted = _number(answer)
         return ScoredAnswer(example.score, predicted, None, abs(predicted - example.score))
 
 
 def _number(answer: Answer) -> float:
+    """Return the number in an answer."""
     (number,) = answer["values"].values()
     value: float = number
     return value
 
 
 def correlation_metrics() -> EvalMetrics:
-    """Return empty metrics of numbers, with a bootstrap of Pearson's r."""
+    """Return empty metrics of predicted numbers, with a bootstrap of Pearson's r."""
     return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, bootstraps={"pearson": PearsonBootstrap()})
 
 
 def update_correlation(
     metrics: EvalMetrics, predicted: Sequence[float], gold: Sequence[float], ids: Sequence[int]
 ) -> EvalMetrics:
-    """Return metrics with more numbers."""
+    """Return the metrics with predicted and gold numbers added; `ids` are the numbers of the examples."""
     return EvalMetrics(
         metrics={"numbers": metrics.metrics["numbers"].update(predicted, gold)},
         bootstraps={"pearson": metrics.bootstraps["pearson"].update(ids, np.stack([predicted, gold], 1))},
@@ -107,20 +116,21 @@ def update_correlation(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PearsonBootstrap:
-    """Bootstrap of Pearson's r that stores predictions and scores: 24 bytes for each example.
+    """Bootstrap of Pearson's r. It stores predictions and scores: 24 bytes for each example.
 
-    Sums of squares would cancel, or overflow, without the means and deviations, which are known only at the end.
+    Values are standardized before they are summed, since sums of squares could cancel or overflow. Mean and deviation
+    are known only after the last example.
     """
 
     store: RowStore = field(default_factory=RowStore)
 
     def update(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
-        """Add examples: the number of each in the data set, and its two numbers."""
+        """Add examples: the number of each in the data set, and its prediction and score."""
         rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
         return replace(self, store=self.store.append(rows))
 
     def merge_state(self, incoming: PearsonBootstrap) -> PearsonBootstrap:
-        """Return the metric over the examples of both."""
+        """Return the bootstrap over the examples of both bootstraps."""
         return replace(self, store=self.store.merge_state(incoming.store))
 
     def interval(self) -> Result:
@@ -132,15 +142,16 @@ class PearsonBootstrap:
         return self._sums().values(pearson_of)
 
     def _sums(self) -> Bootstrap:
+        """Return a bootstrap of the moments of the standardized values."""
         rows = self.store.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         x, y = standardize(rows[:, 1]), standardize(rows[:, 2])
         moments = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1)
-        return Bootstrap(seed=SEED, statistics=6).update(rows[:, 0].astype(np.int64), moments)
+        return Bootstrap(seed=BOOTSTRAP_SEED, statistics=6).update(rows[:, 0].astype(np.int64), moments)
 
 
 def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
-    """Return (x - mean) / deviation, scaled down if a value exceeds FARTHEST; 0 if all values are equal.
+    """Return (x - mean) / deviation, scaled down if a value exceeds MAX_DEVIATIONS; 0 for equal values.
 
     >>> standardize(np.array([1.0, 2.0])).tolist(), standardize(np.array([2.0, 2.0])).tolist()
     ([-1.0, 1.0], [0.0, 0.0])
@@ -148,17 +159,17 @@ def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray,
     if not len(values) or (values == values[0]).all():
         return np.zeros_like(values)
     values = values / np.abs(values).max()
-    away: Float64[np.ndarray, " examples"] = values - values.mean()
-    away /= max(away.std(), np.abs(away).max() / FARTHEST)
-    return away
+    deviations: Float64[np.ndarray, " examples"] = values - values.mean()
+    deviations /= max(deviations.std(), np.abs(deviations).max() / MAX_DEVIATIONS)
+    return deviations
 
 
 def pearson_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
     """Return cov / sqrt(var var) of each replicate, from its sums of 1, x, y, x², y², xy; 0 if one side is constant."""
     n, x, y, xx, yy, xy = sums.T
     var_x, var_y = n * xx - x * x, n * yy - y * y
-    varies = np.minimum(var_x, var_y) > ROUNDED * n * n
+    both_vary = np.minimum(var_x, var_y) > MIN_VARIANCE * n * n
     r: Float64[np.ndarray, " replicates"] = np.divide(
-        n * xy - x * y, np.sqrt(np.abs(var_x * var_y)), out=np.zeros_like(n), where=varies
+        n * xy - x * y, np.sqrt(np.abs(var_x * var_y)), out=np.zeros_like(n), where=both_vary
     )
     return r.clip(-1.0, 1.0)

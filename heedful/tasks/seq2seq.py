@@ -1,4 +1,4 @@
-"""Generate a text from a text: translation, summaries, correction; trained with teacher forcing."""
+"""Sequence to sequence: generate a text from a text (translation, summaries, correction), with teacher forcing."""
 
 from __future__ import annotations
 
@@ -34,20 +34,30 @@ from heedful.tasks.metrics.bootstrap import mean_of
 from heedful.tasks.predictions import Generated, GeneratedText
 from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
-from heedful.tasks.task import CHUNK, EvalMetrics, ScoredAnswer, Task, TaskFields, TaskSetup, batched, bootstrap_stat
+from heedful.tasks.task import (
+    CHUNK_EXAMPLES,
+    EvalMetrics,
+    ScoredAnswer,
+    Task,
+    TaskFields,
+    TaskSetup,
+    batched,
+    bootstrap_stat,
+)
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TEXT_SUFFIX = "\n"  # between text and target, for a decoder-only model
+TEXT_SUFFIX = "\n"  # separator of text and target for a decoder-only model
 
 
 def generated_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"text", "log_probability", "tokens", "complete"}, and "alternatives" of several beams."""
+    """Return {"text", "log_probability", "tokens", "complete"}, and "alternatives" if several texts are returned."""
     (window,) = windows
-    first, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
-    return first | ({"alternatives": alternatives} if alternatives else {})
+    best, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
+    return best | ({"alternatives": alternatives} if alternatives else {})
 
 
 def _generated(generated: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
+    """Return the answer for one generated text."""
     return {
         "text": tokenizer.decode(generated.tokens).strip(),
         "log_probability": generated.log_probability,
@@ -57,15 +67,17 @@ def _generated(generated: GeneratedTokens, tokenizer: Tokenizer) -> Answer:
 
 
 def _prediction(answer: Answer) -> GeneratedText:
+    """Convert an answer to its dataclass."""
     alternatives = tuple(Generated(**fields) for fields in answer.get("alternatives", ()))
     return GeneratedText.from_answer({**answer, "alternatives": alternatives})
 
 
 def _columns(loaded: ModelBundle, generation: GenerationConfig) -> dict[str, object]:
-    return TEXT | ({"alternatives": [TEXT]} if isinstance(generation.how, BeamSearch) else {})
+    """Return the type of each field of an answer."""
+    return TEXT_COLUMNS | ({"alternatives": [TEXT_COLUMNS]} if isinstance(generation.how, BeamSearch) else {})
 
 
-TEXT: dict[str, object] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
+TEXT_COLUMNS: dict[str, object] = {"text": str, "log_probability": float, "tokens": int, "complete": bool}
 SEQ2SEQ_HEAD = AnswerHead(
     expects='texts, like ["a text"]',
     tokenizer_inputs=read_text,
@@ -79,28 +91,28 @@ SEQ2SEQ_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(Task[Seq2SeqExample]):
-    """Mean of -log p of each token of the target and of its end token, given the text and all tokens before it.
+    """Sequence to sequence: the mean of -log p(token | text, earlier tokens) over target tokens and the end token.
 
-    With label smoothing s a token's loss is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
-    model with encoder and decoder reads the text with the encoder; a decoder-only model reads the text, a line end and
-    the target, and learns the target.
+    With label smoothing s the loss of a token is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
+    model with encoder and decoder reads the text with the encoder. A decoder-only model reads the text, a line end and
+    the target; its loss is over the target only.
     """
 
     example: ClassVar[type[Example]] = Seq2SeqExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
-    mark: SequenceEnds
-    text_suffix: str = ""  # after the text, if the decoder continues it
-    max_target_length: int | None = None  # tokens of a target; None: any number
-    max_new_tokens: int = 128  # per text in evaluations
-    num_beams: int = 1  # in evaluations; 1: greedy
-    beam_search: BeamSearch = field(default_factory=BeamSearch)  # its other settings
-    bleu: BleuTokenizer = "13a"  # of BLEU
-    label_smoothing: float = 0.0
+    ends: SequenceEnds  # tokens between which the model generates
+    text_suffix: str = ""  # text between input and target, for a decoder-only model
+    max_target_length: int | None = None  # maximum tokens in a target; None: no limit
+    max_new_tokens: int = 128  # maximum tokens generated per text in evaluations
+    num_beams: int = 1  # beams in evaluations; 1: greedy decoding
+    beam_search: BeamSearch = field(default_factory=BeamSearch)  # other settings of beam search
+    bleu: BleuTokenizer = "13a"  # tokenizer of BLEU
+    label_smoothing: float = 0.0  # share of the target that is spread over the vocabulary
 
     def __post_init__(self) -> None:
         if self.metric == "bleu" and not has_bleu():
-            raise HeedfulError(f"{INSTALL_HINT}; or let models be compared by F1 of words: task.metric=f1")
+            raise HeedfulError(f"{INSTALL_HINT}; or compare models by F1 of words: task.metric=f1")
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -109,28 +121,31 @@ class Seq2Seq(Task[Seq2SeqExample]):
         if settings.src_lang is not None or settings.tgt_lang is not None:
             setup = replace(setup, loaded=with_languages(setup.loaded, settings.src_lang, settings.tgt_lang))
         loaded = setup.loaded
-        mark = trained_ends(loaded, require_tokenizer(loaded))
-        suffix = "" if mark.start is not None else TEXT_SUFFIX
+        ends = trained_ends(loaded, require_tokenizer(loaded))
+        suffix = "" if ends.start is not None else TEXT_SUFFIX
         beam_search = folder_generation(loaded).defaults.beam_search
-        fields = _fields(settings) | {"label_smoothing": settings.label_smoothing, "beam_search": beam_search}
-        task, bundle = cls.with_new_head(setup, mark=mark, text_suffix=suffix, **fields)
+        fields = _evaluation_settings(settings) | {
+            "label_smoothing": settings.label_smoothing,
+            "beam_search": beam_search,
+        }
+        task, bundle = cls.with_new_head(setup, ends=ends, text_suffix=suffix, **fields)
         bundle.text_suffix = suffix
         return replace(task, max_target_length=bundle.max_target_length), bundle
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return the fields for evaluation: the generation settings, and how the model begins and ends a text."""
+        """Return fields for evaluation: settings of generation, and the tokens that begin and end a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
-        mark = trained_ends(loaded, require_tokenizer(loaded))
+        ends = trained_ends(loaded, require_tokenizer(loaded))
         return {
-            "mark": mark,
+            "ends": ends,
             "text_suffix": loaded.text_suffix,
             "max_target_length": loaded.max_target_length,
             "beam_search": folder_generation(loaded).defaults.beam_search,
-        } | _fields(settings)
+        } | _evaluation_settings(settings)
 
     @property
     def generation(self) -> GenerationConfig:
@@ -145,68 +160,72 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return example.text
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
-        """Return one window for each input, since the output depends on all of the text.
+        """Return one window for each tokenizer input, since the output depends on the whole text.
 
         Raises:
-            HeedfulError: If text or target are longer than the model reads.
+            HeedfulError: If text or target are longer than the model's limits.
         """
-        text, written = len(encodings[0]), len(self._target_tokens(encodings[1]))
-        read = text if self.mark.start is not None else text + written - 1  # the end token is not read
-        for length, limit in ((read, self.limit), (written, self.max_target_length)):
+        text_length, target_length = len(encodings[0]), len(self._target_tokens(encodings[1]))
+        # a decoder-only model reads text and target, but not the end token
+        read_length = text_length if self.ends.start is not None else text_length + target_length - 1
+        for length, limit in ((read_length, self.limit), (target_length, self.max_target_length)):
             if limit is not None and length > limit:
                 raise HeedfulError(
-                    f"text and target have {text} and {written} tokens, with the end token, but this model reads "
-                    f'{limit} at once: leave the example out, or set long_inputs = "truncate"'
+                    f"text and target have {text_length} and {target_length} tokens with the end token, but this model "
+                    f'reads {limit} at once: leave the example out, or set long_inputs = "truncate"'
                 )
         return [[encoding] for encoding in encodings]
 
     def _target_tokens(self, rewritten: Encoding) -> list[int]:
-        """Return the tokens to generate: a forced first one, those of the text itself, and the end token."""
-        around = {self.mark.stop, self.tokenizer.special.bos_or_cls}
-        inner = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
-        forced = [] if self.mark.forced_bos is None else [self.mark.forced_bos]
-        return [*forced, *(id for id in inner if id not in around), self.mark.stop]
+        """Return the tokens to generate: the forced first token, if any, those of the target, and the end token."""
+        special_ids = {self.ends.stop, self.tokenizer.special.bos_or_cls}
+        target = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
+        forced = [] if self.ends.forced_bos is None else [self.ends.forced_bos]
+        return [*forced, *(id for id in target if id not in special_ids), self.ends.stop]
 
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
+        """Raise HeedfulError for a text that is longer than the model reads, unless texts are truncated."""
         if self.limit is None or self.truncation_length is not None:
             return
-        for chunk in batched(examples, CHUNK):
+        for chunk in batched(examples, CHUNK_EXAMPLES):
             texts = self.tokenizer.encode_batch([self.tokenizer_inputs(example)[0] for example in chunk])
-            if wrong := next((pair for pair in zip(chunk, texts, strict=True) if len(pair[1]) > self.limit), None):
-                raise HeedfulError(
-                    f"{wrong[0].file}:{wrong[0].line}: the text has {len(wrong[1])} tokens, but this model reads "
-                    f'{self.limit} at once: leave the example out, or set long_inputs = "truncate"'
-                )
+            for example, encoding in zip(chunk, texts, strict=True):
+                if len(encoding) > self.limit:
+                    raise HeedfulError(
+                        f"{example.file}:{example.line}: the text has {len(encoding)} tokens, but this model reads "
+                        f'{self.limit} at once: leave the example out, or set long_inputs = "truncate"'
+                    )
 
     @property
     def truncation_length(self) -> int | None:
-        return self._cut_at(super().truncation_length)
+        return self._max_length_for(super().truncation_length)
 
-    def _cut_at(self, limit: int | None) -> int | None:
-        """Return the limit less an end token that the tokenizer does not add; half of it for a decoder-only model."""
-        if limit is None or self.mark.start is None:
-            return limit and limit // 2
-        return limit - (self.mark.stop not in self.tokenizer.encode("").ids)
+    def _max_length_for(self, limit: int | None) -> int | None:
+        """Return the maximum tokens of a text or target, from the limit of the model.
+
+        Room is left for an end token that the tokenizer does not add. A decoder-only model has half of the limit for
+        the text and half of it for the target.
+        """
+        if limit is None:
+            return None
+        if self.ends.start is None:
+            return limit // 2
+        return limit - (self.ends.stop not in self.tokenizer.encode("").ids)
 
     def _encode(self, inputs: list[TokenizerInput]) -> list[Encoding]:
-        """Encode texts and targets in turn."""
-        limits = (
-            self.truncation_length,
-            self._cut_at(self.max_target_length if self.long_inputs == "truncate" else None),
-        )
-        tokenizers = (self.tokenizer, self.tokenizer.for_targets)
-        sides = (
-            encode_truncated(tokenizer, inputs[at::2], self.text_suffix, limit)
-            for at, (tokenizer, limit) in enumerate(zip(tokenizers, limits, strict=True))
-        )
-        return [encoding for pair in zip(*sides, strict=True) for encoding in pair]
+        """Encode tokenizer inputs, which are texts and targets alternately."""
+        target_limit = self._max_length_for(self.max_target_length if self.long_inputs == "truncate" else None)
+        texts = encode_truncated(self.tokenizer, inputs[0::2], self.text_suffix, self.truncation_length)
+        targets = encode_truncated(self.tokenizer.for_targets, inputs[1::2], self.text_suffix, target_limit)
+        return [encoding for pair in zip(texts, targets, strict=True) for encoding in pair]
 
     def make_samples(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return one sample: the text and the decoder's input, in one sequence for a decoder-only model."""
         (text,), (rewritten,) = item_windows
         target = self._target_tokens(rewritten)
-        if self.mark.start is not None:
-            read = [self.mark.start, *target[:-1]]
-            return [Sample.of([text.ids, read], [text.types, [0] * len(read)], target=target)]
+        if self.ends.start is not None:
+            decoder_input = [self.ends.start, *target[:-1]]
+            return [Sample.of([text.ids, decoder_input], [text.types, [0] * len(decoder_input)], target=target)]
         ids = [*text.ids, *target[:-1]]
         return [Sample.of([ids], [[0] * len(ids)], target=target)]
 
@@ -225,14 +244,17 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return remarks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch; targets are the tokens that the model learns to generate."""
         sample_targets = [torch.tensor(sample.target) for sample in samples]
         weights = torch.cat(
             [torch.full((len(target),), sample.weight) for target, sample in zip(sample_targets, samples, strict=True)]
         )
         targets = torch.cat(sample_targets)
-        if self.mark.start is not None:
-            texts, read = ([_part(sample, number) for sample in samples] for number in (0, 1))
-            return Batch(packed=pack_samples(texts), target=pack_samples(read), targets=targets, weights=weights)
+        if self.ends.start is not None:
+            texts, decoder_inputs = ([_one_sequence(sample, number) for sample in samples] for number in (0, 1))
+            return Batch(
+                packed=pack_samples(texts), decoder_input=pack_samples(decoder_inputs), targets=targets, weights=weights
+            )
         packed = pack_samples(samples)
         rows = [
             torch.arange(stop - len(target), stop)
@@ -244,6 +266,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each target token."""
         return F.cross_entropy(scores, batch.targets, reduction="none", label_smoothing=self.label_smoothing)
 
     def new_metrics(self) -> EvalMetrics:
@@ -272,9 +295,9 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return EvalMetrics(metrics=updated, bootstraps=bootstraps)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        """Return exact match and F1 of words, without normalization, and BLEU.
+        """Return exact match and F1 of words, without normalization, and BLEU if sacrebleu is installed.
 
-        BLEU needs sacrebleu, and has its signature; in lower case if the tokenizer lower-cases.
+        BLEU comes with sacrebleu's signature. It is of lower-case texts if the tokenizer lower-cases.
         """
         texts, notes = metrics.metrics["texts"], []
         results: Result = texts.compute()
@@ -282,7 +305,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
             bleu_results = bleu.compute()
             results |= {name: bleu_results[name] for name in ("bleu", "signature")}
             notes.append(f"BLEU is sacrebleu's, {bleu_results['signature']}")
-            if bleu.blunt:
+            if bleu.has_short_texts:
                 notes.append(f"BLEU says little here: most gold texts have fewer than {ORDER} words as it counts them")
         if texts.unfinished:
             notes.append(
@@ -291,16 +314,17 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return results | {"notes": notes}
 
     def score_answer(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if it equals the gold text; the loss is 1 - F1 of words."""
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 
 
-def _fields(settings: Seq2SeqSettings) -> TaskFields:
-    """Return the settings of evaluations."""
+def _evaluation_settings(settings: Seq2SeqSettings) -> TaskFields:
+    """Return the fields of a task that say how it is evaluated."""
     return {name: getattr(settings, name) for name in ("max_new_tokens", "num_beams", "metric", "bleu")}
 
 
-def _part(sample: Sample, number: int) -> Sample:
+def _one_sequence(sample: Sample, number: int) -> Sample:
     """Return one sequence of a sample as a sample."""
     start, stop = sample.bounds[number : number + 2]
     return Sample(tokens=sample.tokens[start:stop], types=sample.types[start:stop], bounds=(0, stop - start))

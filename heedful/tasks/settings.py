@@ -1,4 +1,4 @@
-"""TaskSettings: the base class of the settings of a task. Imports nothing heavy."""
+"""TaskSettings: the base class of the settings of a task. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -10,39 +10,48 @@ if TYPE_CHECKING:
 
 
 class TaskSettings:
-    """Base class of the settings of a task; `kind` tells them apart."""
+    """Base class of the settings of a task; `kind` tells the tasks apart."""
 
     __slots__ = ()
     MEMBERS: ClassVar[list[type[TaskSettings]]] = []  # the settings class of each registered task
-    UNTUNED: ClassVar[str] = ""  # the assignment by which no threshold is fitted, if some may be
+    UNTUNED: ClassVar[str] = ""  # setting that turns off the tuning of a threshold, as "name=value"; "": no threshold
     kind: str
 
     def check(self) -> None:
-        """Refuse settings that cannot be honoured on this machine."""
+        """Raise SettingError for settings that need a package that is not installed."""
 
-    def check_data(self, survey: DatasetStats) -> None:
-        """Refuse settings that the data does not allow."""
+    def check_data(self, stats: DatasetStats) -> None:
+        """Raise SettingError for settings that do not suit the data."""
 
-    def group(self, *, scored: bool) -> int:
-        """Return the number of samples that are learned together; `scored`: the data have scores."""
+    def samples_per_group(self, *, scored: bool) -> int:
+        """Return the number of samples that the loss compares with each other.
+
+        Args:
+            scored: Whether the examples have scores.
+        """
         return 1
 
-    def tunes_thresholds(self, survey: DatasetStats) -> bool:
-        """Tell whether thresholds are fitted on dev."""
+    def tunes_thresholds(self, stats: DatasetStats) -> bool:
+        """Whether thresholds are tuned on dev."""
         return False
 
     def fits_temperature(self) -> bool:
-        """Tell whether a temperature of the scores is fitted on dev, if there is one."""
+        """Whether a temperature of the scores is fitted on dev, if there is a dev split."""
         return False
 
-    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
-        """Return the defaults for a student, from the thresholds of its teacher."""
+    def for_student(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+        """Return the default settings for distilling a teacher.
+
+        Args:
+            thresholds: Thresholds of the teacher.
+            has_dev: Whether there is a dev split.
+        """
         return self
 
-    def unused(self, survey: DatasetStats) -> dict[str, str]:
-        """Return the settings that were changed and would change nothing, each with the reason."""
+    def unused_settings(self, stats: DatasetStats) -> dict[str, str]:
+        """Return the settings that differ from their defaults and have no effect, each with the reason."""
         return {}
 
     def summary(self) -> str:
-        """Return what the summary of a training says about the task."""
+        """Return what the summary of a training says about these settings; "": nothing."""
         return ""

@@ -1,6 +1,6 @@
-"""TaskSpec: everything about a task that the other parts of the library ask for, in one value.
+"""TaskSpec: the description of a task that the rest of the library reads.
 
-Imports nothing heavy: the command line, errors of settings and templates read specifications without torch.
+This module does not import torch, so that the command line and errors of settings can use it quickly.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
     from heedful.objectives.distillation.teacher import ScoreKind
     from heedful.tasks.task import Task
 
-EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))  # (smallest number of examples, epochs)
+# default number of epochs: (smallest number of training examples, epochs)
+EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 4.0), (500, 8.0), (0, 15.0))
 
 
 LinearModel = Literal["logistic", "logistic_per_label", "ridge"]
 
 
-JsonObject = dict[str, Any]  # a line of predictions, or results, as json reads it
-Shown = Callable[[object], str]  # a number as text
+JsonObject = dict[str, Any]  # a line of predictions.jsonl, or results.json
+FormatNumber = Callable[[object], str]  # formats a number as text
 
 
 def _input_text(engine_input: object) -> str:
+    """Return an input on one line, the texts of a pair separated by slashes."""
     if isinstance(engine_input, str):
         return engine_input
     assert isinstance(engine_input, Iterable)
     return " / ".join(map(str, engine_input.values() if isinstance(engine_input, dict) else engine_input))
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[object, object]:
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[object, object]:
+    """Return the label and the prediction of a line."""
     return line["label"], line["prediction"]
 
 
@@ -45,57 +48,56 @@ def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[objec
 class Card:
     """The parts of a model card that are the same for every model of a task."""
 
-    name: str
-    does: str
-    pipeline: str  # the hub's name of the task
-    library: str = "transformers"  # that loads the folder
-    words: str = '"a text"'  # arguments of `heedful predict FOLDER`
-    python_input: str = '"a text"'  # an input in Python
-    code: str  # for that library
-    decoder_code: str = ""  # the same for a model without an encoder; "": as `code`
-    has_windows: bool = True  # texts that are longer than the model are read in windows
+    name: str  # title of the card
+    description: str  # a sentence without its subject and full stop: "Gives a text ... one label"
+    pipeline: str  # name of the task on the Hugging Face hub
+    library: str = "transformers"  # library that loads the folder too
+    cli_arguments: str = '"a text"'  # example arguments of `heedful predict FOLDER`
+    python_input: str = '"a text"'  # example input of the engine in Python
+    code: str  # example code of `library`
+    decoder_code: str = ""  # example code for a decoder-only model; "": `code`
+    has_windows: bool = True  # texts longer than the model's limit are read in windows
     takes_pairs: bool = True  # an input that is a list is a pair of texts
-    measured: str = "one text"  # what a latency is that of
-    input_text: Callable[[Any], str] = _input_text  # an input as it is shown
-    mistake: Callable[[JsonObject, JsonObject, Shown], tuple[object, object]] = _mistake  # label and prediction
+    latency_input: str = "one text"  # input of the latency measurement, as the card words it
+    input_text: Callable[[Any], str] = _input_text  # formats an input as text
+    describe_mistake: Callable[[JsonObject, JsonObject, FormatNumber], tuple[object, object]] = _describe_mistake
 
 
-def any_reader(reader: PoolingConfigs, name: str, labels: int) -> None:
-    """Accept every kind of reader of a classic model."""
+def accept_any_pooling(pooling: PoolingConfigs, name: str, labels: int) -> None:
+    """Accept every pooling of a classic model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpec:
-    """A task: how users name it, what it learns from, how it trains, answers and is described."""
+    """The description of a task: its names, settings, training defaults, server routes and model card."""
 
-    name: str  # `kind` of its settings, and "task" of results
-    command: str = ""  # the name that users give, where it is another one
-    aliases: tuple[str, ...] = ()  # names in other libraries, pipelines of Hugging Face among them
-    help: str = ""  # what it does, where the name does not say it
+    name: str  # `kind` of its settings, and "task" in results
+    command: str = ""  # name for users; "": `name`
+    aliases: tuple[str, ...] = ()  # names in other libraries, such as pipelines of Hugging Face
+    help: str = ""  # explanation, if the name does not explain itself
     settings: type[TaskSettings]
-    example_ref: str  # the class of its examples as "module:name", imported when it is needed
-    task_ref: str  # the task's class, likewise
+    example_ref: str  # class of its examples as "module:name", imported when it is needed
+    task_ref: str  # class of the task as "module:name", imported when it is needed
     head: str  # kind of the head that it trains
     recognizes: Callable[[Head], bool]  # whether a model with this head does the task
-    check_reader: Callable[[PoolingConfigs, str, int], None] = (
-        any_reader  # refuses a reader: its setting, number of labels
-    )
-    epochs: tuple[tuple[int, float], ...] = EPOCHS  # the default for the number of examples
-    predict_arguments: str = '"Your text."'  # of `heedful predict FOLDER`
+    # raises HeedfulError if a classic model's pooling does not suit the task; arguments: pooling, its setting, labels
+    check_pooling: Callable[[PoolingConfigs, str, int], None] = accept_any_pooling
+    epochs: tuple[tuple[int, float], ...] = EPOCHS  # default number of epochs, by the number of training examples
+    predict_arguments: str = '"Your text."'  # example arguments of `heedful predict FOLDER` after a training
     card: Card
-    distillation: ScoreKind | None = None  # kind of soft labels; None: no student learns it
-    replaceable: bool = True  # an answer stays right where a word of the input is replaced
-    truncates: bool = False  # every text is cut where the model ends, none is read in windows
-    zero_shot: bool = False  # a model may do it before it is trained, and that is the baseline
-    linear_model: LinearModel | None = None  # over a bag of words, as the baseline of a run; None: it has none
-    plots_alignments: bool = False  # plots show the attention of a decoder to the source text
-    predicts_cosines: bool = False  # a prediction for a pair is a cosine, which `label_scaling` relates to its score
-    routes: tuple[str, ...] = ()  # of the server, beside those in serve/routes.py, as "module:name"
-    classic_students: tuple[str, ...] = ()  # small students that a search tries
+    distillation: ScoreKind | None = None  # kind of soft labels; None: the task cannot be distilled
+    replaceable: bool = True  # the answer usually stays correct if words of the input are replaced
+    truncates: bool = False  # long texts are always truncated, never read in windows
+    zero_shot: bool = False  # an untrained model may do the task, which is then the baseline
+    linear_model: LinearModel | None = None  # baseline over bags of words; None: there is none
+    plots_alignments: bool = False  # plots show the decoder's attention to the source text
+    predicts_cosines: bool = False  # predictions for pairs are cosines, which `label_scaling` maps to scores
+    routes: tuple[str, ...] = ()  # more routes of the server than serve/routes.py has, as "module:name"
+    classic_students: tuple[str, ...] = ()  # kinds of small classic models that a search for students tries
 
     @property
     def public_name(self) -> str:
-        """The name that users give."""
+        """The name for users."""
         return self.command or self.name
 
     @property
@@ -106,13 +108,13 @@ class TaskSpec:
 
     @property
     def task(self) -> type[Task]:
-        """The task's class."""
+        """The class of the task."""
         task: type[Task] = resolve(self.task_ref)
         return task
 
 
 @cache
 def resolve(reference: str) -> Any:
-    """Import what "module:name" refers to."""
+    """Import the object that "module:name" refers to."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

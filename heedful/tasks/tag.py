@@ -1,4 +1,4 @@
-"""Label every word of a text, and join labelled words into entities."""
+"""Tagging: a label for every word of a text, and entities of neighbouring words."""
 
 from __future__ import annotations
 
@@ -42,32 +42,33 @@ from heedful.tasks.predictions import Entity, TokenClassification, Word
 from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, TaskSetup, bootstrap_stat
 from heedful.tokenizer import Encoding, PreTokenized, Tokenizer, TokenizerInput
 
-BEGIN = ("B", "S", "U")  # IOB2, IOBES, BILOU and BMES: B-x, S-x and U-x begin an entity
-INSIDE = ("I", "E", "L", "M")  # and I-x, E-x, L-x and M-x continue it
-OPEN = ("B", "I", "M")  # the next word may continue the entity; S, E, U and L end it
+BEGIN = ("B", "S", "U")  # marks that begin an entity in IOB2, IOBES, BILOU and BMES
+INSIDE = ("I", "E", "L", "M")  # marks that continue an entity
+OPEN = ("B", "I", "M")  # marks after which the next word may continue the entity
 MARKS = BEGIN + INSIDE
 
 
 def tag_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Accept a text, or a list of words."""
+    """Return a text or a list of words as tokenizer input; None if the input has a different form."""
     if isinstance(engine_input, list) and all(isinstance(word, str) for word in engine_input):
         return [PreTokenized(engine_input)]
     return [engine_input] if isinstance(engine_input, str | PreTokenized) else None
 
 
 def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
-    """Return the first piece of each word, in the window where it has the most context."""
-    first: dict[int | None, TokenPosition] = {}
+    """Return the position of the first token of each word, in the window where it has the most context."""
+    first_tokens: dict[int | None, TokenPosition] = {}  # first token of each word
     for number, position in best_context_positions(windows):
-        first.setdefault(windows[number].words[position], (number, position))
-    return list(first.values())
+        first_tokens.setdefault(windows[number].words[position], (number, position))
+    return list(first_tokens.values())
 
 
 def tag_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Answer with {"words": [{"text", "label", "probability", "start", "end"}], "entities": [...]}.
+    """Return {"words": [{"text", "label", "probability", "start", "end"}], "entities": [...], "windows"}.
 
-    Start and end are in characters; words of a list count as joined by single spaces. The label of a word is that of
-    its first piece. A word without pieces (a control character, say) is outside, with probability None.
+    Start and end are in characters; the words of a list are joined by single spaces. A word gets the label of its first
+    token. A word without tokens, such as a control character, gets the label "O" (None if the model does not have it)
+    and the probability None.
     """
     head = context.head
     assert isinstance(head, TokenClasses)
@@ -77,25 +78,24 @@ def tag_answer(engine_input: object, windows: list[Window], context: AnswerConte
         probabilities, numbers = window.scores.softmax(-1).max(-1)
         for position, probability, best in zip(window.positions, probabilities.tolist(), numbers.tolist(), strict=True):
             word_labels[window.encoded.words[position]] = head.labels[best], probability
-    nothing = (OUTSIDE if OUTSIDE in head.labels else None, None)
+    without_tokens = (OUTSIDE if OUTSIDE in head.labels else None, None)
     words = []
     for number, (start, stop) in spans.items():
-        label, probability = word_labels.get(number, nothing)
+        label, probability = word_labels.get(number, without_tokens)
         words.append(
             {"text": text[start:stop], "label": label, "probability": probability, "start": start, "end": stop}
         )
-    return {"words": words, "entities": entities(text, words), "windows": len(windows)}
+    return {"words": words, "entities": join_entities(text, words), "windows": len(windows)}
 
 
 def _text_and_spans(engine_input: object, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
-    """Return the whole text, and the span of each word in it."""
+    """Return the text of an input, and the span of each word in it by its number."""
     if not isinstance(engine_input, str):
         words = engine_input.words if isinstance(engine_input, PreTokenized) else engine_input
         assert isinstance(words, Sequence)
         starts = accumulate((len(word) + 1 for word in words), initial=0)
-        return " ".join(words), {
-            number: (start, start + len(word)) for number, (start, word) in enumerate(zip(starts, words, strict=False))
-        }
+        starts_and_words = enumerate(zip(starts, words, strict=False))
+        return " ".join(words), {number: (start, start + len(word)) for number, (start, word) in starts_and_words}
     spans: dict[int, tuple[int, int]] = {}
     for window in windows:
         for word, (start, stop) in zip(window.words, window.offsets, strict=True):
@@ -105,18 +105,18 @@ def _text_and_spans(engine_input: object, windows: Sequence[Encoding]) -> tuple[
     return engine_input, {word: strip_span(engine_input, *spans[word]) for word in sorted(spans)}
 
 
-def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
-    """Join neighbouring words of one type as conlleval does: I-x begins an entity unless it continues an open x."""
-    groups: list[list[Answer]] = []
-    previous = ""
+def join_entities(text: str, words: Sequence[Answer]) -> list[Answer]:
+    """Join neighbouring words into entities, as conlleval does: I-x begins an entity unless it continues an open x."""
+    groups: list[list[Answer]] = []  # the words of each entity
+    open_kind = ""  # type of the entity that the next word may continue; "": none
     for word in words:
         mark, dash, kind = (word["label"] or OUTSIDE).partition("-")
-        inside = dash and mark in INSIDE and kind == previous
-        if inside:
+        continues = dash and mark in INSIDE and kind == open_kind
+        if continues:
             groups[-1].append(word)
         elif dash and mark in MARKS:
             groups.append([word])
-        previous = kind if dash and mark in OPEN else ""
+        open_kind = kind if dash and mark in OPEN else ""
     return [
         {
             "label": group[0]["label"].partition("-")[2],
@@ -130,33 +130,35 @@ def entities(text: str, words: Sequence[Answer]) -> list[Answer]:
 
 
 def _prediction(answer: Answer) -> TokenClassification:
+    """Convert an answer to its dataclass."""
     entities = tuple(Entity(**fields) for fields in answer["entities"])
     words = tuple(Word(**fields) for fields in answer["words"])
     return TokenClassification.from_answer({**answer, "entities": entities, "words": words})
 
 
-WORD = {"text": str, "label": str, "probability": float, "start": int, "end": int}
-ENTITY = {"label": str, "text": str, "start": int, "end": int, "probability": float}
+WORD_COLUMNS = {"text": str, "label": str, "probability": float, "start": int, "end": int}
+ENTITY_COLUMNS = {"label": str, "text": str, "start": int, "end": int, "probability": float}
 TAG_HEAD = AnswerHead(
     expects='lists of words or whole texts, like [["Ada", "lives", "here"], "a whole text"]',
     tokenizer_inputs=tag_inputs,
     positions=word_positions,
     answer=tag_answer,
     prediction=_prediction,
-    columns=lambda loaded, generation: {"words": [WORD], "entities": [ENTITY], "windows": int},
+    columns=lambda loaded, generation: {"words": [WORD_COLUMNS], "entities": [ENTITY_COLUMNS], "windows": int},
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tag(Task[TaggedExample]):
-    """A label for every word: cross-entropy at its first piece, in the window where that has the most context.
+    """Tagging: a label for every word.
 
-    Every word counts once, in any number of windows; a word without pieces is skipped.
+    The loss is cross-entropy at the first token of each word, in the window where that token has the most context. So
+    every word counts once, whatever the number of windows. Words without tokens are skipped.
     """
 
     example: ClassVar[type[Example]] = TaggedExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (TAG_HEAD,)
-    metric: str = ""  # "": F1 of entities, or accuracy if labels mark no entities
+    metric: str = ""  # "": F1 of entities, or accuracy if the labels do not mark entities
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -164,18 +166,18 @@ class Tag(Task[TaggedExample]):
 
     def __post_init__(self) -> None:
         if not self.metric:
-            object.__setattr__(self, "metric", "f1" if self.entities else "accuracy")
+            object.__setattr__(self, "metric", "f1" if self.marks_entities else "accuracy")
 
     @property
-    def entities(self) -> bool:
-        """Whether labels are O or like B-x, and not plain classes of words, as B, M, E and S by themselves are."""
+    def marks_entities(self) -> bool:
+        """Whether the labels mark entities: all are O or a mark with a type, such as B-x."""
         return all(label == OUTSIDE or (label[:1] in MARKS and label[1:2] == "-") for label in self.labels)
 
     @property
-    def unbegun(self) -> bool:
-        """Whether some type has I-x but no label that begins it, as in IO and often in IOB1."""
-        begun = {label[2:] for label in self.labels if label[:1] in BEGIN}
-        return self.entities and any(label[:1] == "I" and label[2:] not in begun for label in self.labels)
+    def has_unbegun_types(self) -> bool:
+        """Whether some type has a label I-x but none that begins an entity, as in IO and often in IOB1."""
+        begun_types = {label[2:] for label in self.labels if label[:1] in BEGIN}
+        return self.marks_entities and any(label[:1] == "I" and label[2:] not in begun_types for label in self.labels)
 
     def tokenizer_inputs(self, example: TaggedExample) -> list[TokenizerInput]:
         return [PreTokenized(example.words)]
@@ -184,11 +186,12 @@ class Tag(Task[TaggedExample]):
         return list(example.words)
 
     def make_samples(self, example: TaggedExample, item_windows: list[list[Encoding]]) -> list[Sample]:
+        """Return a sample for each window with scored words; its target is their positions and label numbers."""
         (windows,) = item_windows
-        tags = to_scheme(example.tags, self.labels) if self.entities else example.tags
-        scored = group_by_window(word_positions(windows, self.tokenizer), len(windows))
+        tags = to_scheme(example.tags, self.labels) if self.marks_entities else example.tags
+        positions_by_window = group_by_window(word_positions(windows, self.tokenizer), len(windows))
         samples = []
-        for window, positions in zip(windows, scored, strict=True):
+        for window, positions in zip(windows, positions_by_window, strict=True):
             if positions:
                 words = [word for position in positions if (word := window.words[position]) is not None]
                 labels = tuple(self.labels.index(tags[word]) for word in words)
@@ -196,6 +199,7 @@ class Tag(Task[TaggedExample]):
         return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        """Return the batch, scored at the first token of each word."""
         packed = pack_samples(samples)
         starts = zip(packed.bounds, samples, strict=False)
         rows = [start + position for start, sample in starts for position in sample.target[0]]
@@ -203,10 +207,11 @@ class Tag(Task[TaggedExample]):
         return Batch(packed=packed, targets=targets, weights=torch.ones(len(targets)), rows=torch.tensor(rows))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        """Return the cross-entropy of each word."""
         return F.cross_entropy(scores, batch.targets, reduction="none")
 
     def new_metrics(self) -> EvalMetrics:
-        if not self.entities:
+        if not self.marks_entities:
             return EvalMetrics(metrics={"words": Accuracy()}, bootstraps={"accuracy": bootstrap_stat(2, mean_of)})
         metrics = {"conlleval": EntityScores(scheme="conlleval"), "strict": EntityScores(scheme="strict-iob2")}
         formulas = {"precision": precision_of, "recall": recall_of, "f1": f1_of, "strict_f1": f1_of}
@@ -218,7 +223,7 @@ class Tag(Task[TaggedExample]):
         self, metrics: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         gold, predicted = [list(example.tags) for example in examples], list(map(self._tags, answers))
-        if not self.entities:
+        if not self.marks_entities:
             words = metrics.metrics["words"].update(list(chain(*predicted)), list(chain(*gold)))
             correct = [(sum(map(eq, x, y)), len(y)) for x, y in zip(predicted, gold, strict=True)]
             return EvalMetrics(
@@ -233,7 +238,7 @@ class Tag(Task[TaggedExample]):
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        if not self.entities:
+        if not self.marks_entities:
             word_results: Result = metrics.metrics["words"].compute()
             return word_results
         strict = metrics.metrics["strict"].compute()["f1"]
@@ -241,6 +246,11 @@ class Tag(Task[TaggedExample]):
         return results | {"strict_f1": strict}
 
     def score_answer(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
+        """Score an answer: correct if all tags are.
+
+        The loss of a wrong answer is 1 plus the probabilities of its wrong tags, so that confident mistakes come first.
+        The loss of a correct answer is 1 minus the lowest probability of a tag.
+        """
         predicted, probabilities = self._tags(answer), [word["probability"] for word in answer["words"]]
         wrong = [
             probability or 0.0
@@ -251,6 +261,6 @@ class Tag(Task[TaggedExample]):
         return ScoredAnswer(list(example.tags), predicted, not wrong, 1 + sum(wrong) if wrong else 1 - lowest)
 
     def _tags(self, answer: Answer) -> list[str]:
-        """Return the predicted tag of each word, entities as IOB2; a word without pieces is outside."""
+        """Return the predicted tag of each word, in IOB2 if tags mark entities; "O" for a word without tokens."""
         tags = [word["label"] or OUTSIDE for word in answer["words"]]
-        return list(to_iob2(tags, strict=not self.unbegun)) if self.entities else tags
+        return list(to_iob2(tags, strict=not self.has_unbegun_types)) if self.marks_entities else tags

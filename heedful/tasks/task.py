@@ -1,4 +1,4 @@
-"""Task: an objective that also answers inputs, with metrics for its answers."""
+"""Task: an objective that can also answer inputs, and the evaluation of its answers."""
 
 from __future__ import annotations
 
@@ -35,41 +35,46 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-LongInputs = Literal["stride", "truncate"]  # stride: windows that overlap by half; truncate: without the end
-CHUNK = 512  # examples that are tokenized, or answered, at once
-TaskFields = dict[str, Any]  # arguments of a task's class
-SEED = 0  # of bootstrap intervals
+LongInputs = Literal["stride", "truncate"]  # stride: in windows that overlap by half; truncate: cut at the end
+CHUNK_EXAMPLES = 512  # examples that are tokenized or answered at a time
+TaskFields = dict[str, Any]  # keyword arguments of a task's class
+BOOTSTRAP_SEED = 0  # seed of bootstrap intervals
 MIN_PROBABILITY = 1e-12  # lower bound of probabilities in a loss
 T = TypeVar("T")
 AnyExample = TypeVar("AnyExample", bound=Example, default=Any)
 
 
 class ScoredAnswer(NamedTuple):
-    """An answer beside its label, in plain data."""
+    """An answer with the example's label and its loss, in plain data."""
 
-    label: Any  # of the data
-    prediction: Any
-    correct: bool | None  # None: the label is a number, or correctness needs all `answer_ranks`
-    loss: float  # larger is worse; a rank where answers are ranked
+    label: Any  # gold label
+    prediction: Any  # predicted label
+    correct: bool | None  # None: the label is a number, or correctness needs the answers to all examples (`ranks`)
+    loss: float  # larger is worse; for rankings, the rank of the correct answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BootstrapStat:
-    """A bootstrap of sums, and the formula of the statistic."""
+    """A bootstrap over examples: sums in each replicate, and the formula of a statistic from the sums."""
 
     sums: Bootstrap
     formula: Formula
 
     def update(self, ids: Sequence[int], statistics: Values) -> BootstrapStat:
-        """Add examples: a row of statistics for each."""
+        """Add examples.
+
+        Args:
+            ids: Number of each example in the data set.
+            statistics: A row of summands for each example.
+        """
         return replace(self, sums=self.sums.update(ids, np.asarray(statistics, dtype=np.float64)))
 
     def merge_state(self, incoming: BootstrapStat) -> BootstrapStat:
-        """Return the bootstrap over the examples of both."""
+        """Return the bootstrap over the examples of this and another bootstrap."""
         return replace(self, sums=self.sums.merge_state(incoming.sums))
 
     def interval(self) -> Result:
-        """Return the interval, from the quantiles of the replicates."""
+        """Return the interval of the statistic, from the quantiles of the replicates."""
         return self.sums.interval(self.formula)
 
     def values(self) -> Float64[np.ndarray, " replicates"]:
@@ -81,29 +86,29 @@ def bootstrap_stat(statistics: int, formula: Formula) -> BootstrapStat:
     """Return an empty bootstrap.
 
     Args:
-        statistics: Number of sums.
-        formula: The statistic, from the sums.
+        statistics: Number of summands of each example.
+        formula: Computes the statistic from the sums.
     """
-    return BootstrapStat(sums=Bootstrap(seed=SEED, statistics=statistics), formula=formula)
+    return BootstrapStat(sums=Bootstrap(seed=BOOTSTRAP_SEED, statistics=statistics), formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncationStats:
-    """Counts of the examples that were truncated because the model reads less, and of their dropped tokens."""
+    """The number of examples that were truncated to the model's maximum length, and of their dropped tokens."""
 
     examples: int = 0
     tokens: int = 0
 
     def update(self, tokens: Sequence[int]) -> TruncationStats:
-        """Add examples: the dropped tokens of each."""
+        """Add examples by their numbers of dropped tokens."""
         return self.merge_state(TruncationStats(examples=sum(dropped > 0 for dropped in tokens), tokens=sum(tokens)))
 
     def merge_state(self, incoming: TruncationStats) -> TruncationStats:
-        """Return the metric over the examples of both."""
+        """Return the counts over the examples of this and another metric."""
         return TruncationStats(examples=self.examples + incoming.examples, tokens=self.tokens + incoming.tokens)
 
     def notes(self) -> list[str]:
-        """Return a sentence for the report; empty if no example was truncated."""
+        """Return a sentence for the report, or nothing if no example was truncated."""
         if not self.examples:
             return []
         return [f"examples longer than the model reads, which were cut: {self.examples:,} ({self.tokens:,} tokens)"]
@@ -111,21 +116,21 @@ class TruncationStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCounts:
-    """Counts of the examples that each stage of a cascade has answered; () for a single model."""
+    """The number of examples that each stage of a cascade answered; () for a single model."""
 
     counts: tuple[int, ...] = ()
 
     def update(self, stages: Sequence[int]) -> StageCounts:
-        """Add examples: the stage of each answer, counted from 1."""
+        """Add examples by the stages (from 1) that answered them."""
         return self.merge_state(StageCounts(counts=tuple(np.bincount(stages)[1:].tolist()) if stages else ()))
 
     def merge_state(self, incoming: StageCounts) -> StageCounts:
-        """Return the counts over the examples of both."""
+        """Return the counts over the examples of this and another metric."""
         pairs = zip_longest(self.counts, incoming.counts, fillvalue=0)
         return StageCounts(counts=tuple(map(sum, pairs)))
 
     def notes(self) -> list[str]:
-        """Return a sentence for the report; empty for a single model."""
+        """Return a sentence for the report, or nothing for a single model."""
         total = sum(self.counts)
         shares = [f"{100 * count / total:.1f} % by stage {stage}" for stage, count in enumerate(self.counts, start=1)]
         return [f"examples that the stages of the cascade answered: {', '.join(shares)}"] if total else []
@@ -133,15 +138,15 @@ class StageCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvalMetrics:
-    """Metrics by name and bootstraps of some of their numbers; merging is exact, in any order."""
+    """Metrics by name, and bootstraps of some of their numbers. Merging is exact, in any order."""
 
     metrics: Mapping[str, Any]
     bootstraps: Mapping[str, Any] = field(default_factory=dict)
-    truncation: TruncationStats = TruncationStats()  # updated by `evaluate_task`
-    stages: StageCounts = StageCounts()  # updated by `evaluate_task`
+    truncation: TruncationStats = TruncationStats()  # filled by `evaluate_task`
+    stages: StageCounts = StageCounts()  # filled by `evaluate_task`
 
     def merge_state(self, incoming: EvalMetrics) -> EvalMetrics:
-        """Return the metric over the examples of both."""
+        """Return the counts over the examples of this and another metric."""
         return EvalMetrics(
             metrics={name: metric.merge_state(incoming.metrics[name]) for name, metric in self.metrics.items()},
             bootstraps={
@@ -152,41 +157,41 @@ class EvalMetrics:
         )
 
     def intervals(self) -> dict[str, Result]:
-        """Return intervals that contain 95 % of the replicates, from "low" to "high" (Efron 1979)."""
+        """Return intervals by the names of numbers: "low" to "high" has 95 % of the replicates (Efron 1979)."""
         intervals = {name: bootstrap.interval() for name, bootstrap in self.bootstraps.items()}
         for metric in self.metrics.values():
             if isinstance(metric, HasIntervals):
-                intervals |= metric.intervals(SEED)
+                intervals |= metric.intervals(BOOTSTRAP_SEED)
         return intervals
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSplit:
-    """Samples for training, and counts of the examples that they were made from."""
+    """Samples for training, and counts of the examples that they are made from."""
 
     samples: Sequence[Sample]
-    examples: int
-    tokens: int  # of all samples; overlaps of windows count twice
-    windowed: int  # examples longer than the limit that are read in windows
-    truncated: int  # examples
-    truncated_tokens: int  # dropped from them
+    examples: int  # number of examples
+    tokens: int  # tokens of all samples; tokens in two windows count twice
+    windowed: int  # examples that are split into windows
+    truncated: int  # examples that are truncated
+    truncated_tokens: int  # tokens dropped by truncation
     skipped: int  # examples without a sample
-    skipped_because: str = ""
-    example_numbers: list[int]  # for each sample the number of its example
-    remarks: Counter[str]  # -> number of examples
+    skipped_because: str = ""  # reason for skipping, for the report
+    example_numbers: list[int]  # number of the example of each sample
+    remarks: Counter[str]  # number of examples by remark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSetup:
-    """Settings, model, labels and data statistics from which a task is created for training."""
+    """Settings, model, labels and statistics of the data, from which a task is created for training."""
 
     settings: TaskSettings
     loaded: ModelBundle  # the model to start from
-    labels: tuple[str, ...]
-    survey: DatasetStats
-    seed: int = 0  # of the initialisation of a new head
-    reinit_layers: int = 0
-    max_length: int | None = None  # tokens of a sequence; None: the model's
+    labels: tuple[str, ...]  # names of the labels
+    stats: DatasetStats  # statistics of the data
+    seed: int = 0  # seed of the initial weights of a new head
+    reinit_layers: int = 0  # number of last layers with new random weights
+    max_length: int | None = None  # maximum tokens in a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"
 
 
@@ -194,31 +199,31 @@ class TaskSetup:
 class Task(Objective, ABC, Generic[AnyExample]):
     """Base class of tasks: samples and loss for training, answers and metrics for evaluation."""
 
-    example: ClassVar[type[Example]]
-    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first that accepts an input's form answers it
+    example: ClassVar[type[Example]]  # class of its examples
+    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first one that accepts the form of an input answers it
     problem_type: ClassVar[ProblemType] = "single_label_classification"
-    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # examples without a sample
-    takes_pairs: ClassVar[bool] = False  # texts may be pairs; a model remembers whether they were
+    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # why examples have no sample
+    takes_pairs: ClassVar[bool] = False  # whether an example may be a pair of texts
 
     tokenizer: Tokenizer
-    limit: int | None  # tokens of a sequence
+    limit: int | None  # maximum tokens in a sequence; None: no limit
     labels: tuple[str, ...] = ()
-    metric: str  # name of the number that models are compared by; larger is better
+    metric: str  # name of the number by which models are compared; larger is better
     group_size: int = 1
-    long_inputs: LongInputs = "stride"  # in training and evaluation
+    long_inputs: LongInputs = "stride"  # treatment of inputs longer than `limit`, in training and evaluation
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Make the task for training, and the model with its head."""
+        """Return the task for training, and the model with the task's head."""
         return cls.with_new_head(setup)
 
     @classmethod
     def with_new_head(cls, setup: TaskSetup, **fields: Any) -> tuple[Self, ModelBundle]:
-        """Make the task, and the model with its head, whose inputs are limited to `max_length` tokens.
+        """Return a task of this class, and the model with the task's head.
 
         Args:
-            setup: Settings and model.
-            fields: More fields of the task.
+            setup: Settings and model. Inputs of the model are limited to `max_length` tokens.
+            fields: Other fields of the task.
 
         Raises:
             HeedfulError: If the model reads fewer than `max_length` tokens.
@@ -244,21 +249,21 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @classmethod
     def evaluation_fields(
-        cls, loaded: ModelBundle, survey: Callable[[], DatasetStats], settings: TaskSettings | None
+        cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return the fields, beside the tokenizer and limits, of the task by which a trained model is evaluated.
+        """Return fields of the task for evaluating a trained model: all but the tokenizer and the limits.
 
         Args:
             loaded: The model.
-            survey: Reads the split and surveys it.
-            settings: Settings of the run; None: defaults.
+            read_stats: Reads the split and counts what is in it.
+            settings: Settings of the model's training; None: defaults.
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
     def for_split(
-        self, loaded: ModelBundle, survey: Callable[[], DatasetStats], split: str
+        self, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
-        """Return task and model for evaluating a split; `loaded` is not changed."""
+        """Return the task and the model for evaluating a split; `loaded` itself is not changed."""
         return self, loaded
 
     def for_unlabelled(self) -> Task:
@@ -266,26 +271,27 @@ class Task(Objective, ABC, Generic[AnyExample]):
         return self
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> dict[str, float]:
-        """Return thresholds fitted on examples, for a task whose settings may ask for it."""
+        """Tune thresholds on examples. Only tasks whose settings can ask for it have this method."""
         raise NotImplementedError
 
     def fit_temperature(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> float | None:
-        """Return the temperature by which dividing the scores calibrates the probabilities of these examples.
+        """Return the temperature that calibrates the probabilities of examples, if the scores are divided by it.
 
-        None: they are too few, or too few of them are wrong. For a task whose settings may ask for it.
+        None: there are too few examples, or too few wrong answers. Only tasks whose settings can ask for it have this
+        method.
         """
         raise NotImplementedError
 
     def calibration(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> tuple[float, ...]:
-        """Return the gold label's probabilities for held-out examples, ascending, for prediction sets.
+        """Return the probabilities of the gold labels of held-out examples, ascending, for making prediction sets.
 
-        Empty: the task has no prediction sets, or there are too few examples.
+        Empty if the task has no prediction sets, or there are too few examples.
         """
         return ()
 
     @property
     def generation(self) -> GenerationConfig | None:
-        """Settings of text generation in evaluations; None: the task generates no text."""
+        """Settings of text generation in evaluations; None if the task generates no text."""
         return None
 
     @abstractmethod
@@ -294,15 +300,15 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @abstractmethod
     def make_samples(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return the samples of an example; empty: it is skipped.
+        """Return the samples of an example; an example without samples is skipped.
 
         Args:
             example: The example.
-            seen: The windows of each of its tokenizer inputs.
+            item_windows: The windows of each of its tokenizer inputs.
         """
 
     def remarks(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[str]:
-        """Return remarks on a training example; the examples of each remark are counted."""
+        """Return remarks on a training example, such as "have an empty text". The report counts examples by remark."""
         return [] if all(text.strip() for text in example.texts) else ["have an empty text"]
 
     @abstractmethod
@@ -310,34 +316,34 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Collate samples into a batch."""
 
     def for_training(self, loaded: ModelBundle) -> ModelBundle:
-        """Return a model for inference in the form that this task's loss trains."""
+        """Convert a model for inference to the form in which it is trained."""
         return loaded
 
     def for_inference(self, loaded: ModelBundle) -> ModelBundle:
-        """Return a model in training in its form for inference."""
+        """Convert a model from the form in which it is trained to the form for inference."""
         return loaded
 
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return the head's outputs in float32, for the batch's scored rows or for whole sequences.
+        """Return the head's outputs in float32, for `batch.rows` or for whole sequences.
 
         Args:
             loaded: The model.
             batch: The batch.
-            rows: All hidden states, if they are known; None: those that the head reads are computed.
+            rows: All hidden states of the batch; None: those that the head needs are computed.
         """
         if rows is None:
-            outputs = loaded.head_outputs(batch.packed, batch.target, output_rows=batch.rows)
+            outputs = loaded.head_outputs(batch.packed, batch.decoder_input, output_rows=batch.rows)
             assert isinstance(outputs, Tensor)
             return upcast(outputs)
         assert loaded.head is not None
         return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Return a loss for each target; a task whose loss needs more than scores overrides `loss`."""
+        """Return the loss of each target. A task whose loss needs more than scores overrides `loss`."""
         raise NotImplementedError
 
     def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
-        """Return the sum of the batch's losses and their weight."""
+        """Return the weighted sum of the losses of the batch, and the total weight."""
         if not isinstance(loaded.head, PooledClassesHead):
             return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
         rows = loaded.hidden_states(batch.packed)
@@ -346,7 +352,7 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @abstractmethod
     def engine_input(self, example: AnyExample) -> object:
-        """Return the engine's input for an example."""
+        """Return the input of the engine for an example."""
 
     @abstractmethod
     def new_metrics(self) -> EvalMetrics:
@@ -356,21 +362,21 @@ class Task(Objective, ABC, Generic[AnyExample]):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[AnyExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        """Return metrics with more examples.
+        """Return the metrics with examples added.
 
         Args:
-            metrics: Over the examples before.
-            examples: With labels.
-            answers: Those of the engine, in the same order.
-            ids: Numbers of the examples in the data set.
+            metrics: Metrics over earlier examples.
+            examples: Examples with labels.
+            answers: The engine's answers, in the same order.
+            ids: Number of each example in the data set.
         """
 
     @abstractmethod
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        """Return the results, the number `metric` among them; other values are details."""
+        """Return the results by name. One of them is the number `metric`."""
 
     def report(self, metrics: EvalMetrics) -> Result:
-        """Return the results, with truncated examples and the stages of a cascade in their notes."""
+        """Return the results, with notes on truncated examples and on the stages of a cascade."""
         results = self.compute_metrics(metrics)
         return results | {"notes": [*results.get("notes", []), *metrics.truncation.notes(), *metrics.stages.notes()]}
 
@@ -379,23 +385,27 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Compare an answer with the example's label."""
 
     def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
-        """Return the rank of each example's positive, from 1; empty: `score_answer` sets `correct`."""
+        """Return the rank (from 1) of each example's correct answer; empty if `score_answer` sets `correct`."""
         return ()
 
     def check(self, examples: Iterable[AnyExample]) -> None:
-        """Raise HeedfulError for an example that the model cannot read, before training."""
+        """Raise HeedfulError for an example that the model cannot read. Called before training."""
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
         """Return the windows of each tokenizer input."""
         return [split_windows(item, encoding, self.limit) for item, encoding in zip(inputs, encodings, strict=True)]
 
     def encode_split(self, examples: Iterable[AnyExample]) -> EncodedSplit:
-        """Encode examples into samples, in their order."""
+        """Encode examples into samples, in order.
+
+        Raises:
+            HeedfulError: If an example cannot be split into windows; names its file and line.
+        """
         samples: list[Sample] = []
         example_numbers: list[int] = []
         remarks: Counter[str] = Counter()
-        count = windowed = truncated = truncated_tokens = skipped = 0
-        for chunk in batched(examples, CHUNK):
+        example_count = windowed = truncated = truncated_tokens = skipped = 0
+        for chunk in batched(examples, CHUNK_EXAMPLES):
             inputs = [self.tokenizer_inputs(example) for example in chunk]
             encodings = iter(self._encode(list(chain.from_iterable(inputs))))
             for example, own_inputs in zip(chunk, inputs, strict=True):
@@ -407,15 +417,15 @@ class Task(Objective, ABC, Generic[AnyExample]):
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
                 new_samples = self.make_samples(example, item_windows)
                 samples += new_samples
-                example_numbers += [count] * len(new_samples)
-                count += 1
+                example_numbers += [example_count] * len(new_samples)
+                example_count += 1
                 truncated, truncated_tokens = truncated + (dropped > 0), truncated_tokens + dropped
                 windowed += any(len(windows) > 1 for windows in item_windows)
                 skipped += not new_samples
                 remarks.update(self.remarks(example, item_windows))
         return EncodedSplit(
             samples=samples,
-            examples=count,
+            examples=example_count,
             tokens=sum(map(len, samples)),
             windowed=windowed,
             truncated=truncated,
@@ -428,10 +438,11 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @property
     def truncation_length(self) -> int | None:
-        """Tokens after which inputs are truncated; None: they are not."""
+        """Maximum tokens of an input; longer inputs are truncated. None: inputs are not truncated."""
         return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
+        """Encode tokenizer inputs, truncated if `truncation_length` is set."""
         if self.truncation_length is None:
             return self.tokenizer.encode_batch(items)
         return self.tokenizer.encode_batch(items, max_length=self.truncation_length, truncate="longest_first")
@@ -457,24 +468,24 @@ def evaluate_task(
     step: int = 1,
     on_answer: Callable[[int, AnyExample, Answer, ScoredAnswer], None] | None = None,
 ) -> EvalMetrics:
-    """Evaluate every `step`-th example from `first` on; memory does not grow with their number.
+    """Evaluate every `step`-th example from number `first` on. Memory does not grow with their number.
 
-    The metrics of all ranks merge to those of a single process, to the last bit if the answers are equal.
+    Merged over all ranks, the metrics equal those of a single process, to the last bit if the answers are equal.
 
     Args:
         task: The task.
-        engine: Answers inputs.
-        examples: With labels.
-        first: Number of the first example; a rank's number.
-        step: Distance between examples; the number of ranks.
-        on_answer: Called for each answer with the number, the example, the answer and its score.
+        engine: Function that answers inputs.
+        examples: Examples with labels.
+        first: Number of the first example, such as the number of the rank.
+        step: Distance between examples, such as the number of ranks.
+        on_answer: Called for each answer with the example's number, the example, the answer and its score.
 
     Raises:
-        HeedfulError: If the engine refuses an example; names its file and line.
+        HeedfulError: If the engine refuses an example; names the example's file and line.
     """
     metrics = task.new_metrics()
     numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
-    for chunk in batched(numbered, CHUNK):
+    for chunk in batched(numbered, CHUNK_EXAMPLES):
         ids, batch = [number for number, _ in chunk], [example for _, example in chunk]
         try:
             answers = engine([task.engine_input(example) for example in batch])
@@ -493,5 +504,5 @@ def evaluate_task(
 
 
 def log_loss(probability: float) -> float:
-    """Return -log p, the loss of a label with that probability."""
+    """Return the loss of a label with this probability: -log p, at most about 27.6."""
     return -log(max(probability, MIN_PROBABILITY))

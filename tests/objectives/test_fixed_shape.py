@@ -29,10 +29,10 @@ def sample(*lengths: int) -> Sample:
 def test_rows_leave_room_for_what_fills_them_up() -> None:
     lengths = np.random.default_rng(0).integers(3, 20, 500)
     room, most = STEADY.room(64)
-    rows = pack_best_fit(lengths, room, seed=1, most=most)
+    rows = pack_best_fit(lengths, room, seed=1, max_sequences=most)
     assert sorted(np.concatenate(rows).tolist()) == list(range(500))
     assert max(map(len, rows)) <= 5 and max(int(lengths[row].sum()) for row in rows) <= 58
-    few = pack_best_fit(np.full(100, 3), room, seed=1, most=most)
+    few = pack_best_fit(np.full(100, 3), room, seed=1, max_sequences=most)
     assert {len(row) for row in few} == {5}
     with pytest.raises(
         HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to below the 64 of a row"
@@ -48,7 +48,7 @@ def test_every_row_has_one_shape(lengths: tuple[int, ...]) -> None:
     assert filled.target.tolist() == [number % 2 for number in range(len(lengths))] + [-1] * (6 - len(lengths))
     text = sum(lengths) - 2 * len(lengths)
     for count in (2, 9):
-        batch = MaskedLM(tokenizer=tokenizer(), count=count).batch([filled], [3])
+        batch = MaskedLM(tokenizer=tokenizer(), target_count=count).batch([filled], [3])
         assert batch.rows is not None and len(batch.rows) == len(batch.targets) == len(batch.weights) == count
         assert float(batch.weights.sum()) == min(count, max(1, round(0.15 * text))), "the rate holds in short rows too"
         chosen = batch.rows[batch.weights > 0].numpy()
@@ -70,7 +70,7 @@ def test_the_loss_is_that_without_filling(tmp_path: Path) -> None:
     ours = heedful.load(tmp_path, dtype=torch.float64)
     plain, filled = sample(8, 9), STEADY.pad_sample(sample(8, 9), 39)
     objective = MaskedLMWithPairs(
-        tokenizer=tokenizer(), mask_prob=0.99, count=20
+        tokenizer=tokenizer(), mask_prob=0.99, target_count=20
     )  # so that both choose all that there are
     losses = []
     for each in (plain, filled):

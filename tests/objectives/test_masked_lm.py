@@ -46,14 +46,14 @@ CHOICES = ("tokens", "words", "spans")
 def test_mask_share_is_15_percent_split_80_10_10(words: Tokenizer, choose: Any) -> None:
     sample = rows_of(words, TEXTS)
     objective = MaskedLM(tokenizer=words, mask_unit=choose)
-    free = int(objective.free[sample.tokens].sum())
+    free = int(objective.is_text_id[sample.tokens].sum())
     hidden = replaced = kept = total = 0
     for key in range(200):
         batch = objective.batch([sample], [key])
         assert batch.rows is not None
         now, before = batch.packed.tokens[batch.rows].numpy(), batch.targets.numpy()
         assert np.array_equal(sample.tokens[batch.rows.numpy()], before)
-        assert objective.free[before].all()  # neither special nor padding
+        assert objective.is_text_id[before].all()  # neither special nor padding
         assert len(set(batch.rows.tolist())) == len(batch.rows)
         others = np.delete(np.arange(len(sample)), batch.rows.numpy())
         assert np.array_equal(batch.packed.tokens.numpy()[others], sample.tokens[others])

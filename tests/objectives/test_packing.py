@@ -141,7 +141,7 @@ def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(
 ) -> None:
     frame, ranges = SpecialTokenTemplate.of(tokenizer, pair=False), segment_windows(corpus, np.arange(COUNT), 30)
     labels, owner = np.arange(len(ranges)), owners(corpus)
-    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, continued=frame.opening)
+    rows = PackedRows(corpus, frame, ranges, 100, seed=3, labels=labels, continued=frame.without_end)
     closed = 0
     for number in range(len(rows)):
         sample = rows[number]

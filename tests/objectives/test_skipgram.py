@@ -96,7 +96,7 @@ def test_frequent_words_and_noise_have_their_shares() -> None:
     for wrong, message in (({"window": 0}, "window is 0"), ({"frequent": 0.0}, "frequent is 0.0; expected a share")):
         with pytest.raises(HeedfulError, match=message):
             objective(**wrong)
-    with pytest.raises(HeedfulError, match="no word is counted"):
+    with pytest.raises(HeedfulError, match="the samples have no words"):
         SkipGram.of([sample([])], 5, width=2)
 
 

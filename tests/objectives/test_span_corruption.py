@@ -57,8 +57,8 @@ def sample(*texts: list[int]) -> Sample:
 
 def parts(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """Source and target of each sequence."""
-    assert batch.target is not None
-    split = [batch.targets[start:stop].tolist() for start, stop in pairwise(batch.target.bounds)]
+    assert batch.decoder_input is not None
+    split = [batch.targets[start:stop].tolist() for start, stop in pairwise(batch.decoder_input.bounds)]
     return [
         (rows.tolist(), target) for rows, target in zip(batch.packed.unpack(batch.packed.tokens), split, strict=True)
     ]
@@ -98,9 +98,9 @@ def test_input_and_target_spans_restore_the_text(given: list[list[list[int]]], k
         assert len(spans) == max(1, round(noise / 3))
         assert source[0] == ids[0] and source[-1] == END and source[-2] > TOP - 30  # kept first, a span last
         assert all(not (a > TOP - 30 and b > TOP - 30) for a, b in pairwise(source))
-    assert batch.target is not None and torch.equal(batch.weights, torch.ones(len(batch.targets)))
-    assert batch.target.tokens.tolist() == [id for _, target in found if target for id in (PAD, *target[:-1])]
-    assert batch.target.positions.tolist() == [place for _, target in found for place in range(len(target))]
+    assert batch.decoder_input is not None and torch.equal(batch.weights, torch.ones(len(batch.targets)))
+    assert batch.decoder_input.tokens.tolist() == [id for _, target in found if target for id in (PAD, *target[:-1])]
+    assert batch.decoder_input.positions.tolist() == [place for _, target in found for place in range(len(target))]
 
 
 def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -> None:
@@ -116,7 +116,7 @@ def test_spans_have_the_noise_density_and_mean_length_and_uniform_partitions() -
     seen: dict[tuple[int, ...], int] = {}
     objective = SpanCorruption(tokenizer=words(), start=PAD, mask_prob=3 / 8, mean_noise_span_length=1.5)
     for key in range(1600):
-        source, target = objective.corrupted(sample(list(range(3, 11))), key)
+        source, target = objective.corrupt_sample(sample(list(range(3, 11))), key)
         shape = tuple(place for each in (source, target) for place in (each.tokens > TOP - 30).nonzero()[0].tolist())
         seen[shape] = seen.get(shape, 0) + 1
     assert len(seen) == 2 * 4

@@ -49,7 +49,7 @@ def test_filled_as_the_tokenizer_would(kind: str, pair: bool) -> None:
     assert filled.tolist() == list(expected.ids) and types.tolist() == list(expected.types)
     assert (filled.dtype, types.dtype) == (np.int32, np.uint8)
     assert frame.width == len(filled) - sum(len(each) for each in (ids if pair else ids[:1]))
-    assert len(frame.runs) == 2 + pair and len(frame.kinds) == 1 + pair
+    assert len(frame.runs) == 2 + pair and len(frame.text_types) == 1 + pair
 
 
 def test_no_text_at_all() -> None:
@@ -62,11 +62,11 @@ def test_no_text_at_all() -> None:
 def test_room() -> None:
     frame = SpecialTokenTemplate.of(made("wordpiece"), pair=True)
     assert (frame.width, frame.room(64), frame.room(7)) == (3, 61, 4)
-    with pytest.raises(HeedfulError, match=r"length is 6, of which 3 are special tokens: give at least 7"):
+    with pytest.raises(HeedfulError, match=r"length is 6, and 3 of these tokens are special: set it to at least 7"):
         frame.room(6)
     assert SpecialTokenTemplate.of(made("bpe"), pair=True).width == 4, "two between the texts"
     assert SpecialTokenTemplate.of(made("nothing"), pair=False).room(2) == 2
-    with pytest.raises(HeedfulError, match=r"length is 1, of which 0 are special tokens: give at least 2"):
+    with pytest.raises(HeedfulError, match=r"length is 1, and 0 of these tokens are special: set it to at least 2"):
         SpecialTokenTemplate.of(made("nothing"), pair=False).room(1)
 
 

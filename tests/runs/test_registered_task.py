@@ -180,10 +180,10 @@ SPEC = TaskSpec(
     recognizes=lambda head: head.kind == "next_sentence",
     card=Card(
         name="Order of two texts",
-        does="Says whether two texts are in the right order",
+        description="Says whether two texts are in the right order",
         pipeline="text-classification",
         python_input='("a text", "another")',
-        words='"a text" --pair "another"',
+        cli_arguments='"a text" --pair "another"',
         code="# code of another library",
     ),
     distillation="classes",

@@ -174,16 +174,16 @@ def test_a_loss_that_does_not_fit_the_pairs_is_refused(loss: Any, of: dict[str, 
 
 def test_which_loss_is_used() -> None:
     assert [EmbedSettings().used_loss(scored=scored) for scored in (True, False)] == ["cosine", "multiple_negatives"]
-    assert EmbedSettings(loss="cosent").group(scored=True) == 32
-    assert EmbedSettings(loss="cosine").group(scored=True) == 1
-    assert {*EmbedSettings(loss="margin_mse", group_size=8, scale=2.0).unused(stats())} == {"group_size"}
+    assert EmbedSettings(loss="cosent").samples_per_group(scored=True) == 32
+    assert EmbedSettings(loss="cosine").samples_per_group(scored=True) == 1
+    assert {*EmbedSettings(loss="margin_mse", group_size=8, scale=2.0).unused_settings(stats())} == {"group_size"}
 
 
 def test_dimensions_that_vectors_do_not_have_are_refused() -> None:
     with pytest.raises(HeedfulError, match="matryoshka_dimensions has 0; expected whole numbers from 1"):
         EmbedSettings(matryoshka_dimensions=(8, 0))
-    setup = TaskSetup(settings=EmbedSettings(matryoshka_dimensions=(8, 32)), loaded=model(), labels=(), survey=stats())
-    with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give fewer"):
+    setup = TaskSetup(settings=EmbedSettings(matryoshka_dimensions=(8, 32)), loaded=model(), labels=(), stats=stats())
+    with pytest.raises(SettingError, match=r"has 32, but the vectors of .* have 32 numbers: give smaller ones"):
         Embed.create(setup)
     embed_task, _ = Embed.create(replace(setup, settings=EmbedSettings(matryoshka_dimensions=(8,))))
     assert isinstance(embed_task, Embed) and embed_task.matryoshka_dimensions == (8,) and embed_task.group_size == 32

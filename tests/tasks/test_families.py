@@ -55,7 +55,7 @@ EXAMPLES: dict[str, tuple[type, list[Any], dict[str, Any]]] = {  # kind of head 
     "question_answering": (
         QuestionAnswering,
         [QuestionExample(id="1", question="who?", context="ada wrote it", answers=(AnswerSpan("ada", 0),))],
-        {"impossible": False},
+        {"has_unanswerable": False},
     ),
     "multiple_choice": (
         MultipleChoiceTask,
@@ -117,7 +117,7 @@ def test_learn_and_answer(family: str, kind: str) -> None:
     made = with_head(loaded(family), kind, labels=more.get("labels", ()), seed=1)
     assert made.tokenizer is not None
     if of is Seq2Seq:
-        more = {"mark": sequence_ends(made.config.model, made.tokenizer)}
+        more = {"ends": sequence_ends(made.config.model, made.tokenizer)}
     task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
     samples = task.encode_split(examples).samples
     assert len(samples) == len(examples)
@@ -169,7 +169,7 @@ def test_bfloat16_products_learn_the_same(family: str) -> None:
 
 @pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
 def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
-    setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), survey=EMPTY)
+    setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), stats=EMPTY)
     task, made = Rank.create(setup)
     (sample,) = task.encode_split(
         [RankExample(query="who ?", documents=("ada wrote it", "a cat"), relevance=(1.0, 0.0))]

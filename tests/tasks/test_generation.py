@@ -145,7 +145,7 @@ def test_a_forced_token_is_learned_as_the_first_one(tmp_path: Path) -> None:
     reference = save_tiny(tmp_path, "bart", ARCHITECTURES["bart"])
     loaded, tokenizer = heedful.load(tmp_path), tokenizer_of(reference)
     set_generation(loaded, reference, {"forced_bos_token_id": 0})
-    task = Seq2Seq(tokenizer=tokenizer, limit=40, mark=trained_ends(loaded, tokenizer))
+    task = Seq2Seq(tokenizer=tokenizer, limit=40, ends=trained_ends(loaded, tokenizer))
     example = Seq2SeqExample(text="w7", rewritten="w8")
     inputs = task.tokenizer_inputs(example)
     (sample,) = task.make_samples(example, [[encoding] for encoding in tokenizer.encode_batch(inputs)])
@@ -179,7 +179,7 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([text]), config).run()
     written = expected.tolist()[1:]
     assert best.tokens == (written[: written.index(2)] if 2 in written else written)
-    task = Seq2Seq(tokenizer=translator.tokenizer, limit=40, mark=trained_ends(translator, translator.tokenizer))
+    task = Seq2Seq(tokenizer=translator.tokenizer, limit=40, ends=trained_ends(translator, translator.tokenizer))
     (sample,) = task.encode_split([Seq2SeqExample(text="Ada", rewritten="Ada reads")]).samples
     ada_reads = [id for id in text if id not in (german, 2)]
     assert list(sample.target or ()) == [*([french] if leads else []), *ada_reads, 2]

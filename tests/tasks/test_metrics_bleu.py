@@ -61,7 +61,7 @@ def test_the_ends_of_what_can_be_scored() -> None:
     assert Bleu().update(["a b c d e"], ["a b c d e"]).compute()["bleu"] == pytest.approx(1)
     with pytest.raises(HeedfulError, match="BLEU of no examples is not defined"):
         Bleu().compute()
-    with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
+    with pytest.raises(HeedfulError, match="there are 1 texts for 2 gold texts"):
         Bleu().update(["a"], ["a", "b"])
 
 
@@ -93,4 +93,4 @@ def test_most_right_texts_need_as_many_words_as_its_longest_n_grams() -> None:
     )
     assert bleu_is_informative(["我爱北京天安门"], "zh")
     seen = Bleu().update(short[:1], short[:1])
-    assert seen.blunt and not seen.merge_state(Bleu().update(short[3:], short[3:])).blunt
+    assert seen.has_short_texts and not seen.merge_state(Bleu().update(short[3:], short[3:])).has_short_texts

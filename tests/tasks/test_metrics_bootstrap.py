@@ -22,7 +22,7 @@ from heedful.tasks.metrics import (
     mean_interval,
 )
 from heedful.tasks.metrics.bootstrap import (
-    THRESHOLDS,
+    POISSON_THRESHOLDS,
     _weights,
     macro_f1_of,
     precision_of,
@@ -41,7 +41,7 @@ def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
     assert _weights(0, 7, 10).tolist() == weights[7, :10].tolist()
     assert _weights(1, 7, 1000).tolist() != weights[7].tolist()
     cumulative = stats.poisson(1).cdf(range(21))
-    assert (THRESHOLDS.astype(np.float64) / 2.0**64).tolist() == pytest.approx(cumulative)
+    assert (POISSON_THRESHOLDS.astype(np.float64) / 2.0**64).tolist() == pytest.approx(cumulative)
 
 
 def test_the_mean() -> None:

@@ -116,7 +116,7 @@ def test_degenerate_sentences() -> None:
     ("predicted", "gold", "message"),
     [
         ([["O"]], [["O", "O"]], 'example "s1" has 1 predicted tags for 2 words: every word needs a tag, also where a'),
-        ([["X-PER"]], [["O"]], 'example "s1": "X-PER" is no tag of strict-iob2, which knows B-type, I-type and O'),
+        ([["X-PER"]], [["O"]], 'example "s1": "X-PER" is not a tag of strict-iob2, which has B-type, I-type and O'),
         (
             [["E-PER"]],
             [["O"]],

@@ -32,7 +32,7 @@ def drawn(count: int, width: int = 5, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize(("count", "at_once"), [(1, 1024), (40, 1024), (40, 7), (40, 40), (40, 1)])
 def test_it_is_the_plain_computation(monkeypatch: pytest.MonkeyPatch, count: int, at_once: int) -> None:
-    monkeypatch.setattr(module, "CHUNK", at_once)
+    monkeypatch.setattr(module, "CHUNK_TEXTS", at_once)
     vectors = drawn(count)
     found = Retrieval().update(range(count), vectors).compute()
     accuracy, mrr = plain(vectors)
@@ -74,7 +74,7 @@ def test_of_equal_cosines_the_own_comes_last() -> None:
 
 @pytest.mark.parametrize("at_once", [1024, 7])
 def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(module, "CHUNK", at_once)
+    monkeypatch.setattr(module, "CHUNK_TEXTS", at_once)
     draw = np.random.default_rng(3)
     texts = [f"text {number}" for number in draw.integers(0, 6, 40)]
     vectors, of = drawn(40), {text: draw.normal(size=5) for text in texts}

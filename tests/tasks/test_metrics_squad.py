@@ -135,7 +135,9 @@ def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
 
 def test_what_is_refused() -> None:
     nothing: Any = None
-    with pytest.raises(HeedfulError, match=r'question "q" has no gold answer, which version 1\.1 does not know: score'):
+    with pytest.raises(
+        HeedfulError, match=r'question "q" has no gold answer, which version 1\.1 does not allow: score'
+    ):
         SquadScore(version="1.1").update({"q": "x"}, {"q": []})
     with pytest.raises(HeedfulError, match="the gold answers of question \"q\" should be a list of texts, got 'cat'"):
         SquadScore(version="2.0").update({"q": "x"}, {"q": "cat"})

@@ -31,5 +31,5 @@ def test_copies_are_no_corrections() -> None:
     given, golds = ["he goes", "an apple fell"], ["He goes.", "The apple fell"]
     assert [answer_scores(*each, "2.0") for each in zip(given, [[gold] for gold in golds], strict=True)] == [(1, 1)] * 2
     assert TextScore().update(given, golds).compute() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}
-    with pytest.raises(HeedfulError, match="there are 1 texts for 2 right ones"):
+    with pytest.raises(HeedfulError, match="there are 1 texts for 2 gold texts"):
         TextScore().update(["a"], golds)

@@ -116,7 +116,7 @@ def test_a_candidate_that_alone_is_too_long_is_windowed(prompt: str) -> None:
     engine = Engine(both("choice").model)
     (answer,) = engine([{"prompt": prompt, "choices": [*example.candidates, long_text(90)]}])
     assert answer["windows"] > 1 and sum(answer["probabilities"]) == pytest.approx(1)
-    with pytest.raises(HeedfulError, match="this model reads 4 tokens, of which 3 are special: that leaves no room"):
+    with pytest.raises(HeedfulError, match="this model reads 4 tokens, and 3 of them are special: that leaves no room"):
         prompt_windows(encoded, 4)
 
 

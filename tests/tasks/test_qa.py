@@ -42,7 +42,7 @@ LONG = question("who ?", long_text(60), "first program", at=long_text(60).rindex
 
 def task(**more: Any) -> QuestionAnswering:
     """For the tiny model."""
-    return QuestionAnswering(**{"tokenizer": tokenizer(), "limit": LIMIT, "impossible": False} | more)
+    return QuestionAnswering(**{"tokenizer": tokenizer(), "limit": LIMIT, "has_unanswerable": False} | more)
 
 
 # -- samples ------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def context(window: Any) -> list[tuple[int, int]]:
 
 
 def test_windows_without_the_answer_point_at_the_first_token_where_some_questions_have_none() -> None:
-    made = task(limit=SHORT, impossible=True)
+    made = task(limit=SHORT, has_unanswerable=True)
     (windows,) = windowed(made, LONG)
     samples = made.encode_split([LONG]).samples
     assert len(samples) == len(windows) and {each.weight for each in samples} == {1 / len(windows)}
@@ -112,7 +112,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
     with torch.no_grad():
         rows = decoder()(Packed.of([list(ids)]))
     assert abs(second["no_answer_score"] - float(rows[-1].sum())) < 1e-5
-    made = task(impossible=True, null_row=no_answer_row(decoder().config.head))
+    made = task(has_unanswerable=True, null_row=no_answer_row(decoder().config.head))
     (sample,) = made.encode_split([question("why ?", "the cat sat")]).samples
     assert sample.target == (len(sample) - 1, len(sample) - 1)
 
@@ -128,7 +128,7 @@ def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
     lost = question("what ?", "the \u200b cat sat", "\u200b")
     wide = question("what ?", long_text(60), long_text(40))
     for impossible in (False, True):  # it is no question without an answer
-        read = task(limit=SHORT, impossible=impossible).encode_split([lost, wide, EXAMPLES[2]])
+        read = task(limit=SHORT, has_unanswerable=impossible).encode_split([lost, wide, EXAMPLES[2]])
         assert (read.examples, read.skipped, len(read.samples)) == (3, 2, 1)
 
 
@@ -155,7 +155,7 @@ def test_answers_that_are_too_long_to_be_given_are_counted() -> None:
 )
 def test_targets_are_all_tokens_that_the_answer_touches(context: str, answer: str, expected: list[str]) -> None:
     for impossible in (False, True):
-        (sample,) = task(impossible=impossible).encode_split([question("who ?", context, answer)]).samples
+        (sample,) = task(has_unanswerable=impossible).encode_split([question("who ?", context, answer)]).samples
         assert text_of(sample).split()[sample.target[0] : sample.target[1] + 1] == expected
 
 
@@ -189,7 +189,7 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     stop = data.draw(st.integers(start + 1, len(context)))
     limit = data.draw(st.integers(12, 60))
     assume(context[start:stop].strip())
-    made = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, impossible=False)
+    made = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, has_unanswerable=False)
     example = question("a", context, context[start:stop], at=start)
     (windows,) = windowed(made, example)
     whole = made.tokenizer.encode(("a", context))
@@ -223,7 +223,7 @@ def their_loss(model: Any, sample: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
-    pair, made = both("span", dtype), task(impossible=True)
+    pair, made = both("span", dtype), task(has_unanswerable=True)
     examples = [*EXAMPLES, question("why ?", "the cat sat")]
     samples = made.encode_split(examples).samples
     expected = torch.stack([their_loss(pair.reference, sample) for sample in samples]).mean()
@@ -235,7 +235,7 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
 
 
 def test_windows_count_as_one_question() -> None:
-    pair, made = both("span"), task(limit=SHORT, impossible=True)
+    pair, made = both("span"), task(limit=SHORT, has_unanswerable=True)
     with torch.no_grad():
         each = [float(their_loss(pair.reference, sample)) for sample in made.encode_split([LONG]).samples]
     loss = learned(made, pair.model, [LONG])
@@ -267,7 +267,7 @@ def test_scores_are_over_all_gold_answers() -> None:
 
 
 def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
-    made = task(impossible=True)
+    made = task(has_unanswerable=True)
     examples = [*EXAMPLES[:2], question("why ?", ADA), question("how ?", ADA)]
     answers = [
         answered("Ada", 5.0, 3.0, best_answer="Ada"),  # no answer by -2
@@ -286,7 +286,7 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
 
 
 def test_the_engine_says_nothing_above_the_threshold() -> None:
-    ours, made = both("span").model, task(impossible=True)
+    ours, made = both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
     inputs = [made.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
@@ -319,7 +319,7 @@ def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str,
 
 
 def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> None:
-    ours, made = both("span").model, task(impossible=True)
+    ours, made = both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
     words = ["cat", "dog", "paris", "ada", "mat", "first"]
     examples = [question(f"who {word} ?", f"the {word} ran to paris", word) for word in words]
@@ -347,7 +347,7 @@ def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
 
 
 def test_mistakes_come_in_order() -> None:
-    made = task(impossible=True)
+    made = task(has_unanswerable=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
     judged = [made.score_answer(EXAMPLES[0], answered(text, best_answer=text)) for text in texts]
     assert [each.correct for each in judged] == [False, False, True, True]

@@ -66,7 +66,7 @@ def task(**more: Any) -> Rank:
 def model(dtype: torch.dtype = torch.float64) -> ModelBundle:
     """The tiny model with the head of a cross-encoder."""
     settings = RankSettings()
-    return Rank.create(TaskSetup(settings=settings, loaded=both("regression", dtype).model, labels=(), survey=STATS))[1]
+    return Rank.create(TaskSetup(settings=settings, loaded=both("regression", dtype).model, labels=(), stats=STATS))[1]
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_the_saved_model_is_a_cross_encoder(peer: CrossEncoder) -> None:
 def test_the_head_of_a_cross_encoder_is_kept(tmp_path: Path, peer: CrossEncoder) -> None:
     peer.save_pretrained(str(tmp_path / "saved"))
     loaded = heedful.load(tmp_path / "saved")
-    setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), survey=STATS, seed=7)
+    setup = TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS, seed=7)
     rank_task, bundle = Rank.create(setup)
     assert torch.equal(bundle.named_tensors()["head.out.weight"], loaded.named_tensors()["head.out.weight"])
     new = Rank.create(replace(setup, loaded=both("bare").model))[1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from heedful.data import ScoredExample
 from heedful.infer.engine import Engine
-from heedful.tasks.regress import FARTHEST, PearsonBootstrap, Regress, pearson_of, standardize
+from heedful.tasks.regress import MAX_DEVIATIONS, PearsonBootstrap, Regress, pearson_of, standardize
 from heedful.tasks.task import evaluate_task
 from tests.support.model_folders import LIMIT, long_text
 from tests.support.task_parity import SHORT, both, learned, same_gradients, tokenizer
@@ -156,7 +156,7 @@ def test_what_rounding_leaves_is_no_variance() -> None:
 def test_one_of_very_many_may_be_far_off() -> None:
     """z² of it would be about their number, for which a bootstrap's sums have no room."""
     many = np.append(np.arange(1_000_000) % 7, 1e15)
-    assert np.abs(standardize(many)).max() == pytest.approx(FARTHEST)
+    assert np.abs(standardize(many)).max() == pytest.approx(MAX_DEVIATIONS)
     assert np.abs(standardize(many[:-1])).max() < 3
 
 

@@ -88,7 +88,7 @@ def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
         tokenizer=loaded.tokenizer,
         limit=loaded.max_length,
         max_target_length=loaded.max_target_length,
-        mark=sequence_ends(loaded.config.model, loaded.tokenizer),
+        ends=sequence_ends(loaded.config.model, loaded.tokenizer),
         text_suffix=loaded.text_suffix,
     )
     return eager(class_.from_pretrained(where, dtype=torch.float64)).eval(), loaded, task
@@ -232,7 +232,7 @@ def test_what_is_too_long_is_refused_or_cut() -> None:
     _, _, task = pair("alone")
     long = Seq2SeqExample(text=" ".join(["red"] * 30), rewritten="one", file="data.csv", line=7)
     with pytest.raises(
-        HeedfulError, match=r"data\.csv:7: text and target have 31 and 2 tokens, with the end token, but this model"
+        HeedfulError, match=r"data\.csv:7: text and target have 31 and 2 tokens with the end token, but this model"
     ):
         task.encode_split([long])
     with pytest.raises(HeedfulError, match=r"^data\.csv:7: the text has 31 tokens, but this model reads 24 at once"):

@@ -14,7 +14,7 @@ from seqeval.scheme import IOB2
 
 from heedful.data import TaggedExample
 from heedful.infer.engine import Engine
-from heedful.tasks.tag import Tag, entities
+from heedful.tasks.tag import Tag, join_entities
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import PreTokenized, Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.model_folders import LIMIT, NAMES, long_text, make
@@ -173,7 +173,7 @@ def answered(tags: list[str | None], shares: list[float | None] | None = None) -
 
 def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
     made = task(labels=LABELS)
-    assert made.entities and made.metric == "f1"
+    assert made.marks_entities and made.metric == "f1"
     gold = [
         ["B-PER", "I-PER", "O"],
         ["O", "B-LOC", "I-LOC", "I-LOC"],
@@ -203,7 +203,7 @@ def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
 def test_an_evaluation_through_the_engine_has_every_word() -> None:
     """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
     made = task()  # X is no mark of an entity, so these labels are plain
-    assert not made.entities and made.metric == "accuracy"
+    assert not made.marks_entities and made.metric == "accuracy"
     long = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
     asked: list[tuple[int, Any]] = []
@@ -259,7 +259,7 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
 )
 def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
     made = task(labels=labels)
-    assert (made.entities, made.metric) == (entities, "f1" if entities else "accuracy")
+    assert (made.marks_entities, made.metric) == (entities, "f1" if entities else "accuracy")
     assert task(labels=labels, metric="precision").metric == "precision"
 
 
@@ -267,7 +267,7 @@ def test_words_of_tags_with_a_leading_dash_are_no_entities() -> None:
     words = [
         {"label": label, "start": n, "end": n + 1, "probability": 1.0} for n, label in enumerate(("-", "-LRB-") * 2)
     ]
-    assert entities("abcd", [*words, *words[1::2]]) == []
+    assert join_entities("abcd", [*words, *words[1::2]]) == []
 
 
 IOBES = ["S-PER", "O", "B-LOC", "I-LOC", "E-LOC", "S-LOC", "B-PER", "E-PER"]
@@ -283,7 +283,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     """Data is always read as IOB2, whatever the labels of the model are."""
     said = OTHER_MARKS[name]
     made = task(labels=tuple(dict.fromkeys(["O", *said])))
-    assert (made.entities, made.metric) == (True, "f1")
+    assert (made.marks_entities, made.metric) == (True, "f1")
     gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
     example, spoiled = (
         TaggedExample(words=("w",) * 8, tags=gold),
@@ -297,7 +297,7 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     assert (judged.prediction, judged.correct) == (list(gold), True)
     assert made.score_answer(spoiled, answer).correct is False
     words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
-    spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in entities("w " * 8, words)]
+    spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in join_entities("w " * 8, words)]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
     (sample,) = made.encode_split([example]).samples  # and learned in their own marks
     assert [made.labels[number] for number in sample.target[1]] == said

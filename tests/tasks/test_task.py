@@ -92,7 +92,7 @@ TASKS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "multiple": (ClassifyMultiLabel, "multiple", {"labels": LABELS}),
     "regress": (Regress, "regression", {"labels": ("stars",)}),
     "tag": (Tag, "tag", {"labels": LABEL}),
-    "qa": (QuestionAnswering, "span", {"impossible": True}),
+    "qa": (QuestionAnswering, "span", {"has_unanswerable": True}),
     "multiple-choice": (MultipleChoiceTask, "choice", {}),
     "rank": (Rank, "regression", {}),
     "scored": (Embed, "bare", {"scored": True}),
@@ -148,7 +148,7 @@ def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
 def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
     made = task_of(name)
     whole = made.encode_split(examples(name))
-    monkeypatch.setattr(module, "CHUNK", size)
+    monkeypatch.setattr(module, "CHUNK_EXAMPLES", size)
     again = made.encode_split(iter(examples(name)))
     assert whole.examples == again.examples == COUNT
     for field in ("tokens", "windowed", "truncated", "truncated_tokens", "skipped"):
@@ -199,7 +199,7 @@ def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch
     """To the last bit where the answers are the same; the engine's own differ in the last digits."""
     made = task_of(name)
     expected = told(name, evaluate_task(made, ask(name), examples(name)))
-    monkeypatch.setattr(module, "CHUNK", size)
+    monkeypatch.setattr(module, "CHUNK_EXAMPLES", size)
     assert told(name, evaluate_task(made, ask(name), examples(name))) == expected
     if size == 7:
         found, _ = told(name, evaluate_task(made, Engine(model_of(name)), examples(name)))
@@ -276,7 +276,7 @@ def test_each_answer_is_told_once(name: str) -> None:
 
 
 def test_examples_are_taken_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "CHUNK_EXAMPLES", 4)
     taken: list[int] = []
 
     def source() -> Iterator[Any]:

@@ -138,7 +138,7 @@ def test_entities(labels: str, expected: list[tuple[str, str]]) -> None:
         {"text": f"w{number}", "label": label, "probability": 0.5, "start": 3 * number, "end": 3 * number + 2}
         for number, label in enumerate(labels.split())
     ]
-    found = tag.entities(text, words)
+    found = tag.join_entities(text, words)
     assert [(entity["label"], entity["text"]) for entity in found] == expected
     assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in found)
 

@@ -1,1 +1,1 @@
-"""Knowledge distillation: objectives that learn from a teacher, and the teachers."""
+"""Knowledge distillation: objectives that learn from a teacher, and teachers that produce their targets."""

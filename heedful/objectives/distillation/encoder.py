@@ -1,13 +1,13 @@
-"""Pre-train a small encoder with a trained one as its teacher: four terms in one forward pass.
+"""Pre-training of a small encoder with a trained encoder as teacher: up to four terms in one forward pass.
 
 * `mlm`: cross-entropy of masked tokens (Devlin et al. 2019, section 3.1).
-* `hidden_states`: for each word, the mean over features of (map(h) - t)^2, with h the mean of the student's rows, t the
-  teacher's standardised state, and a linear map that is dropped afterwards.
-* `sentence_embedding`: 1 - cos(mean of the student's rows, the teacher's sentence vector) (as in LEAF, Vujanic and
-  Rueckstiess 2025). A narrower student learns the vector's principal components, so that the plain mean of its rows is
-  the sentence vector, without a map.
-* `pair_similarity`: (s - cos(a, b))^2, with s a score of a small head over the first row of a packed pair, and a, b the
-  teacher's vectors of its two texts.
+* `hidden_states`: for each word, the mean over features of (map(h) - t)². h is the mean of the student's rows of the
+  word, t the teacher's standardised state, and map a linear map that only training uses.
+* `sentence_embedding`: 1 - cos(mean of the student's rows, the teacher's sentence vector), as in LEAF (Vujanic and
+  Rueckstiess 2025). A narrower student learns the vector's first principal components. So the plain mean of its rows
+  is a sentence vector, without a map.
+* `pair_similarity`: (s - cos(a, b))². s is the score of a small head over the first row of a pair of texts; a and b are
+  the teacher's vectors of both texts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from heedful.objectives.distillation.vector_cache import VectorCache
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.objectives.random_numbers import uniform
 from heedful.objectives.sentence_windows import FIRST_TEXT, SECOND_START
+from heedful.packed import Packed
 from heedful.random_streams import Stream
 
 TERMS = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
@@ -40,27 +41,27 @@ TERMS = ("mlm", "hidden_states", "sentence_embedding", "pair_similarity")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncoderTargets:
-    """Positions in a batch to which the teacher's targets belong."""
+    """The positions in a batch to which the teacher's targets belong."""
 
-    words: AlignedWords | None  # None: the teacher does not run, its vectors are cached
-    singles: NDArray[np.int64]  # numbers of the sequences that are one text
-    pairs: NDArray[np.int64]  # numbers of those that are two
-    texts: NDArray[np.int64]  # [sequences]: the number of each sequence's first text among all texts
-    windows: NDArray[np.int64]  # [texts]: the window of each text, in the cache
+    words: AlignedWords | None  # words of student and teacher; None: the teacher does not run in the step
+    singles: NDArray[np.int64]  # numbers of the sequences of one text
+    pairs: NDArray[np.int64]  # numbers of the sequences of two texts
+    first_texts: NDArray[np.int64]  # [sequences]: number of the first text of each sequence, among all texts
+    windows: NDArray[np.int64]  # [texts]: number of each text's window in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDistillation(MaskedLM):
-    """The weighted sum of those of `TERMS` whose weight is above 0, each a mean over its own targets.
+    """The weighted sum of the terms in `TERMS` with a weight above 0; each is a mean over its own targets.
 
-    With `masked_sequence_prob` below 1 some sequences are read whole: they have all targets but masked tokens.
+    With `masked_sequence_prob` below 1, some sequences are read without masks. They have targets for all other terms.
     """
 
     teacher: EncoderTeacher
-    modules: nn.ModuleDict  # trained with the model and then dropped: see `new_modules`
+    modules: nn.ModuleDict  # map and head of `new_modules`, which only training uses
     weight_by_term: Mapping[str, float] = field(default_factory=lambda: {"mlm": 1.0, "hidden_states": 10.0})
-    masked_sequence_prob: float = 1.0
-    vectors: VectorCache | None = None  # of all windows; None: the teacher runs in each step
+    masked_sequence_prob: float = 1.0  # probability that a sequence has masked tokens
+    vectors: VectorCache | None = None  # cached sentence vectors; None: the teacher runs in each step
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +76,7 @@ class EncoderDistillation(MaskedLM):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The terms of the loss, in their order."""
+        """The names of the terms of the loss, in the order of `TERMS`."""
         return tuple(name for name in TERMS if self.weight_by_term.get(name, 0.0) > 0)
 
     @cached_property
@@ -85,112 +86,134 @@ class EncoderDistillation(MaskedLM):
 
     @property
     def extra_module(self) -> nn.Module:  # type: ignore[override]
-        """The map of hidden states and the head for pairs."""
+        """The map of hidden states and the head over pairs."""
         return self.modules
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Return a masked batch with the words and texts that the teacher's targets belong to."""
         masked = super().batch(samples, keys)
         packed = pack_samples(samples)
-        parts = [self._targets(sample) for sample in samples]
-        targets_of_texts = np.concatenate(parts) if parts else np.zeros((0, 3), dtype=np.int64)
-        starts = np.array(packed.bounds[:-1], dtype=np.int64)
-        second = targets_of_texts[:, SECOND_START]
-        is_pair = second > 0
-        bounds = np.sort(np.concatenate([starts, (starts + second)[is_pair], [packed.bounds[-1]]]))
-        texts = np.arange(len(starts)) + np.concatenate([[0], np.cumsum(is_pair)[:-1]]).astype(np.int64)[: len(starts)]
-        windows = targets_of_texts[:, FIRST_TEXT:][np.stack([np.ones_like(is_pair), is_pair], 1)]
-        runs = self.vectors is None or "hidden_states" in self.names
-        words = None
-        if runs and self.names != ("mlm",):
-            words = self.teacher.words(packed, packed.tokens.numpy(), self.free, bounds.tolist())
-        targets = EncoderTargets(
-            words=words,
-            singles=np.flatnonzero(second == 0),
-            pairs=np.flatnonzero(is_pair),
-            texts=texts,
-            windows=windows,
-        )
+        targets = self._targets(samples, packed)
         counts = {
             "mlm": float(masked.weights.sum()),
-            "hidden_states": 0.0 if words is None else float(words.count),
+            "hidden_states": 0.0 if targets.words is None else float(targets.words.count),
             "sentence_embedding": float(len(targets.singles)),
             "pair_similarity": float(len(targets.pairs)),
         }
-        return replace(masked, words=targets, counts=tuple(counts[name] for name in self.names))
+        return replace(masked, distillation=targets, counts=tuple(counts[name] for name in self.names))
+
+    def _targets(self, samples: Sequence[Sample], packed: Packed) -> EncoderTargets:
+        """Return the positions of the teacher's targets in the packed samples."""
+        window_targets = np.concatenate([np.zeros((0, 3), dtype=np.int64), *map(_window_targets, samples)])
+        second_starts = window_targets[:, SECOND_START]
+        is_pair = second_starts > 0
+        starts = np.array(packed.bounds[:-1], dtype=np.int64)
+        # a sequence's first text comes after one text of each earlier sequence, and a second text of each earlier pair
+        earlier_pairs = np.concatenate([[0], np.cumsum(is_pair)[:-1]]).astype(np.int64)[: len(starts)]
+        has_text = np.stack([np.ones_like(is_pair), is_pair], 1)
+        words = None
+        if self._teacher_runs:
+            text_bounds = np.sort(np.concatenate([starts, (starts + second_starts)[is_pair], [packed.bounds[-1]]]))
+            words = self.teacher.align_words(packed, packed.tokens.numpy(), self.is_text_id, text_bounds.tolist())
+        return EncoderTargets(
+            words=words,
+            singles=np.flatnonzero(second_starts == 0),
+            pairs=np.flatnonzero(is_pair),
+            first_texts=np.arange(len(starts)) + earlier_pairs,
+            windows=window_targets[:, FIRST_TEXT:][has_text],
+        )
+
+    @property
+    def _teacher_runs(self) -> bool:
+        """Whether the teacher runs in each step: some term needs its states, or vectors that are not cached."""
+        if self.names == ("mlm",):
+            return False
+        return self.vectors is None or "hidden_states" in self.names
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return the terms of `names`, each with one loss for each target."""
-        targets: EncoderTargets = batch.words
+        targets: EncoderTargets = batch.distillation
         rows = loaded.hidden_states(batch.packed)
         assert batch.rows is not None
-        taught = None if targets.words is None else self.teacher.rows(targets.words)
-        vectors = self._vectors(targets, taught, rows)
+        teacher_rows = None if targets.words is None else self.teacher.hidden_states(targets.words)
+        vectors = self._sentence_vectors(targets, teacher_rows, rows)
         terms: dict[str, Term] = {}
         for name in self.names:
             match name:
                 case "mlm":
                     terms[name] = self.masked_term(loaded, rows[batch.rows], batch)
                 case "hidden_states":
-                    assert targets.words is not None and taught is not None
-                    terms[name] = Term(name, self._state_losses(rows, targets.words, taught))
+                    assert targets.words is not None and teacher_rows is not None
+                    terms[name] = Term(name, self._state_losses(rows, targets.words, teacher_rows))
                 case "sentence_embedding":
                     terms[name] = Term(name, self._vector_losses(rows, batch, targets, vectors))
                 case "pair_similarity":
                     terms[name] = Term(name, self._pair_losses(rows, batch, targets, vectors))
         return tuple(terms.values())
 
-    def _targets(self, sample: Sample) -> NDArray[np.int64]:
-        """Return WindowPlan.targets of a row, [sequences, 3]; a sample without a target has single texts alone."""
-        if sample.target is None:
-            return np.zeros((len(sample.bounds) - 1, 3), dtype=np.int64)
-        targets: NDArray[np.int64] = sample.target
-        return targets
-
-    def _vectors(self, targets: EncoderTargets, taught: Tensor | None, rows: Tensor) -> Tensor:
-        """The teacher's vector of each text."""
+    def _sentence_vectors(self, targets: EncoderTargets, teacher_rows: Tensor | None, rows: Tensor) -> Tensor:
+        """Return the teacher's vector of each text, [texts, width]; empty if no term needs them."""
         if not {"sentence_embedding", "pair_similarity"} & set(self.names):
             return rows.new_zeros(0, self.teacher.width)
-        if taught is not None:
+        if teacher_rows is not None:
             assert targets.words is not None
-            return self.teacher.pooled(taught, targets.words.taught)
+            return self.teacher.sentence_vectors(teacher_rows, targets.words.teacher_input)
         assert self.vectors is not None
         return self.vectors[targets.windows].to(rows.device, non_blocking=True)
 
-    def _state_losses(self, rows: Tensor, words: AlignedWords, taught: Tensor) -> Float[Tensor, " words"]:
-        own = mean_rows(rows, words.places, words.owners, words.count)
-        states = self.teacher.states(words, taught).to(rows.device, non_blocking=True)
-        mapped: Tensor = self.modules["states"](own)
-        return ((mapped.float() - states) ** 2).mean(-1)
+    def _state_losses(self, rows: Tensor, words: AlignedWords, teacher_rows: Tensor) -> Float[Tensor, " words"]:
+        """Return the squared error of the student's mapped state of each word."""
+        student_states = mean_rows(rows, words.student_rows, words.student_words, words.count)
+        teacher_states = self.teacher.word_states(words, teacher_rows).to(rows.device, non_blocking=True)
+        mapped: Tensor = self.modules["states"](student_states)
+        return ((mapped.float() - teacher_states) ** 2).mean(-1)
 
     def _vector_losses(
         self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
     ) -> Float[Tensor, " singles"]:
+        """Return 1 - cosine between the vectors of student and teacher, for each sequence of one text."""
         singles = torch.from_numpy(targets.singles).to(rows.device, non_blocking=True)
-        first = torch.from_numpy(targets.texts[targets.singles]).to(rows.device, non_blocking=True)
-        own = pool(rows, batch.packed, "mean")[singles].float()
-        return 1.0 - F.cosine_similarity(own, self.teacher.projected(vectors[first], own.shape[1]), dim=-1)
+        texts = torch.from_numpy(targets.first_texts[targets.singles]).to(rows.device, non_blocking=True)
+        student_vectors = pool(rows, batch.packed, "mean")[singles].float()
+        teacher_vectors = self.teacher.project_vectors(vectors[texts], student_vectors.shape[1])
+        return 1.0 - F.cosine_similarity(student_vectors, teacher_vectors, dim=-1)
 
     def _pair_losses(
         self, rows: Tensor, batch: Batch, targets: EncoderTargets, vectors: Tensor
     ) -> Float[Tensor, " pairs"]:
+        """Return the squared error of the score of each pair of texts."""
         pairs = torch.from_numpy(targets.pairs).to(rows.device, non_blocking=True)
-        first = torch.from_numpy(targets.texts[targets.pairs]).to(rows.device, non_blocking=True)
+        first_texts = torch.from_numpy(targets.first_texts[targets.pairs]).to(rows.device, non_blocking=True)
         scores: Tensor = self.modules["pairs"](rows[batch.packed.first_rows()[pairs]])
-        return (scores.float()[:, 0] - (vectors[first] * vectors[first + 1]).sum(-1)) ** 2
+        cosines = (vectors[first_texts] * vectors[first_texts + 1]).sum(-1)
+        return (scores.float()[:, 0] - cosines) ** 2
 
     def _maskable(self, sample: Sample, key: int) -> NDArray[np.bool_]:
-        """Ordinary tokens of the sequences that are sampled for masking."""
-        free = super()._maskable(sample, key)
+        """Mark the text tokens of the sequences that are chosen for masking."""
+        maskable = super()._maskable(sample, key)
         if self.masked_sequence_prob == 1:
-            return free
+            return maskable
         lengths = np.diff(sample.bounds)
         masked = uniform(derive_seed(key, Stream.UNMASKED_SEQUENCES), len(lengths)) < self.masked_sequence_prob
-        return free & np.repeat(masked, lengths)
+        return maskable & np.repeat(masked, lengths)
+
+
+def _window_targets(sample: Sample) -> NDArray[np.int64]:
+    """Return WindowPlan.targets of a row, [sequences, 3]; without a target all its sequences are single texts."""
+    if sample.target is None:
+        return np.zeros((len(sample.bounds) - 1, 3), dtype=np.int64)
+    targets: NDArray[np.int64] = sample.target
+    return targets
 
 
 def new_modules(width: int, teacher_width: int, seed: int) -> nn.ModuleDict:
-    """Return new modules to train beside a student of that width: the map of states, and the head for pairs."""
+    """Return new modules to train together with a student: the map of states, and the head over pairs.
+
+    Args:
+        width: Width of the student.
+        teacher_width: Width of the teacher.
+        seed: Seed of the initial weights.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head: list[nn.Module] = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]

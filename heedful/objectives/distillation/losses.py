@@ -1,6 +1,6 @@
-"""Losses of a student against its teacher: of scores, hidden states and relations; 0 where both are equal.
+"""Losses that compare a student with its teacher: scores, hidden states and relations. Equal models have the loss 0.
 
-Letters: T the temperature, s and t the scores of student and teacher, p and q their softmax or its logarithm.
+T is the temperature; s and t are values of student and teacher; q and p are the log-probabilities of their scores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def kd_kl(
 ) -> Float[Tensor, " targets"]:
     """Return T² KL(softmax(t / T), softmax(s / T)) of each target (Hinton et al. 2015, section 2).
 
-    T² keeps the size of the gradient, which falls with 1 / T².
+    The factor T² keeps the size of the gradient, which would shrink with 1 / T².
 
     >>> s, t = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 2.0]])
     >>> float(kd_kl(s, t, 2.0)), round(float(kd_kl(s, -t, 2.0)), 4)
@@ -36,7 +36,7 @@ def kd_kl(
 def kd_kl_multi_label(
     student: Float[Tensor, "targets labels"], teacher: Float[Tensor, "targets labels"], temperature: float = 1.0
 ) -> Float[Tensor, " targets"]:
-    """Return the mean over labels of T² KL between sigmoids, for labels that do not exclude each other."""
+    """Return, for each target, the mean over labels of T² KL between sigmoids; labels do not exclude each other."""
     parts = []
     for sign in (1.0, -1.0):
         p, q = F.logsigmoid(sign * teacher / temperature), F.logsigmoid(sign * student / temperature)
@@ -45,7 +45,14 @@ def kd_kl_multi_label(
 
 
 def kd_kl_spans(student: Rows, teacher: Rows, bounds: Sequence[int], temperature: float = 1.0) -> Tensor:
-    """Return `kd_kl` over the rows of each sequence, the mean of its start and end scores."""
+    """Return, for each sequence, `kd_kl` over its rows: the mean of the losses of start and end scores.
+
+    Args:
+        student: Start and end scores of the student, [rows, 2].
+        teacher: Scores of the teacher.
+        bounds: Bounds of the sequences.
+        temperature: T.
+    """
     losses = [
         kd_kl(student[start:stop].T, teacher[start:stop].T, temperature).mean() for start, stop in pairwise(bounds)
     ]
@@ -58,7 +65,7 @@ def kd_kl_choices(
     groups: Sequence[int],
     temperature: float = 1.0,
 ) -> Tensor:
-    """Return `kd_kl` over the candidates of each prompt."""
+    """Return, for each prompt, `kd_kl` over its candidates; `groups` are the numbers of candidates."""
     pairs = zip(student.split(list(groups)), teacher.split(list(groups)), strict=True)
     return torch.cat([kd_kl(s[None], t[None], temperature) for s, t in pairs])
 
@@ -66,7 +73,7 @@ def kd_kl_choices(
 def kd_margins(
     student: Float[Tensor, " documents"], teacher: Float[Tensor, " documents"], groups: Sequence[int]
 ) -> Tensor:
-    """Return the mean of ((s_1 - s_i) - (t_1 - t_i))² over the documents i > 1 of each query (Hofstätter et al. 2020).
+    """Return, for each query, the mean of ((s_1 - s_i) - (t_1 - t_i))² over documents i > 1 (Hofstätter et al. 2020).
 
     >>> s, t = torch.tensor([1.0, 0.0, 5.0]), torch.tensor([1.0, 2.0, 5.0])
     >>> kd_margins(s, t, [3]), kd_margins(s + 7, s, [3])
@@ -79,10 +86,10 @@ def kd_margins(
 def topk_with_rest(
     teacher: Float[Tensor, "targets classes"], count: int, temperature: float = 1.0
 ) -> tuple[Int[Tensor, "targets count"], Float[Tensor, "targets count_and_one"]]:
-    """Return the top classes, and log p of each and, in the last column, of all other classes together."""
+    """Return the top classes, and log p of each; the last column has log p of all other classes together."""
     p = (teacher / temperature).log_softmax(-1)
-    top, ids = p.topk(min(count, p.shape[-1]), -1)
-    return ids, torch.cat([top, _others(p, ids)], -1)
+    top_p, ids = p.topk(min(count, p.shape[-1]), -1)
+    return ids, torch.cat([top_p, _rest(p, ids)], -1)
 
 
 def kd_kl_topk(
@@ -91,32 +98,40 @@ def kd_kl_topk(
     p: Float[Tensor, "targets count_and_one"],
     temperature: float = 1.0,
 ) -> Float[Tensor, " targets"]:
-    """Return T² KL over the teacher's top classes and one class for all others; `p` is from `topk_with_rest`."""
+    """Return T² KL over the teacher's top classes and one class for all other classes.
+
+    Args:
+        student: Scores of the student.
+        ids: The teacher's top classes, as `topk_with_rest` returns them.
+        p: Their log-probabilities, as `topk_with_rest` returns them.
+        temperature: T, of both models.
+    """
     q = (student / temperature).log_softmax(-1)
-    q = torch.cat([q.gather(-1, ids), _others(q, ids)], -1)
+    q = torch.cat([q.gather(-1, ids), _rest(q, ids)], -1)
     return temperature**2 * torch.where(p > -torch.inf, p.exp() * (p - q), 0.0).sum(-1)
 
 
-def _others(log_shares: Tensor, ids: Tensor) -> Tensor:
-    return log_shares.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+def _rest(log_p: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probability of all classes but `ids` together, [targets, 1]."""
+    return log_p.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
 
 
 def row_mse(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
-    """Return the mean over features of (s - t)², of each row."""
+    """Return, for each row, the mean of (s - t)² over features."""
     return (student - teacher).square().mean(-1)
 
 
 def cosine_distance(student: Rows, teacher: Rows) -> Float[Tensor, " rows"]:
-    """Return 1 - cos(s, t) of each row (Sanh et al. 2019, section 3)."""
+    """Return, for each row, 1 - cos(s, t) (Sanh et al. 2019, section 3)."""
     return 1 - F.cosine_similarity(student, teacher, dim=-1)
 
 
 def similarity_matrix_loss(
     student: Rows, teacher: Float[Tensor, "rows other"], group_size: int
 ) -> Float[Tensor, " rows"]:
-    """Return the mean of (cos(s, s') - cos(t, t'))² over the other rows s' of a group, of each row.
+    """Return, for each row, the mean of (cos(s, s') - cos(t, t'))² over the other rows of its group.
 
-    Vectors of any two widths can be compared (Passalis and Tefas 2018; Tung and Mori 2019).
+    Student and teacher may have different widths (Passalis and Tefas 2018; Tung and Mori 2019).
     """
     losses = []
     for s, t in zip(student.split(group_size), teacher.split(group_size), strict=True):
@@ -127,9 +142,9 @@ def similarity_matrix_loss(
 
 
 def relation_scores(x: Rows, y: Rows, heads: int) -> Float[Tensor, "heads rows rows"]:
-    """Return x y / sqrt(d) of the rows of one sequence, split into `heads` heads of width d.
+    """Return x y / sqrt(d) of each two rows of a sequence, split into `heads` heads of width d.
 
-    The heads need not be those of the model: they are regrouped (Wang et al. 2021, section 3.2).
+    The number of heads may differ from the model's (Wang et al. 2021, section 3.2).
     """
     a, b = (rows.unflatten(-1, (heads, -1)) for rows in (x, y))
     with full_precision(a):
@@ -145,9 +160,17 @@ def relation_kl(
     *,
     squares: bool = False,
 ) -> Float[Tensor, " rows"]:
-    """Return KL(softmax(R_t), softmax(R_s)) of each row, the mean over the heads (Wang et al. 2021, equation 6).
+    """Return, for each row, KL(softmax(R_t), softmax(R_s)), the mean over heads (Wang et al. 2021, equation 6).
 
-    With `squares`, (R_t - R_s)² before the softmax, the mean over heads and keys (Jiao et al. 2020, equation 7).
+    R is the result of `relation_scores`. With `squares`, the loss is (R_t - R_s)², the mean over heads and keys (Jiao
+    et al. 2020, equation 7).
+
+    Args:
+        student: Two tensors whose relation is compared, such as queries and keys.
+        teacher: The same two tensors of the teacher, of any width.
+        bounds: Bounds of the sequences.
+        heads: Heads into which both models' rows are split.
+        squares: Compare scores instead of their softmax.
     """
     losses = []
     for start, stop in pairwise(bounds):

@@ -1,7 +1,7 @@
-"""Distillation: a student learns its teacher's scores and states, and labels where there are any (Hinton et al. 2015).
+"""Knowledge distillation: a student learns its teacher's scores and states, and labels (Hinton et al. 2015).
 
-Each term is a mean over its own targets in the whole step: soft labels over scored items (sequences, words, masked
-tokens), labels over items that have one, states and relations over tokens.
+Each term is a mean over its own targets in the whole step. Targets are scored items (sequences, words, masked tokens)
+for soft labels, items that have a label for labels, and tokens for states and relations.
 """
 
 from __future__ import annotations
@@ -39,123 +39,131 @@ from heedful.objectives.distillation.teacher import (
     score_counts,
 )
 
-AskTeacher = Callable[
-    [Sequence[int], Sequence[int]], TeacherOutputs
-]  # numbers of the teacher's samples, and their keys
-GROUP = 16  # samples whose vectors are compared with each other, where student and teacher have other widths
+# called with numbers of the teacher's samples and their keys
+AskTeacher = Callable[[Sequence[int], Sequence[int]], TeacherOutputs]
+GROUP = 16  # samples whose vectors are compared with each other, if student and teacher have different widths
 
 
 class DistillationTarget(NamedTuple):
     """Replaces a sample's target during distillation: its label and the number of the teacher's output."""
 
-    target: Any  # the task's own
-    number: int
-    labelled: bool
-    share: float  # in a kd term: 1 / windows
+    target: Any  # the sample's target in its task
+    number: int  # number of the sample
+    labelled: bool  # whether the example has a label
+    share: float  # weight in the kd term: 1 / windows of the example
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HiddenStateLoss:
-    """Loss of hidden states, for pairs of layers of student and teacher."""
+    """Loss that compares hidden states, for pairs of layers of student and teacher."""
 
     weight: float
     how: Literal["mse", "cosine"]
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # (layer of the student, layer of the teacher)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelationLoss:
-    """Loss of relations between queries, keys and values of an attention layer of each; "qk" is attention."""
+    """Loss that compares relations between queries, keys and values of one attention layer of each model."""
 
     weight: float
-    of: tuple[str, ...]
-    pair: tuple[int, int]
-    heads: int
-    squares: bool
+    of: tuple[str, ...]  # kinds of relations, such as "qq" or "vv"; "qk" is attention
+    pair: tuple[int, int]  # layer of the student, layer of the teacher
+    heads: int  # heads into which both models' vectors are split
+    squares: bool  # True: squared error of the scores; False: KL divergence of their softmax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationLosses:
-    """Weights of the losses; one of weight 0 is left out."""
+    """Weights of the losses; a loss of weight 0 is left out."""
 
-    kd: float = 1.0  # weight of the term over soft labels
-    temperature: float = 2.0
-    ranking: Literal["listwise", "margin_mse"] = "listwise"  # of the scores of a query's documents
+    kd: float = 1.0  # weight of the term over soft labels (kd: knowledge distillation)
+    temperature: float = 2.0  # temperature of the softmax of both models' scores
+    ranking: Literal["listwise", "margin_mse"] = "listwise"  # loss of the scores of a query's documents
     label: float = 1.0  # weight of the term over labels
     states: tuple[HiddenStateLoss, ...] = ()
     relations: tuple[RelationLoss, ...] = ()
 
-    def wanted(self, side: int) -> CaptureSpec:
-        """Return the layers to capture in the student (side 0) or the teacher (side 1)."""
-        states = {pair[side] for loss in self.states for pair in loss.pairs}
-        return CaptureSpec(
-            states=tuple(sorted(states)), attention=tuple(sorted({loss.pair[side] for loss in self.relations}))
-        )
+    def capture_spec(self, side: Literal["student", "teacher"]) -> CaptureSpec:
+        """Return the layers to capture in the student or in the teacher."""
+        index = 0 if side == "student" else 1
+        states = {pair[index] for loss in self.states for pair in loss.pairs}
+        attention = {loss.pair[index] for loss in self.relations}
+        return CaptureSpec(states=tuple(sorted(states)), attention=tuple(sorted(attention)))
+
+    @property
+    def layer_losses(self) -> list[HiddenStateLoss | RelationLoss]:
+        """The losses of hidden states, then those of relations."""
+        return [*self.states, *self.relations]
 
 
 class TeacherRequest(NamedTuple):
-    """Inputs of the distillation terms, beside the batch of the task."""
+    """Inputs of the distillation terms, in addition to the batch of the base objective."""
 
-    samples: Sequence[Sample]  # the task's
-    numbers: list[int]
-    keys: list[int]
-    label: Tensor  # weight of each target of the task: 0 without a label
-    kd: Tensor  # weight of each target of the kd term
-    sizes: list[int]  # scores of each sample
-    rows: Tensor | None  # weight of each row in losses of states and relations: 0 for padding; None: 1
+    samples: Sequence[Sample]  # samples with the targets of the base objective
+    numbers: list[int]  # number of each sample
+    keys: list[int]  # key of each sample
+    label_weights: Tensor  # weight of each target of the base objective: 0 without a label
+    kd_weights: Tensor  # weight of each target of the kd term
+    score_counts: list[int]  # number of scores of each sample
+    row_weights: Tensor | None  # weight of each row in layer losses: 0 for padding; None: all 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(SelfSupervised):
-    """The objective of a task, or masked language modelling, with terms of a teacher."""
+    """A base objective (a task, or masked language modelling) with terms that compare the student with a teacher."""
 
-    learner: ScoringObjective  # of the student
+    base_objective: ScoringObjective
     kind: ScoreKind
     losses: DistillationLosses
-    ask: AskTeacher
-    pairing: SampleAlignment
-    project: nn.ModuleDict  # maps of the student's states to the teacher's width, where these differ
-    group: int = 1  # samples whose vectors are compared; 1: vectors are compared with the teacher's own
-    classes: int | None = None  # number of scores that are compared, of a vocabulary that both have; None: all
-    first: Literal["kd", "label"] = "kd"  # the term that is named first
+    ask_teacher: AskTeacher
+    alignment: SampleAlignment
+    projections: nn.ModuleDict  # linear maps of the student's states to the teacher's width, if the widths differ
+    vector_group_size: int = 1  # samples whose vectors are compared; 1: with the teacher's vector of the same sample
+    classes: int | None = None  # number of compared scores per target, the first ones; None: all
+    first_term: Literal["kd", "label"] = "kd"
 
     @property
     def group_size(self) -> int:  # type: ignore[override]
-        """Samples that the task, or the comparison of vectors, compares."""
-        return max(getattr(self.learner, "group_size", 1), self.group)
+        """Samples compared with each other, by the base objective or by the comparison of vectors."""
+        return max(getattr(self.base_objective, "group_size", 1), self.vector_group_size)
 
     @property
     def num_static_masks(self) -> int | None:  # type: ignore[override]
-        """The static masks of the task."""
-        return getattr(self.learner, "num_static_masks", None)
+        """The static masks of the base objective."""
+        return getattr(self.base_objective, "num_static_masks", None)
 
     @property
     def extra_module(self) -> nn.Module | None:  # type: ignore[override]
-        """The maps of states; None without any."""
-        return self.project if len(self.project) else None
+        """The linear maps of states; None if there are none."""
+        return self.projections if len(self.projections) else None
 
     @cached_property
     def term_weights(self) -> tuple[float, ...]:  # type: ignore[override]
         """The weight of each term."""
-        return tuple(weight for _, weight in self._weights)
+        return tuple(weight for _, weight in self._named_weights)
 
     @cached_property
-    def _weights(self) -> list[tuple[str, float]]:
-        """Names and weights of the terms; those of states and relations are named by their numbers."""
-        scores = [("kd", self.losses.kd), ("label", self.losses.label)]
-        if self.first == "label":
-            scores = scores[::-1]
-        scores = [(name, weight) for name, weight in scores if weight > 0 or (name, self.first) == ("label", "label")]
-        inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
-        at = 0 if not scores or (scores[0][0] == "label" and self.first == "kd") else 1
-        return [*scores[:at], *((str(number), loss.weight) for number, loss in enumerate(inside)), *scores[at:]]
+    def _named_weights(self) -> list[tuple[str, float]]:
+        """Name and weight of each term; the name of a layer loss is its index in `layer_losses`."""
+        kd, label = ("kd", self.losses.kd), ("label", self.losses.label)
+        if self.first_term == "label":
+            score_terms = [label, *([kd] if kd[1] > 0 else [])]  # the first term is included even if its weight is 0
+        else:
+            score_terms = [term for term in (kd, label) if term[1] > 0]
+        layer_terms = [(str(index), loss.weight) for index, loss in enumerate(self.losses.layer_losses)]
+        if not score_terms or score_terms[0][0] != self.first_term:
+            return [*layer_terms, *score_terms]
+        return [score_terms[0], *layer_terms, *score_terms[1:]]
 
-    def prepared(self, samples: Sequence[Sample], owners: Sequence[int], labelled: Sequence[bool]) -> list[Sample]:
-        """Return the task's samples with `DistillationTarget`s.
+    def add_teacher_targets(
+        self, samples: Sequence[Sample], owners: Sequence[int], labelled: Sequence[bool]
+    ) -> list[Sample]:
+        """Return the samples with `DistillationTarget`s.
 
         Args:
-            samples: Of the task.
-            owners: The number of each one's example.
+            samples: Samples of the base objective.
+            owners: Number of the example of each sample.
             labelled: Whether each example has a label.
         """
         windows: dict[int, int] = {}
@@ -167,30 +175,33 @@ class Distillation(SelfSupervised):
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the task's batch with a `TeacherRequest`."""
+        """Return the batch of the base objective with a `TeacherRequest`."""
         targets: list[DistillationTarget] = [sample.target for sample in samples]
-        plain = [replace(sample, target=sample.target.target) for sample in samples]
-        batch = self.learner.batch(plain, keys)
-        sizes = score_counts(plain, batch, self.kind)
-        counts = torch.tensor(sizes) if len(batch.weights) != len(plain) else torch.ones(len(plain), dtype=torch.long)
+        base_samples = [replace(sample, target=sample.target.target) for sample in samples]
+        batch = self.base_objective.batch(base_samples, keys)
+        sizes = score_counts(base_samples, batch, self.kind)
+        one_target_each = len(batch.weights) == len(base_samples)
+        target_counts = torch.ones(len(base_samples), dtype=torch.long) if one_target_each else torch.tensor(sizes)
         labelled = torch.tensor([float(target.labelled) for target in targets])
-        label = batch.weights * labelled.repeat_interleave(counts)
         request = TeacherRequest(
-            samples=plain,
+            samples=base_samples,
             numbers=[target.number for target in targets],
             keys=list(keys),
-            label=label,
-            kd=self._kd_weights(targets, batch, sizes),
-            sizes=sizes,
-            rows=_without_filler(plain),
+            label_weights=batch.weights * labelled.repeat_interleave(target_counts),
+            kd_weights=self._kd_weights(targets, batch, sizes),
+            score_counts=sizes,
+            row_weights=_without_filler(base_samples),
         )
-        rows = float(batch.packed.bounds[-1]) if request.rows is None else _total(request.rows)
-        count = {"kd": _total(request.kd), "label": _total(label)}
-        return replace(batch, words=request, counts=tuple(count.get(name, rows) for name, _ in self._weights))
+        rows = request.row_weights
+        row_count = float(batch.packed.bounds[-1]) if rows is None else _total(rows)
+        counts = {"kd": _total(request.kd_weights), "label": _total(request.label_weights)}
+        return replace(
+            batch, distillation=request, counts=tuple(counts.get(name, row_count) for name, _ in self._named_weights)
+        )
 
     def _kd_weights(self, targets: Sequence[DistillationTarget], batch: Batch, sizes: Sequence[int]) -> Tensor:
-        """The weight of each target: 1 / windows for a window, 1 for a word, a masked token or a vector."""
-        fits = torch.tensor([float(self.pairing.fits(target.number)) for target in targets])
+        """Return the weight of each target: 1 / windows for a window, 1 for a word, a masked token or a vector."""
+        fits = torch.tensor([float(self.alignment.fits(target.number)) for target in targets])
         shares = torch.tensor([target.share for target in targets])
         match self.kind:
             case "masked":
@@ -201,115 +212,149 @@ class Distillation(SelfSupervised):
 
     def terms(self, loaded: ModelBundle, batch: Batch) -> tuple[Term, ...]:
         """Return all terms, in the order of `term_weights`."""
-        request: TeacherRequest = batch.words
-        rows, own = capture(loaded, batch.packed, self.losses.wanted(0))
-        scores = self.learner.scores(loaded, batch, rows)
-        taught = self._teacher_outputs(request, scores.detach()) if self._asks else {}
-        inside: list[HiddenStateLoss | RelationLoss] = [*self.losses.states, *self.losses.relations]
+        request: TeacherRequest = batch.distillation
+        rows, captured = capture(loaded, batch.packed, self.losses.capture_spec("student"))
+        scores = self.base_objective.scores(loaded, batch, rows)
+        outputs = self._teacher_outputs(request, scores.detach()) if self._needs_teacher else {}
         terms = []
-        for name, _ in self._weights:
+        for name, _ in self._named_weights:
             if name == "kd":
-                losses = self._kd_losses(scores[..., : self.classes], taught, batch)
-                terms.append(Term("kd", losses, None, request.kd.to(losses, non_blocking=True)))
+                losses = self._kd_losses(scores[..., : self.classes], outputs, batch)
+                terms.append(Term("kd", losses, None, request.kd_weights.to(losses, non_blocking=True)))
             elif name == "label":
                 terms.append(self._label_term(loaded, rows, scores, batch))
             else:
-                terms.append(self._inside_term(int(name), inside[int(name)], own, taught, batch))
+                terms.append(self._layer_term(int(name), captured, outputs, batch))
         return tuple(terms)
 
     @property
-    def _asks(self) -> bool:
-        return any(name != "label" for name, _ in self._weights)
+    def _needs_teacher(self) -> bool:
+        """Whether a term compares with the teacher."""
+        return any(name != "label" for name, _ in self._named_weights)
 
     def _label_term(self, loaded: ModelBundle, rows: Tensor | None, scores: Tensor, batch: Batch) -> Term:
-        losses = self.learner.target_losses(scores, batch)
+        """Return the term of the base objective's targets."""
+        losses = self.base_objective.target_losses(scores, batch)
         if isinstance(loaded.head, PooledClassesHead):
             assert rows is not None  # `capture` returns them for such a head
             losses = losses + loaded.head.penalty(rows, batch.packed)
         right = None
         if not torch.is_grad_enabled() and self.kind == "masked":
             right = scores.argmax(-1) == batch.targets
-        return Term(
-            "mlm" if self.kind == "masked" else "label", losses, right, batch.words.label.to(losses, non_blocking=True)
-        )
+        name = "mlm" if self.kind == "masked" else "label"
+        return Term(name, losses, right, batch.distillation.label_weights.to(losses, non_blocking=True))
 
     def _teacher_outputs(self, request: TeacherRequest, scores: Tensor) -> dict[str, Tensor]:
-        """The teacher's outputs for the samples of a batch, end to end, by name."""
-        groups = [self.pairing.teacher_numbers[number] for number in request.numbers]
-        keys = [key for key, group in zip(request.keys, groups, strict=True) for _ in group]
-        asked = list(dict.fromkeys(zip((number for group in groups for number in group), keys, strict=True)))
-        outputs = self.ask([number for number, _ in asked], [key for _, key in asked]) if asked else {"scores": []}
-        index = {pair: at for at, pair in enumerate(asked)}
+        """Return the teacher's outputs for the samples of a batch, end to end, by name.
+
+        A sample for which the teacher has no outputs gets zeros. `scores` are the student's.
+        """
+        window_groups = [self.alignment.teacher_numbers[number] for number in request.numbers]
+        windows = [(window, key) for group, key in zip(window_groups, request.keys, strict=True) for window in group]
+        asked = list(dict.fromkeys(windows))  # each once
+        if asked:
+            outputs = self.ask_teacher([window for window, _ in asked], [key for _, key in asked])
+        else:
+            outputs = {"scores": []}
+        index_of = {window_and_key: index for index, window_and_key in enumerate(asked)}
         joined: dict[str, Tensor] = {}
         for name, tensors in outputs.items():
             parts = []
-            for number, group, key, size in zip(request.numbers, groups, request.keys, request.sizes, strict=True):
-                if self.pairing.fits(number):
-                    windows = [tensors[index[window, key]] for window in group]
-                    parts.append(windows[0] if name != "scores" else self.pairing.scores(number, windows))
+            for number, group, key, count in zip(
+                request.numbers, window_groups, request.keys, request.score_counts, strict=True
+            ):
+                if self.alignment.fits(number):
+                    window_outputs = [tensors[index_of[window, key]] for window in group]
+                    parts.append(
+                        self.alignment.scores(number, window_outputs) if name == "scores" else window_outputs[0]
+                    )
                 else:
                     like = tensors[0] if tensors else scores
-                    parts.append(like.new_zeros(size, scores.shape[-1]))
+                    parts.append(like.new_zeros(count, scores.shape[-1]))
             joined[name] = torch.cat(parts).to(scores.device, non_blocking=True)
         return joined
 
     def _kd_losses(self, scores: Tensor, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The loss of each target of the kd term."""
+        """Return the loss of each target of the kd term."""
         temperature = self.losses.temperature
-        if "ids" in outputs:
+        if "ids" in outputs:  # the teacher's outputs have only the top scores
             return kd_kl_topk(scores, outputs["ids"].long(), outputs["scores"].float(), temperature)
-        taught = upcast(outputs["scores"])
+        teacher_scores = upcast(outputs["scores"])
+        groups = batch.distillation.score_counts
         match self.kind:
             case "multiple":
-                return kd_kl_multi_label(scores, taught, temperature)
+                return kd_kl_multi_label(scores, teacher_scores, temperature)
             case "numbers":
-                return row_mse(scores, taught)
+                return row_mse(scores, teacher_scores)
             case "span":
-                return kd_kl_spans(scores, taught, batch.packed.bounds, temperature)
+                return kd_kl_spans(scores, teacher_scores, batch.packed.bounds, temperature)
             case "choice":
-                return kd_kl_choices(scores, taught, batch.words.sizes, temperature)
+                return kd_kl_choices(scores, teacher_scores, groups, temperature)
             case "ranking" if self.losses.ranking == "margin_mse":
-                return kd_margins(scores[:, 0], taught[:, 0], batch.words.sizes)
+                return kd_margins(scores[:, 0], teacher_scores[:, 0], groups)
             case "ranking":
-                return kd_kl_choices(scores[:, 0], taught[:, 0], batch.words.sizes, temperature)
-            case "vectors" if self.group > 1:
-                return similarity_matrix_loss(scores, taught, 2 * self.group)
+                return kd_kl_choices(scores[:, 0], teacher_scores[:, 0], groups, temperature)
+            case "vectors" if self.vector_group_size > 1:
+                return similarity_matrix_loss(scores, teacher_scores, 2 * self.vector_group_size)  # pairs of texts
             case "vectors":
-                return cosine_distance(scores, taught)
-        return kd_kl(scores, taught, temperature)
+                return cosine_distance(scores, teacher_scores)
+        return kd_kl(scores, teacher_scores, temperature)
 
-    def _inside_term(
-        self,
-        number: int,
-        loss: HiddenStateLoss | RelationLoss,
-        student: dict[str, Tensor],
-        teacher: dict[str, Tensor],
-        batch: Batch,
-    ) -> Term:
-        """The loss of each row: the mean over pairs of layers for states, over kinds of relations for relations."""
-        parts = []
+    def _layer_term(self, index: int, student: dict[str, Tensor], teacher: dict[str, Tensor], batch: Batch) -> Term:
+        """Return the term of a layer loss: for each row the mean over pairs of layers, or over kinds of relations.
+
+        Args:
+            index: Index of the loss in `layer_losses`.
+            student: Captured tensors of the student, by name.
+            teacher: Outputs of the teacher, by name.
+            batch: The batch.
+        """
+        loss = self.losses.layer_losses[index]
         if isinstance(loss, HiddenStateLoss):
-            compare = row_mse if loss.how == "mse" else cosine_distance
-            for layer, teacher_layer in loss.pairs:
-                state, name = student[f"states.{layer}"], f"{layer} {teacher_layer}"
-                state = self.project[name](state).float() if name in self.project else state
-                parts.append(compare(state, teacher[f"states.{teacher_layer}"].float()))
+            name, parts = "states", self._state_losses(loss, student, teacher)
         else:
-            sides = ((student, loss.pair[0]), (teacher, loss.pair[1]))
-            for kinds in loss.of:
-                x, y = kinds[0], kinds[1]
-                pairs = [(side[f"{x}.{layer}"].float(), side[f"{y}.{layer}"].float()) for side, layer in sides]
-                bounds = batch.packed.bounds
-                parts.append(relation_kl(pairs[0], pairs[1], bounds, loss.heads, squares=loss.squares))
-        kind, losses = "states" if isinstance(loss, HiddenStateLoss) else "relations", torch.stack(parts).mean(0)
-        weights = batch.words.rows
-        return Term(
-            f"{kind}_{number + 1}", losses, None, None if weights is None else weights.to(losses, non_blocking=True)
-        )
+            name, parts = "relations", _relation_losses(loss, student, teacher, batch.packed.bounds)
+        losses = torch.stack(parts).mean(0)
+        weights = batch.distillation.row_weights
+        weights = None if weights is None else weights.to(losses, non_blocking=True)
+        return Term(f"{name}_{index + 1}", losses, None, weights)
+
+    def _state_losses(
+        self, loss: HiddenStateLoss, student: dict[str, Tensor], teacher: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """Return the losses of hidden states for each pair of layers."""
+        compare = row_mse if loss.how == "mse" else cosine_distance
+        losses = []
+        for layer, teacher_layer in loss.pairs:
+            state, name = student[f"states.{layer}"], f"{layer} {teacher_layer}"
+            if name in self.projections:
+                state = self.projections[name](state).float()
+            losses.append(compare(state, teacher[f"states.{teacher_layer}"].float()))
+        return losses
+
+
+def _relation_losses(
+    loss: RelationLoss, student: dict[str, Tensor], teacher: dict[str, Tensor], bounds: Sequence[int]
+) -> list[Tensor]:
+    """Return the losses of each kind of relations."""
+    layer, teacher_layer = loss.pair
+    losses = []
+    for kinds in loss.of:
+        x, y = kinds[0], kinds[1]  # such as "q" and "k"
+        student_pair = student[f"{x}.{layer}"].float(), student[f"{y}.{layer}"].float()
+        teacher_pair = teacher[f"{x}.{teacher_layer}"].float(), teacher[f"{y}.{teacher_layer}"].float()
+        losses.append(relation_kl(student_pair, teacher_pair, bounds, loss.heads, squares=loss.squares))
+    return losses
 
 
 def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed: int) -> nn.ModuleDict:
-    """Return linear maps of states to the teacher's width, by pair of layers; none if the `widths` are equal."""
+    """Return linear maps of the student's states to the teacher's width, by pair of layers; none for equal widths.
+
+    Args:
+        losses: The losses.
+        widths: Width of the student, width of the teacher.
+        seed: Seed of the initial weights.
+    """
     maps = nn.ModuleDict()
     if widths[0] != widths[1]:
         with torch.random.fork_rng():
@@ -320,7 +365,7 @@ def state_projections(losses: DistillationLosses, widths: tuple[int, int], seed:
 
 
 def _without_filler(samples: Sequence[Sample]) -> Tensor | None:
-    """The weight of each row, 0 for padding; None if no sample is padded."""
+    """Return the weight of each row, 0 for padding; None if no sample is padded."""
     if not any(sample.filler for sample in samples):
         return None
     parts = [torch.ones(len(sample)) for sample in samples]
@@ -330,4 +375,5 @@ def _without_filler(samples: Sequence[Sample]) -> Tensor | None:
 
 
 def _total(weights: Tensor) -> float:
+    """Return the sum of weights, added up in float64."""
     return float(weights.sum(dtype=torch.float64))

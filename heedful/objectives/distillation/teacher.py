@@ -1,4 +1,4 @@
-"""Outputs of a teacher for samples: scores, hidden states of some layers, queries, keys and values of others."""
+"""Outputs of a teacher for samples: scores, hidden states, and attention inputs (queries, keys and values)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from heedful.nn.layout import AttentionArgs
 from heedful.objectives.base import Batch, Sample
 from heedful.packed import Packed
 
-TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"), one tensor for each sample
-ScoreLevel = Literal["rows", "places", "documents", "sequences"]  # what the scores belong to
+TeacherOutputs = dict[str, list[Tensor]]  # by name ("scores", "states.6", "q.5"): one tensor for each sample
+ScoreLevel = Literal["rows", "positions", "documents", "sequences"]  # what a row of scores belongs to
 ScoreKind = Literal["classes", "multiple", "numbers", "tokens", "span", "choice", "ranking", "vectors", "masked"]
-LEVELS: dict[ScoreKind, ScoreLevel] = {  # all others: sequences
-    "span": "rows",
-    "tokens": "places",
-    "masked": "places",
+LEVELS: dict[ScoreKind, ScoreLevel] = {  # kinds that are not listed: sequences
+    "span": "rows",  # every token
+    "tokens": "positions",  # the scored tokens
+    "masked": "positions",
     "ranking": "documents",
 }
 
@@ -35,10 +35,10 @@ class ScoringObjective(Protocol):
     """An objective whose loss is a function of scores."""
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return samples as a batch."""
+        """Collate samples into a batch."""
 
     def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return the head's scores; `rows` are the model's last hidden states, if they are known."""
+        """Return the head's scores; `rows` are the last hidden states if they are known, else they are computed."""
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each target."""
@@ -46,11 +46,9 @@ class ScoringObjective(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptureSpec:
-    """The layers whose hidden states and attention inputs are captured beside the scores."""
+    """The layers whose hidden states and attention inputs are captured in a forward pass."""
 
-    states: tuple[
-        int, ...
-    ] = ()  # layers: 0 is the input of the first block, the number of layers the output of the last
+    states: tuple[int, ...] = ()  # layers: 0 is the input of the first block, the number of layers the last output
     attention: tuple[int, ...] = ()  # layers, from 0, whose queries, keys and values are captured
 
     @property
@@ -61,59 +59,72 @@ class CaptureSpec:
 
 @dataclass(kw_only=True, eq=False)
 class CaptureTrace(Trace):
-    """A trace that keeps tensors unchanged: all rows end to end, with their graph."""
+    """A trace that stores tensors unchanged: all rows end to end, with their autograd graph."""
 
-    wanted: CaptureSpec
-    held: dict[str, Tensor] = field(default_factory=dict, init=False)
+    spec: CaptureSpec
+    captured: dict[str, Tensor] = field(default_factory=dict, init=False)
 
     def record_attention(
         self, part: Part, layer: int, count: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
     ) -> None:
-        """Keep queries, keys and values of a layer, the heads side by side."""
-        if part != "cross" and layer in self.wanted.attention:
-            self.held |= {f"{name}.{layer}": rows.flatten(1) for name, rows in zip("qkv", (q, k, v), strict=True)}
+        """Store queries, keys and values of a layer as [rows, heads x head width]."""
+        if part != "cross" and layer in self.spec.attention:
+            for name, rows in zip("qkv", (q, k, v), strict=True):
+                self.captured[f"{name}.{layer}"] = rows.flatten(1)
 
     def record_states(self, part: Part, layer: int, count: int, x: Tensor, spans: Sequence[tuple[int, int]]) -> None:
-        """Keep the rows before a block, or after the last one."""
-        if layer in self.wanted.states:
-            self.held[f"states.{layer}"] = x
+        """Store the input of a block, or the output of the last block."""
+        if layer in self.spec.states:
+            self.captured[f"states.{layer}"] = x
 
 
-def capture(loaded: ModelBundle, packed: Packed, wanted: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Return the last hidden states, and captured tensors in float32; None and {} if only scores are wanted."""
-    if not wanted.names and not isinstance(loaded.head, PooledClassesHead):
+def capture(loaded: ModelBundle, packed: Packed, spec: CaptureSpec) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Run the model; return its last hidden states, and the captured tensors in float32.
+
+    If nothing is to be captured, the model is not run and None and {} are returned, except for the head of a classic
+    model, whose loss needs the hidden states.
+    """
+    if not spec.names and not isinstance(loaded.head, PooledClassesHead):
         return None, {}
-    inside = CaptureTrace(what=(), wanted=wanted)
-    rows = loaded.hidden_states(packed, trace=inside)
+    trace = CaptureTrace(what=(), spec=spec)
+    rows = loaded.hidden_states(packed, trace=trace)
     count = packed.bounds[-1]  # without padding
-    return rows, {name: inside.held[name][:count].float() for name in wanted.names}
+    return rows, {name: trace.captured[name][:count].float() for name in spec.names}
 
 
 class Teacher:
-    """A frozen float32 model in eval mode that produces distillation targets."""
+    """A frozen float32 model in eval mode that produces distillation targets.
+
+    Args:
+        loaded: The model.
+        objective: Makes batches of samples and scores them.
+        kind: Kind of the scores.
+        capture_spec: Layers that are captured in addition to the scores.
+        classes: Number of scores per target that are returned, the first ones; None: all.
+    """
 
     def __init__(
         self,
         loaded: ModelBundle,
-        learner: ScoringObjective,
+        objective: ScoringObjective,
         kind: ScoreKind,
-        wanted: CaptureSpec,
+        capture_spec: CaptureSpec,
         classes: int | None = None,
     ) -> None:
-        self.loaded, self.learner, self.kind, self.wanted = loaded.requires_grad_(False).eval(), learner, kind, wanted
-        self.classes = classes  # number of scores that are returned, of a vocabulary; None: all
+        self.loaded, self.objective, self.kind = loaded.requires_grad_(False).eval(), objective, kind
+        self.capture_spec, self.classes = capture_spec, classes
 
     @torch.no_grad()
     def outputs(self, samples: Sequence[Sample], keys: Sequence[int]) -> TeacherOutputs:
         """Return the scores and the captured tensors of each sample."""
         assert not self.loaded.training
         device = next(self.loaded.parameters()).device
-        batch = self.learner.batch(samples, keys).to(device)
+        batch = self.objective.batch(samples, keys).to(device)
         with torch.autocast(device.type, enabled=False):
-            rows, inside = capture(self.loaded, batch.packed, self.wanted)
-            scores = self.learner.scores(self.loaded, batch, rows)[..., : self.classes]
-        sizes = [len(sample) for sample in samples]
-        outputs = {name: list(rows.split(sizes)) for name, rows in inside.items()}
+            rows, captured = capture(self.loaded, batch.packed, self.capture_spec)
+            scores = self.objective.scores(self.loaded, batch, rows)[..., : self.classes]
+        lengths = [len(sample) for sample in samples]
+        outputs = {name: list(tensor.split(lengths)) for name, tensor in captured.items()}
         return outputs | {"scores": list(scores.split(score_counts(samples, batch, self.kind)))}
 
 
@@ -122,11 +133,11 @@ def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> li
     match LEVELS.get(kind, "sequences"):
         case "rows":
             return [len(sample) for sample in samples]
-        case "places":
+        case "positions":
             assert batch.rows is not None
-            ends = np.array([*accumulate(map(len, samples))])
-            where = np.searchsorted(ends, batch.rows.cpu().numpy(), side="right")
-            counts: list[int] = np.bincount(where, minlength=len(samples)).tolist()
+            sample_ends = np.array([*accumulate(map(len, samples))])
+            sample_of = np.searchsorted(sample_ends, batch.rows.cpu().numpy(), side="right")
+            counts: list[int] = np.bincount(sample_of, minlength=len(samples)).tolist()
             return counts
         case "documents":
             return list(batch.groups)
@@ -138,30 +149,38 @@ def score_counts(samples: Sequence[Sample], batch: Batch, kind: ScoreKind) -> li
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleAlignment:
-    """For each sample of the student, the samples of the same example that the teacher reads."""
+    """For each sample of the student, the teacher's samples of the same example."""
 
-    same: bool  # token for token
-    teacher_numbers: list[tuple[int, ...]]  # of the teacher's samples
-    words: list[slice | None] | None  # of tags in other tokens: which of the example's words; None: they do not fit
+    same_tokens: bool  # whether samples of student and teacher are equal, token for token
+    teacher_numbers: list[tuple[int, ...]]  # numbers of the teacher's samples, for each sample of the student
+    # for tags of words, if tokens differ: which of the example's words are in each sample of the student; None for a
+    # sample whose example has a different number of words for the teacher
+    words: list[slice | None] | None
 
     def fits(self, number: int) -> bool:
         """Whether the teacher has outputs for the sample."""
         return self.words is None or self.words[number] is not None
 
     def scores(self, number: int, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the scores for a sample that fits, from those of the teacher's samples: the mean over windows."""
-        if self.same:
+        """Return the scores for a sample of the student that fits.
+
+        Args:
+            number: Number of the sample.
+            outputs: Scores of each of its teacher's samples. If tokens differ, they are averaged, or for tags of words
+                joined and cut to the words of the sample.
+        """
+        if self.same_tokens:
             return outputs[0]
         if self.words is None:
             return torch.stack(list(outputs)).mean(0)
-        part = self.words[number]
-        assert part is not None
-        return torch.cat(list(outputs))[part]
+        own_words = self.words[number]
+        assert own_words is not None
+        return torch.cat(list(outputs))[own_words]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OwnedSamples:
-    """Samples, and the number of each one's example."""
+    """Samples, and for each the number of its example."""
 
     samples: Sequence[Sample]
     owners: Sequence[int]
@@ -173,18 +192,17 @@ def align_samples(
     """Align the student's samples with the teacher's.
 
     Args:
-        student_samples: Of the student.
-        teacher_samples: Of the teacher. They may have other tokens if texts are scored as a whole, or word by word.
+        student_samples: Samples of the student.
+        teacher_samples: Samples of the teacher. They may have different tokens if whole texts or words are scored.
         kind: Kind of scores.
         needs: Names of losses that compare token with token.
 
     Raises:
         HeedfulError: If tokens differ, but have to be compared.
     """
-    if _same(student_samples, teacher_samples):
-        return SampleAlignment(
-            same=True, teacher_numbers=[(number,) for number in range(len(student_samples.samples))], words=None
-        )
+    if _have_same_tokens(student_samples, teacher_samples):
+        equal_numbers: list[tuple[int, ...]] = [(number,) for number in range(len(student_samples.samples))]
+        return SampleAlignment(same_tokens=True, teacher_numbers=equal_numbers, words=None)
     needs = [*needs, *([f"soft labels of {kind}"] if kind in ("span", "masked") else [])]
     if needs:
         raise HeedfulError(
@@ -192,33 +210,37 @@ def align_samples(
             "token with token: give the student the teacher's vocabulary and a max_length that both read, or leave "
             "these losses out"
         )
-    of: dict[int, list[int]] = {}
+    numbers_by_owner: dict[int, list[int]] = {}
     for number, owner in enumerate(teacher_samples.owners):
-        of.setdefault(owner, []).append(number)
-    several = [tuple(of.get(owner, ())) for owner in student_samples.owners]
-    words = _words(student_samples, teacher_samples, several) if kind == "tokens" else None
-    return SampleAlignment(same=False, teacher_numbers=several, words=words)
+        numbers_by_owner.setdefault(owner, []).append(number)
+    numbers = [tuple(numbers_by_owner.get(owner, ())) for owner in student_samples.owners]
+    words = _align_words(student_samples, teacher_samples, numbers) if kind == "tokens" else None
+    return SampleAlignment(same_tokens=False, teacher_numbers=numbers, words=words)
 
 
-def _same(student_samples: OwnedSamples, teacher_samples: OwnedSamples) -> bool:
+def _have_same_tokens(student_samples: OwnedSamples, teacher_samples: OwnedSamples) -> bool:
+    """Whether all samples are equal, token for token."""
     return len(student_samples.samples) == len(teacher_samples.samples) and all(
         a.bounds == b.bounds and np.array_equal(a.tokens, b.tokens)
         for a, b in zip(student_samples.samples, teacher_samples.samples, strict=True)
     )
 
 
-def _words(
-    student_samples: OwnedSamples, teacher_samples: OwnedSamples, several: Sequence[tuple[int, ...]]
+def _align_words(
+    student_samples: OwnedSamples, teacher_samples: OwnedSamples, teacher_numbers: Sequence[tuple[int, ...]]
 ) -> list[slice | None]:
-    """The words of each sample among those of its example; None if teacher and student have other numbers of words."""
+    """Return which of its example's words each sample of the student has.
+
+    None stands for a sample whose example has a different number of words for the teacher.
+    """
     counts = [len(sample.target[0]) for sample in student_samples.samples]
-    totals: dict[int, int] = {}
-    starts = []
+    totals: dict[int, int] = {}  # words of each example
+    starts = []  # number of words in earlier samples of the same example
     for owner, count in zip(student_samples.owners, counts, strict=True):
         starts.append(totals.get(owner, 0))
         totals[owner] = starts[-1] + count
-    parts: list[slice | None] = []
-    for owner, numbers, start, count in zip(student_samples.owners, several, starts, counts, strict=True):
-        count_of_teacher = sum(len(teacher_samples.samples[number].target[0]) for number in numbers)
-        parts.append(slice(start, start + count) if count_of_teacher == totals[owner] else None)
-    return parts
+    words: list[slice | None] = []
+    for owner, numbers, start, count in zip(student_samples.owners, teacher_numbers, starts, counts, strict=True):
+        teacher_total = sum(len(teacher_samples.samples[number].target[0]) for number in numbers)
+        words.append(slice(start, start + count) if teacher_total == totals[owner] else None)
+    return words

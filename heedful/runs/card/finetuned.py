@@ -153,7 +153,7 @@ def _what(results: JsonObject) -> list[str]:
     if model:
         size = f" It has {model['parameters']:,} parameters and takes {model['bytes'] / 1e6:,.1f} MB on the disk."
     start = f" Trained with Heedful from {_base(results['base'])}." if results.get("base") else ""
-    return [f"# {task.name}", "", f"{task.does}.{named}{start}{size}"]
+    return [f"# {task.name}", "", f"{task.description}.{named}{start}{size}"]
 
 
 def _base(base: str) -> str:
@@ -397,7 +397,7 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 def _mistake(line: JsonObject, results: JsonObject) -> list[str]:
     about = SPECS[results["task"]].card
-    shown = about.mistake(line, results, format_number)
+    shown = about.describe_mistake(line, results, format_number)
     sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
     sides = [escape_markdown(side, 80) for side in shown]
     return [
@@ -475,7 +475,7 @@ def _speed(results: JsonObject) -> Iterator[list[str]]:
     yield ["## Speed"]
     machine = f" on {escape_markdown(results['machine'], 200)}" if results.get("machine") else ""
     many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    measured = SPECS[results["task"]].card.measured
+    measured = SPECS[results["task"]].card.latency_input
     yield [f"Milliseconds for {measured}{machine}, float32, without tokenizing{many}:"]
     rows = [[f"{int(length):,}", f"{time['p50']:.2f}", f"{time['p99']:.2f}"] for length, time in times.items()]
     yield markdown_table(["tokens", "median", "99th percentile"], rows)

@@ -36,7 +36,7 @@ def usage(task: str, *, heedful_only: bool, pairs: bool, has_encoder: bool = Tru
         has_encoder: Whether a seq2seq model has an encoder beside its decoder.
     """
     card = SPECS[task].card
-    example, arguments, library_example = card.python_input, card.words, card.python_input
+    example, arguments, library_example = card.python_input, card.cli_arguments, card.python_input
     if pairs and example == '"a text"':
         example, arguments = '("a text", "another")', '"a text" --pair "another"'
         library_example = '{"text": "a text", "text_pair": "another"}'

@@ -280,17 +280,19 @@ class MlmTeacherLearner:
         vocab_size = min(
             bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher)
         )  # without padding
-        teacher = Teacher(self.teacher, masked, "masked", losses.wanted(1), classes=vocab_size)
+        teacher = Teacher(self.teacher, masked, "masked", losses.capture_spec("teacher"), classes=vocab_size)
         widths = model.config.model.width, self.teacher.config.model.width
         total = sum(map(len, samples))
         objective = Distillation(
-            learner=masked,
+            base_objective=masked,
             kind="masked",
             losses=losses,
-            ask=self._outputs(teacher, samples),
-            pairing=SampleAlignment(same=True, teacher_numbers=[(number,) for number in range(total)], words=None),
-            project=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)),
-            first="label",
+            ask_teacher=self._outputs(teacher, samples),
+            alignment=SampleAlignment(
+                same_tokens=True, teacher_numbers=[(number,) for number in range(total)], words=None
+            ),
+            projections=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)),
+            first_term="label",
             classes=vocab_size,
         )
         firsts = [sum(map(len, samples[:phase])) for phase in range(len(samples))]

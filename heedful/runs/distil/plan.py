@@ -170,9 +170,9 @@ def plan_distil(
         random_init=isinstance(preview.student, SizeStudent),
         width=width_for_lr(preview.student, teacher),
         classic=isinstance(preview.student, ClassicStudent | StaticStudent),
-        group_size=preview.task.group(scored=stats.min_score is not None),
+        group_size=preview.task.samples_per_group(scored=stats.min_score is not None),
         data=preview.data,
-        task_settings=SPECS[task].settings().of_teacher(teacher.thresholds, has_dev="dev" in stats.non_empty_splits),
+        task_settings=SPECS[task].settings().for_student(teacher.thresholds, has_dev="dev" in stats.non_empty_splits),
     )
     check_dev_split(settings, stats, dev_problem)
     check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent | StaticStudent))
@@ -277,7 +277,7 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
     if isinstance(student, ClassicStudent | StaticStudent):
         reader = student.reader if isinstance(student, ClassicStudent) else BAG
         try:
-            SPECS[task].check_reader(reader, "student.reader", 2)
+            SPECS[task].check_pooling(reader, "student.reader", 2)
         except HeedfulError as error:
             if isinstance(student, ClassicStudent):
                 raise

@@ -341,16 +341,16 @@ class TeacherLearner:
             self.plan.teacher
         )
         objective = Distillation(
-            learner=task,
+            base_objective=task,
             kind=kind,
             losses=losses,
-            ask=inputs.ask,
-            pairing=inputs.pairing,
-            project=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
-            group=group_size if compares_vectors else 1,
+            ask_teacher=inputs.ask,
+            alignment=inputs.pairing,
+            projections=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
+            vector_group_size=group_size if compares_vectors else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)
-        samples = objective.prepared(inputs.reading.samples, inputs.reading.owners, inputs.labelled)
+        samples = objective.add_teacher_targets(inputs.reading.samples, inputs.reading.owners, inputs.labelled)
         return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:
@@ -401,7 +401,7 @@ class TeacherLearner:
                 f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
             )
         teacher_model = plan.teacher.to(resolve_device(settings.train.device))
-        teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.wanted(1))
+        teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.capture_spec("teacher"))
         return _Inputs(
             reading=own,
             labelled=[True] * encoded.examples + [False] * len(unlabelled),
@@ -445,7 +445,7 @@ class TeacherLearner:
         facts = {"weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
         folder = self.run.folder / OUTPUTS
         if self.parent_dir is not None:
-            key = json.dumps([facts, teacher.wanted.names, cache.precision])
+            key = json.dumps([facts, teacher.capture_spec.names, cache.precision])
             folder = self.parent_dir / OUTPUTS / sha256(key.encode()).hexdigest()[:16]
         return cache_teacher_outputs(
             folder,

@@ -73,7 +73,7 @@ def cache_teacher_outputs(
         "samples": count,
         "half": cache_format.half,
         "top": cache_format.top,
-        "wanted": teacher.wanted.names,
+        "wanted": teacher.capture_spec.names,
     }
     if cache_format.top is not None:
         about["temperature"] = cache_format.temperature

@@ -159,7 +159,7 @@ def build_task(
         settings=settings.task,
         loaded=model,
         labels=source.labels if labels is None else labels,
-        survey=stats,
+        stats=stats,
         seed=settings.train.seed,
         reinit_layers=init.reinit_layers if isinstance(init, Pretrained) else 0,
         max_length=settings.max_length,

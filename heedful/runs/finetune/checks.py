@@ -47,6 +47,6 @@ def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, cla
         unused["train.gradient_checkpointing"] = "a classic model has no blocks to recompute"
     if train.compile and classic:
         unused["train.compile"] = "a classic model has no blocks to compile"
-    unused |= {f"task.{name}": why for name, why in settings.task.unused(stats).items()}
+    unused |= {f"task.{name}": why for name, why in settings.task.unused_settings(stats).items()}
     for path, why in unused.items():
         raise SettingError(f"{path} would change nothing: {why}; leave it out", path=path)

@@ -89,7 +89,7 @@ def plan_finetune(
         config = config_of(init.model, revision=init.revision or None).model
         width = config.width
     classic = isinstance(init, ClassicInit | RecurrentInit)
-    group_size = preview.task.group(scored=stats.min_score is not None)
+    group_size = preview.task.samples_per_group(scored=stats.min_score is not None)
     targets = sample_targets(source, stats.non_empty_splits)
     one_sample_each = classic or preview.long_inputs == "truncate" or spec.truncates
     defaults, why = finetune_defaults(
@@ -109,7 +109,7 @@ def plan_finetune(
     settings = replace(resolved.settings, init=init, data=reading)
     check_method_settings(settings.method, tuple(resolved.sources))
     if isinstance(init, ClassicInit):
-        spec.check_reader(init.reader, "init.reader", len(source.labels))
+        spec.check_pooling(init.reader, "init.reader", len(source.labels))
     check_batch_groups(settings.train, group_size)
     check_bleu(settings.task, targets)
     settings.task.check_data(stats)

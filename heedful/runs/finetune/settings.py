@@ -67,7 +67,7 @@ class FinetuneSettings:
             kind = SPECS[self.task.kind].public_name
             raise SettingError(f'init.kind is "{self.init.kind}", which is for seq2seq, not {kind}', path="init.kind")
         if isinstance(self.init, ClassicInit):
-            SPECS[self.task.kind].check_reader(self.init.reader, "init.reader", 2)
+            SPECS[self.task.kind].check_pooling(self.init.reader, "init.reader", 2)
 
     def _check_method(self) -> None:
         """Refuse methods and folds for other tasks than classification, and methods without a pretrained model."""

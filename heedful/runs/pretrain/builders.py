@@ -71,7 +71,7 @@ class MlmBuilder(MaskingBuilder[MlmSettings]):
             num_static_masks=phase.num_static_masks,
             mask_prob=phase.mask_prob,
             mask_unit=phase.mask_unit,
-            count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
+            target_count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
         )
 
 
@@ -115,7 +115,7 @@ class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
             name=self.label,
             mask_prob=phase.mask_prob,
             mask_unit=phase.mask_unit,
-            count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
+            target_count=masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer)),
         )
 
 
@@ -203,7 +203,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
         """Return the special tokens of a sequence whose document continues: no end."""
-        return self.template(tokenizer).opening
+        return self.template(tokenizer).without_end
 
     def objective(self, components: Components, loaded: ModelBundle, phase: ClmSettings) -> CausalLM:
         """Return the objective."""

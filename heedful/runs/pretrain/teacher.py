@@ -182,7 +182,7 @@ class TeacherRun:
             vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
             mask_prob=asked.mask_prob,
             mask_unit=asked.mask_unit,
-            count=count,
+            target_count=count,
         )
 
     def _cache(self, name: str, rows: WindowRows) -> VectorCache:
@@ -203,7 +203,7 @@ class TeacherRun:
                 self.teacher.load_statistics(load_file(earlier))
             else:
                 some = range(min(STATISTICS_ROWS, len(rows)))
-                self.teacher.prepare([rows[number] for number in some], self._ordinary)
+                self.teacher.estimate_statistics([rows[number] for number in some], self._ordinary)
             with atomic_path(path) as part:
                 save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
         self.ranks.barrier()

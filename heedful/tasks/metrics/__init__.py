@@ -1,4 +1,4 @@
-"""Metrics with their official definitions, in constant memory where that can be; each is updated, merged, read."""
+"""Metrics with their official definitions, in constant memory where possible. See `base` for their interface."""
 
 from __future__ import annotations
 

@@ -19,28 +19,29 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 
-Result = dict[str, Any]  # plain data: names -> numbers, lists and dicts of them
+Result = dict[str, Any]  # plain data by name: numbers, texts, and lists and dicts of them
 Values = Sequence[Any] | NDArray[Any] | Tensor
-Ids = Sequence[object] | NDArray[Any] | None  # ids of examples, for errors; None: their indices in the update
+Ids = Sequence[object] | NDArray[Any] | None  # ids of examples, for error messages; None: indices in the update
 
-BITS = 1126  # frexp gives each double a significand of 53 bits: the smallest one, 2^-1074, is 2^52 times 2^-1126
-HALF = 27  # a significand of 53 bits is cut into halves of this many, so that products fit 64 bits
+# frexp gives each double a significand of 53 bits; the smallest double, 2^-1074, is 2^52 times 2^-1126
+BITS = 1126
+HALF_BITS = 27  # bits in the lower half of a significand; products of halves fit into 64 bits
 
 
 @runtime_checkable
 class Mergeable(Protocol):
-    """A state that each rank accumulates by itself."""
+    """A state that each process accumulates independently."""
 
     def merge_state(self, incoming: Self) -> Self:
-        """Return the state over the examples of both."""
+        """Return the state over the examples of both states."""
 
 
 @runtime_checkable
 class Metric(Mergeable, Protocol):
-    """An accumulator of examples; each has its own `update`."""
+    """An accumulator of examples. Each metric also has an `update` with its own arguments."""
 
     def compute(self) -> Result:
-        """Return the numbers over the examples so far; fractions, not percentages."""
+        """Return the numbers over all examples so far, as fractions, not percentages."""
 
 
 @runtime_checkable
@@ -48,23 +49,23 @@ class HasIntervals(Metric, Protocol):
     """A metric that stores examples and can bootstrap its own confidence intervals."""
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Return the interval of each number that has one, from the quantiles of its replicates."""
+        """Return confidence intervals by the names of numbers, from the quantiles of bootstrap replicates."""
 
 
 M = TypeVar("M", bound=Mergeable)
 
 
 def merge_all(metrics: Iterable[M]) -> M:
-    """Return the metric over the examples of all ranks."""
+    """Merge the metrics of all processes."""
     return reduce(lambda merged, metric: merged.merge_state(metric), metrics)
 
 
-CORRELATIONS = ("pearson", "spearman", "matthews")  # from -1 to 1
-UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_threshold")
+CORRELATIONS = ("pearson", "spearman", "matthews")  # metrics from -1 to 1
+UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_threshold")  # metrics without bounds
 
 
 def metric_bounds(name: str) -> tuple[float, float]:
-    """Return the least and greatest value that a metric can have.
+    """Return the smallest and the largest value that a metric can have.
 
     >>> metric_bounds("accuracy"), metric_bounds("matthews"), metric_bounds("mlm_loss")
     ((0.0, 1.0), (-1.0, 1.0), (-inf, inf))
@@ -75,7 +76,7 @@ def metric_bounds(name: str) -> tuple[float, float]:
 
 
 def format_metric(name: str, value: float) -> str:
-    """Return a metric as a percentage, or as a plain number if it is no share.
+    """Format a metric: as a percentage if it is from 0 to 1, else as a plain number.
 
     >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5), format_metric("accuracy", float("nan"))
     ('50.0 %', '0.5000', 'NaN')
@@ -86,7 +87,7 @@ def format_metric(name: str, value: float) -> str:
 
 
 def format_difference(name: str, *values: float, sign: str = "+") -> str:
-    """Return a difference of a metric, or both ends of its interval: in points if the metric is a share.
+    """Format a difference of a metric, or both ends of its interval: in percentage points if the metric is from 0 to 1.
 
     >>> format_difference("accuracy", 0.011), format_difference("loss", -0.1, 0.2)
     ('+1.1 points', '-0.1000 to +0.2000')
@@ -104,7 +105,7 @@ def ratio(numerator: int, denominator: int) -> float:
 def safe_divide(
     numerator: NDArray[Any] | np.float64, denominator: NDArray[Any] | np.float64
 ) -> Float64[np.ndarray, ...]:
-    """Return the quotient of arrays, and 0 where the denominator is not positive."""
+    """Return the quotient of arrays, with 0 where the denominator is not positive."""
     quotient: Float64[np.ndarray, ...] = np.divide(
         numerator, denominator, out=np.zeros(np.shape(denominator)), where=denominator > 0
     )
@@ -121,7 +122,7 @@ def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
 
 
 def require_examples(count: int, what: str) -> None:
-    """Raise HeedfulError for a result over no examples."""
+    """Raise HeedfulError if there are no examples."""
     if not count:
         raise HeedfulError(
             f"{what} of no examples is not defined: the data set is empty, or all examples were left out"
@@ -129,19 +130,19 @@ def require_examples(count: int, what: str) -> None:
 
 
 def require_equal(left: object, right: object, what: str) -> None:
-    """Raise HeedfulError unless a setting of two metrics is equal."""
+    """Raise HeedfulError unless a setting of two metrics to merge is equal."""
     if left != right:
         raise HeedfulError(f"these cannot be merged, their {what} differ: {left!r} and {right!r}")
 
 
 def require_same_length(count: int, expected: int, what: str, than: str) -> None:
-    """Raise HeedfulError unless two lists have one length."""
+    """Raise HeedfulError unless two lists have the same length."""
     if count != expected:
         raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of each")
 
 
 def example_name(ids: Ids, index: int) -> str:
-    """Return the name of an example in an error.
+    """Return the name of an example for an error message.
 
     >>> example_name(["q7", "q8"], 1), example_name(None, 1)
     ('example "q8"', 'example at index 1 of this update')
@@ -150,7 +151,7 @@ def example_name(ids: Ids, index: int) -> str:
 
 
 def as_array(values: Values) -> NDArray[Any]:
-    """Return a list, an array or a tensor on any device as an array."""
+    """Convert a list, an array or a tensor on any device to an array."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         return (values.double() if values.is_floating_point() else values).numpy()
@@ -161,7 +162,11 @@ def as_array(values: Values) -> NDArray[Any]:
 
 
 def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number for each example") -> NDArray[Any]:
-    """Return numbers of any shape as doubles; raise HeedfulError that names the example of a NaN or an infinity."""
+    """Convert numbers of any shape to doubles.
+
+    Raises:
+        HeedfulError: If a value is NaN or infinite, or not a number; names its example.
+    """
     array = as_array(values)
     if array.size == 0:
         return array.astype(np.float64)
@@ -176,7 +181,7 @@ def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number for 
 
 
 def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
-    """Return the error for a NaN or an infinity, which would make every result NaN or infinite."""
+    """Return the error for a NaN or an infinity."""
     return HeedfulError(
         f"the {what} of {name} is {value}: a metric over it would mean nothing; "
         "look for a loss that diverged or half precision that overflowed"
@@ -184,7 +189,7 @@ def not_finite_error(value: float, what: str, name: str) -> HeedfulError:
 
 
 def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray, " examples"]:
-    """Return one finite number for each example."""
+    """Convert values to one finite double for each example."""
     array = as_finite(values, what, ids)
     if array.ndim != 1:
         raise HeedfulError(f"the {what} should be one number for each example, got an array of shape {array.shape}")
@@ -192,7 +197,7 @@ def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray
 
 
 def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
-    """Return the sum without rounding, in units of 2^-1126; from_exact turns it back.
+    """Return the sum without rounding, in units of 2^-1126. `from_exact` converts it back.
 
     >>> values = np.array([1e300, 1.0, -1e300, 2.0**-1074])
     >>> from_exact(exact_sum(values) - exact_sum(np.array([1.0])))
@@ -203,42 +208,42 @@ def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
 
 
 def to_exact(value: float) -> int:
-    """Return a value without rounding, in units of 2^-1126."""
+    """Convert a value to units of 2^-1126, without rounding."""
     numerator, denominator = value.as_integer_ratio()  # the denominator is a power of 2
     return numerator << (BITS + 1 - denominator.bit_length())
 
 
 def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, " examples"]) -> int:
-    """Return the sum of x y without rounding, in units of 2^-2252.
+    """Return the sum of products x y without rounding, in units of 2^-2252.
 
-    With x = h 2^27 + l and the same for y: x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
+    With significands x = h 2^27 + l and y = h' 2^27 + l': x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
     """
     (x_significands, x_shifts), (y_significands, y_shifts) = _significands(x), _significands(y)
-    x_high, y_high = x_significands >> HALF, y_significands >> HALF
-    x_low, y_low = x_significands & ((1 << HALF) - 1), y_significands & ((1 << HALF) - 1)
+    x_high, y_high = x_significands >> HALF_BITS, y_significands >> HALF_BITS
+    x_low, y_low = x_significands & ((1 << HALF_BITS) - 1), y_significands & ((1 << HALF_BITS) - 1)
     shifts = x_shifts + y_shifts
     return (
-        _shifted_sum(x_high * y_high, shifts + 2 * HALF)
-        + _shifted_sum(x_high * y_low + x_low * y_high, shifts + HALF)
+        _shifted_sum(x_high * y_high, shifts + 2 * HALF_BITS)
+        + _shifted_sum(x_high * y_low + x_low * y_high, shifts + HALF_BITS)
         + _shifted_sum(x_low * y_low, shifts)
     )
 
 
 def from_exact(total: int, count: int = 1, bits: int = BITS) -> float:
-    """Return total / count as the nearest double; `total` is in units of 2^-bits, 2 * BITS for sums of products."""
+    """Return total / count as the nearest double; `total` is in units of 2^-bits: 2 * BITS for sums of products."""
     return total / (count << bits)
 
 
 def _significands(
     values: Float64[np.ndarray, " examples"],
 ) -> tuple[Int64[np.ndarray, " examples"], Int64[np.ndarray, " examples"]]:
-    """Return integers w and shifts s with value = w 2^(s - 1126)."""
+    """Return integer significands w and shifts s, with value = w 2^(s - 1126)."""
     fractions, exponents = np.frexp(values)
     return (fractions * 2.0**53).astype(np.int64), exponents.astype(np.int64) + (BITS - 53)
 
 
 def _shifted_sum(significands: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
-    """Return the sum of w 2^s as one integer, from two halves of 32 bits, whose sums cannot overflow 64."""
+    """Return the sum of w 2^s as one integer. Halves of 32 bits are summed, whose sums cannot overflow 64 bits."""
     total = 0
     for shift in np.unique(shifts):
         group = significands[shifts == shift]

@@ -1,4 +1,4 @@
-"""BLEU as sacrebleu has it (Papineni et al. 2002; Post 2018), with the signature that names its variant."""
+"""BLEU by sacrebleu (Papineni et al. 2002; Post 2018), with the signature that names its variant."""
 
 from __future__ import annotations
 
@@ -16,63 +16,65 @@ from heedful.tasks.specs.seq2seq import BleuTokenizer, has_bleu
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-ORDER = 4  # words of the longest n-grams
-STATISTICS = 2 + 2 * ORDER  # words predicted, gold words; correct n-grams, and predicted ones, from 1 to 4
-INSTALL_HINT = "BLEU is measured by sacrebleu, which is not installed: pip install 'heedful[translate]'"
+ORDER = 4  # words in the longest n-grams
+# numbers of predicted words and of gold words; for n from 1 to 4, of correct n-grams and of predicted n-grams
+STATISTICS = 2 + 2 * ORDER
+INSTALL_HINT = "BLEU needs sacrebleu, which is not installed: pip install 'heedful[translate]'"
 
 
 def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> BLEU:
+    """Return sacrebleu's scorer; raise HeedfulError if sacrebleu is not installed."""
     if not has_bleu():
         raise HeedfulError(INSTALL_HINT)
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: it warns of nothing; its scores are the same
+    # force: no warnings about tokenized texts; the scores are the same
     return BLEU(lowercase=lower_case, force=True, tokenize=words)
 
 
 def bleu_statistics(prediction: str, gold: str, words: BleuTokenizer = "13a", lower_case: bool = False) -> list[int]:
-    """Return the statistics of one text; their sums over a corpus decide its score."""
+    """Return the statistics of one text. BLEU of a corpus is computed from their sums."""
     score = _scorer(words, lower_case).corpus_score([prediction], [[gold]])
     return [score.sys_len, score.ref_len, *score.counts, *score.totals]
 
 
 def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.ndarray, " replicates"]:
-    """Return min(1, exp(1 - gold / predicted)) times the geometric mean of the n-grams' precisions, from 0 to 1.
+    """Return BLEU, from 0 to 1: min(1, exp(1 - gold / predicted)) times the geometric mean of the n-gram precisions.
 
-    Lengths count words, without the end of a text; a precision of 0 is smoothed ("exp").
+    `gold` and `predicted` are numbers of words. A precision of 0 is smoothed by sacrebleu's method "exp".
     """
     scorer = _scorer()
-    whole = np.rint(sums).astype(int).tolist()
+    rows = np.rint(sums).astype(int).tolist()
     scores = [
         scorer.compute_bleu(row[2 : 2 + ORDER], row[2 + ORDER :], row[0], row[1], smooth_method="exp").score / 100
-        for row in whole
+        for row in rows
     ]
     return np.array(scores, dtype=np.float64)
 
 
 def bleu_is_informative(golds: Sequence[str], words: BleuTokenizer) -> bool:
-    """Tell whether BLEU can rank models on such texts (see `Bleu.blunt`)."""
-    return not Bleu(words=words).update(golds, golds).blunt
+    """Whether BLEU can rank models on texts like these (see `Bleu.has_short_texts`)."""
+    return not Bleu(words=words).update(golds, golds).has_short_texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bleu:
-    """BLEU over texts, from sums of their statistics."""
+    """BLEU over texts, from the sums of their statistics."""
 
-    words: BleuTokenizer = "13a"
-    lower_case: bool = False  # texts are compared in lower case
-    count: int = 0
-    short: int = 0  # gold texts of fewer words than the longest n-grams
+    words: BleuTokenizer = "13a"  # tokenizer that splits texts into words
+    lower_case: bool = False  # whether texts are compared in lower case
+    count: int = 0  # number of texts
+    short: int = 0  # number of gold texts with fewer words than the longest n-grams
     sums: tuple[int, ...] = (0,) * STATISTICS
 
     @property
-    def blunt(self) -> bool:
-        """Whether most gold texts are short: BLEU is then 0 for any prediction, or depends on the few others."""
+    def has_short_texts(self) -> bool:
+        """Whether most gold texts are short. BLEU is then 0 for any prediction, or depends on the few longer texts."""
         return 2 * self.short > self.count
 
     def update(self, predictions: Sequence[str], golds: Sequence[str]) -> Bleu:
-        """Add texts, and the gold text of each."""
-        require_same_length(len(predictions), len(golds), "texts", "right ones")
+        """Add predicted texts, and the gold text of each."""
+        require_same_length(len(predictions), len(golds), "texts", "gold texts")
         return self.update_statistics([self.statistics(*pair) for pair in zip(predictions, golds, strict=True)])
 
     def statistics(self, prediction: str, gold: str) -> list[int]:
@@ -80,13 +82,13 @@ class Bleu:
         return bleu_statistics(prediction, gold, self.words, self.lower_case)
 
     def update_statistics(self, rows: Sequence[Sequence[int]]) -> Bleu:
-        """Add texts by their rows of statistics."""
+        """Add texts by their statistics, a row for each."""
         sums = tuple(map(sum, zip(self.sums, *rows, strict=True)))
         short = self.short + sum(row[1] < ORDER for row in rows)
         return replace(self, count=self.count + len(rows), short=short, sums=sums)
 
     def merge_state(self, incoming: Bleu) -> Bleu:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal((self.words, self.lower_case), (incoming.words, incoming.lower_case), "words")
         sums = tuple(map(sum, zip(self.sums, incoming.sums, strict=True)))
         return replace(self, count=self.count + incoming.count, short=self.short + incoming.short, sums=sums)

@@ -1,8 +1,8 @@
-"""Confidence intervals of scores, from a bootstrap that needs neither the examples in memory nor their order.
+"""Confidence intervals by a bootstrap that needs neither all examples in memory nor their order.
 
-Each example counts Poisson(1) times in each of some replicates of the data set (Hanley and MacGibbon 2006; for merging,
-Chamandy et al. 2012). How often is a function of the seed and of the example's id alone: the counter-based generator
-Philox (Salmon et al. 2011) has them as key.
+Each example occurs Poisson(1) times in each replicate of the data set (Hanley and MacGibbon 2006; for merging, Chamandy
+et al. 2012). That number depends only on the seed and on the example's id, which are the key of the counter-based
+random generator Philox (Salmon et al. 2011).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from heedful.tasks.metrics.base import (
 )
 
 Sums = Float64[np.ndarray, "replicates statistics"]
-Formula = Callable[[Sums], Float64[np.ndarray, " replicates"]]  # a number, from the sums of each replicate
+Formula = Callable[[Sums], Float64[np.ndarray, " replicates"]]  # computes a number from the sums of each replicate
 
 MatrixFormula = Callable[[Shaped[np.ndarray, "*more classes classes"]], Float64[np.ndarray, "*more"]]
 
-UNIT = 2.0**-30  # sums are integer multiples of it, so that they do not depend on the order
+UNIT = 2.0**-30  # summands are rounded to multiples of it, so that sums do not depend on the order
 REPLICATES = 1000
-CHUNK = 256  # examples whose weights are in memory at once
-# Poisson(1) <= k, for k = 0..20, as shares of 2^64
-THRESHOLDS = np.array(
+CHUNK_EXAMPLES = 256  # examples whose weights are in memory at a time
+# probabilities of Poisson(1) <= k for k = 0..20, times 2^64
+POISSON_THRESHOLDS = np.array(
     [
         min(int(math.exp(-1) * math.fsum(1 / math.factorial(i) for i in range(k + 1)) * 2.0**64), 2**64 - 1)
         for k in range(21)
@@ -50,7 +50,7 @@ THRESHOLDS = np.array(
 
 
 def mean_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """Return the mean of scores, from the sums of (score, 1)."""
+    """Return the mean score, from the sums of (score, 1)."""
     return safe_divide(sums[:, 0], sums[:, 1])
 
 
@@ -60,12 +60,12 @@ def f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 
 
 def precision_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """Return correct / predicted, from the same sums."""
+    """Return correct / predicted, from the sums of (correct, gold, predicted)."""
     return safe_divide(sums[:, 0], sums[:, 2])
 
 
 def recall_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """Return correct / gold, from the same sums."""
+    """Return correct / gold, from the sums of (correct, gold, predicted)."""
     return safe_divide(sums[:, 0], sums[:, 1])
 
 
@@ -76,16 +76,16 @@ def macro_f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 
 
 def confusion_of(classes: int, formula: MatrixFormula) -> Formula:
-    """Return a formula of confusion matrices (macro_f1, matthews), from the sums of confusion_statistics."""
-    return partial(_of_matrices, classes, formula)  # unlike a lambda it can be pickled
+    """Return a formula that applies, say, `macro_f1` to confusion matrices, from the sums of `confusion_statistics`."""
+    return partial(_apply_to_matrices, classes, formula)  # can be pickled, unlike a lambda
 
 
-def _of_matrices(classes: int, formula: MatrixFormula, sums: Sums) -> Float64[np.ndarray, " replicates"]:
+def _apply_to_matrices(classes: int, formula: MatrixFormula, sums: Sums) -> Float64[np.ndarray, " replicates"]:
     return np.asarray(formula(sums.reshape(-1, classes, classes)), dtype=np.float64)
 
 
 def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64[np.ndarray, "examples cells"]:
-    """Return for each example 1 in the cell (gold, predicted) of the confusion matrix, and 0 in the others."""
+    """Return the flattened confusion matrix of each example: 1 in the cell (gold, predicted), else 0."""
     cells = as_numbers(gold, "gold label") * classes + as_numbers(predicted, "prediction")
     rows: Int64[np.ndarray, "examples cells"] = (cells[:, None] == np.arange(classes**2)).astype(np.int64)
     return rows
@@ -93,20 +93,25 @@ def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Bootstrap:
-    """Sums of some statistics of the examples in each replicate: memory for replicates × statistics."""
+    """Sums of statistics over the examples of each replicate. They need memory for replicates × statistics."""
 
-    seed: int
-    statistics: int
-    replicates: int = REPLICATES
-    count: int = 0
-    sums: Int64[np.ndarray, "replicates statistics"] | None = None  # in units of 2^-30; None: no examples yet
+    seed: int  # seed of the weights, from 0 to 2^64 - 1
+    statistics: int  # number of statistics of an example
+    replicates: int = REPLICATES  # number of replicates
+    count: int = 0  # number of examples
+    sums: Int64[np.ndarray, "replicates statistics"] | None = None  # sums in units of 2^-30; None: no examples yet
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
             raise HeedfulError(f"seed should be a whole number from 0 to 2^64 - 1, got {self.seed}")
 
     def update(self, ids: Sequence[object] | NDArray[Any], statistics: Values) -> Bootstrap:
-        """Add examples: for each its id, unique in the data set, and a row of numbers."""
+        """Add examples.
+
+        Args:
+            ids: Id of each example, unique in the data set.
+            statistics: A row of numbers for each example.
+        """
         rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
         if not len(rows):
             return self
@@ -114,45 +119,45 @@ class Bootstrap:
             raise HeedfulError(f"each example should have {self.statistics} statistics, got shape {rows.shape}")
         require_same_length(len(ids), len(rows), "ids", "rows of statistics")
         sums = np.zeros((self.replicates, self.statistics), dtype=np.int64)
-        for start in range(0, len(rows), CHUNK):
-            part = slice(start, start + CHUNK)
-            whole = np.rint(rows[part] / UNIT)
-            _need_room(whole, 21 * CHUNK)
+        for start in range(0, len(rows), CHUNK_EXAMPLES):
+            part = slice(start, start + CHUNK_EXAMPLES)
+            units = np.rint(rows[part] / UNIT)
+            _check_range(units, 21 * CHUNK_EXAMPLES)
             weights = np.stack([_weights(self.seed, name, self.replicates) for name in ids[part]], 1)
-            sums = sums + weights @ whole.astype(np.int64)
-            _need_room(sums)
+            sums = sums + weights @ units.astype(np.int64)
+            _check_range(sums)
         return self.merge_state(replace(self, sums=sums, count=len(rows)))
 
     def merge_state(self, incoming: Bootstrap) -> Bootstrap:
-        """Return the metric over the examples of both."""
-        same = [(state.seed, state.statistics, state.replicates) for state in (self, incoming)]
-        require_equal(same[0], same[1], "seeds, statistics or replicates")
+        """Return the metric over the examples of both metrics."""
+        settings = [(state.seed, state.statistics, state.replicates) for state in (self, incoming)]
+        require_equal(settings[0], settings[1], "seeds, statistics or replicates")
         if self.sums is None or incoming.sums is None:
             return replace(
                 self, sums=incoming.sums if self.sums is None else self.sums, count=self.count + incoming.count
             )
-        _need_room(self.sums)
-        _need_room(incoming.sums)
+        _check_range(self.sums)
+        _check_range(incoming.sums)
         return replace(self, sums=self.sums + incoming.sums, count=self.count + incoming.count)
 
-    def interval(self, of: Formula = mean_of, level: float = 0.95) -> Result:
-        """Return {"low", "high", "level", "replicates", "count"}: quantiles of the replicates (Efron 1979)."""
+    def interval(self, formula: Formula = mean_of, level: float = 0.95) -> Result:
+        """Return {"low", "high", "level", "replicates", "count"}, from quantiles of the replicates (Efron 1979)."""
         if not 0 < level < 1:
             raise HeedfulError(f"level should be between 0 and 1, like 0.95, got {level}")
-        return _middle(self.values(of), level, self.count)
+        return _quantile_interval(self.values(formula), level, self.count)
 
-    def values(self, of: Formula = mean_of) -> Float64[np.ndarray, " replicates"]:
+    def values(self, formula: Formula = mean_of) -> Float64[np.ndarray, " replicates"]:
         """Return the number in each replicate."""
         require_examples(self.count, "an interval")
         assert self.sums is not None
-        return of(self.sums * UNIT)
+        return formula(self.sums * UNIT)
 
 
 def mean_interval(scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000) -> Result:
-    """Return the mean of scores and its interval; without ids, examples are numbered.
+    """Return the mean of scores and its interval. Examples without ids are numbered.
 
-    >>> found = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
-    >>> found["mean"], 0.70 < found["low"] < 0.75, 0.85 < found["high"] < 0.90
+    >>> result = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
+    >>> result["mean"], 0.70 < result["low"] < 0.75, 0.85 < result["high"] < 0.90
     (0.8, True, True)
     """
     numbers = as_numbers(scores, "score", ids)
@@ -172,46 +177,51 @@ def paired_difference(
 ) -> Result:
     """Return the interval of first - second, from replicates of the same examples with the same seed.
 
-    A replicate has the same weights for both, so what makes an example hard for both drops out of the difference.
+    In a replicate, an example has the same weight for both. So the difficulty of examples cancels in the difference.
 
-    >>> found = paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]), count=10)
-    >>> round(found["low"], 4), round(found["high"], 4)
+    >>> result = paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]), count=10)
+    >>> round(result["low"], 4), round(result["high"], 4)
     (0.1025, 0.1975)
     """
     require_same_length(len(first), len(second), "replicates", "replicates of the other")
-    return _middle(first - second, level, count)
+    return _quantile_interval(first - second, level, count)
 
 
 def _weights(seed: int, name: object, replicates: int) -> Int64[np.ndarray, " replicates"]:
-    """Return how often an example counts in each replicate."""
+    """Return how often an example occurs in each replicate."""
     digest = hashlib.blake2b(str(name).encode(), digest_size=8).digest()
     key = np.array([seed, int.from_bytes(digest, "little")], dtype=np.uint64)
-    return np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
+    return np.searchsorted(POISSON_THRESHOLDS, np.random.Philox(key=key).random_raw(replicates), side="right")
 
 
 def resampled_interval(
     count: int, formula: Callable[[Int64[np.ndarray, " examples"]], float], *, seed: int, level: float = 0.95
 ) -> Result:
-    """Return the interval of a number that is not a formula of sums; each replicate is sampled by itself.
+    """Return the interval of a number that cannot be computed from sums.
 
     Args:
         count: Number of examples.
-        formula: The number, from how often each example counts. That depends on an example's index, not on its id.
+        formula: Computes the number of a replicate from how often each example occurs in it.
+        seed: Seed of the replicates. How often an example occurs depends on its index, not on an id.
+        level: Share of the replicates in the interval.
     """
     require_examples(count, "an interval")
     keys = (np.array([seed, replicate], dtype=np.uint64) for replicate in range(REPLICATES))
     values = [
-        formula(np.searchsorted(THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right")) for key in keys
+        formula(np.searchsorted(POISSON_THRESHOLDS, np.random.Philox(key=key).random_raw(count), "right"))
+        for key in keys
     ]
-    return _middle(np.array(values), level, count)
+    return _quantile_interval(np.array(values), level, count)
 
 
-def _middle(values: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
+def _quantile_interval(values: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
+    """Return the interval of the middle replicates, from their quantiles."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return {"low": float(low), "high": float(high), "level": level, "replicates": len(values), "count": count}
 
 
-def _need_room(sums: NDArray[Any], times: int = 1) -> None:
+def _check_range(sums: NDArray[Any], times: int = 1) -> None:
+    """Raise HeedfulError if a number times `times` could overflow a sum of 64 bits."""
     if np.abs(sums).max() * float(times) >= 2.0**62:
         raise HeedfulError(
             f"the statistics add up to more than {2.0**62 * UNIT:.3g}, which a bootstrap cannot hold: scale them down"

@@ -1,4 +1,4 @@
-"""The calibration of probabilities."""
+"""Calibration of probabilities: temperature scaling, and the expected calibration error."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Rows = Float64[np.ndarray, "_ columns"]
 
 
 def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int64[np.ndarray, " n"]) -> float:
-    """Return the temperature T with the least mean of -log softmax(log p / T)[gold] (Guo et al. 2017, section 4.2).
+    """Return the temperature T that minimizes the mean of -log softmax(log p / T)[gold] (Guo et al. 2017, section 4.2).
 
-    Dividing the scores whose softmax p is by T does not change which class is the most probable. T is between 0.05 and
-    20, where probabilities have become those of the best class alone, and almost equal.
+    p are the softmax of a model's scores. Dividing the scores by T does not change which class is the most probable.
+    T is between 0.05, at which the best class has almost all probability, and 20, at which classes are almost equal.
 
     Args:
-        probabilities: One for each class; rows sum to 1.
-        gold: Number of the right class of each row.
+        probabilities: Probability of each class, for each example; rows sum to 1.
+        gold: Number of the gold class of each example.
 
-    >>> sure, right = np.array([[0.99, 0.01]] * 4), np.array([0, 0, 0, 1])
-    >>> round(best_temperature(sure, right), 2)  # 99 % sure, and right in 75 %
+    >>> p, gold = np.array([[0.99, 0.01]] * 4), np.array([0, 0, 0, 1])
+    >>> round(best_temperature(p, gold), 2)  # probability 99 %, accuracy 75 %
     4.18
     """
-    from scipy.optimize import minimize_scalar  # slow to import, and not needed to predict
+    from scipy.optimize import minimize_scalar  # slow to import, and not needed for predictions
     from scipy.special import logsumexp
 
     logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
@@ -57,17 +57,18 @@ def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Expected calibration error over bins of equal width: confidence against accuracy.
+    """Expected calibration error (ECE): the difference of confidence and accuracy, over bins of equal width.
 
-    ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|, bin m being (m/M, (m+1)/M] (Naeini et al. 2015, Guo et al.
-    2017); a confidence of 0 is in the first bin.
+    ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|. Bin m of M has the confidences in (m/M, (m+1)/M] (Naeini et
+    al. 2015, Guo et al. 2017); a confidence of 0 is in the first bin.
     """
 
-    bins: int = 15
-    counts: tuple[tuple[int, int, int], ...] = ()  # for each bin: examples, correct ones, confidence in 2^-1126
+    bins: int = 15  # number of bins
+    # for each bin: number of examples, of correct ones, sum of confidences in units of 2^-1126; (): no examples yet
+    counts: tuple[tuple[int, int, int], ...] = ()
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
-        """Add examples: the probability of the prediction, and whether it was correct."""
+        """Add examples: the probability of each prediction, and whether it is correct."""
         p, outcomes = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(outcomes), "confidences", "outcomes")
         for values, bad, expected in (
@@ -85,7 +86,7 @@ class Calibration:
         return self.merge_state(replace(self, counts=new))
 
     def update_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
-        """Add examples: the probabilities of all classes, the largest being predicted, and the gold class."""
+        """Add examples: the probabilities of all classes (the largest is the prediction) and the gold class."""
         rows = as_finite(probabilities, "probability", ids, "one for each class")
         classes = as_array(gold)
         if rows.size == 0:
@@ -96,7 +97,7 @@ class Calibration:
         return self.update(rows.max(1), rows.argmax(1) == classes, ids)
 
     def merge_state(self, incoming: Calibration) -> Calibration:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.bins, incoming.bins, "numbers of bins")
         if not self.counts or not incoming.counts:
             return replace(self, counts=self.counts or incoming.counts)
@@ -104,7 +105,7 @@ class Calibration:
         return replace(self, counts=tuple(added))
 
     def compute(self) -> Result:
-        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table" of bins with examples}."""
+        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has no empty bins."""
         count = sum(examples for examples, _, _ in self.counts)
         require_examples(count, "the calibration")
         table = [

@@ -1,4 +1,4 @@
-"""Metrics of classes: accuracy, the confusion matrix and what follows from it, several labels at once."""
+"""Metrics of classification: accuracy, the confusion matrix and its scores, and scores for sets of labels."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from heedful.tasks.metrics.base import (
 )
 
 Cell = TypeVar("Cell")
-Counts = Shaped[np.ndarray, "*more classes classes"]  # of gold by predicted; more: bootstrap replicates
+Counts = Shaped[np.ndarray, "*more classes classes"]  # confusion matrices, gold by predicted; more: replicates
 PerClass = Float64[np.ndarray, "*more classes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """The share of examples whose prediction is the gold label: correct / count.
+    """Accuracy: the share of examples whose prediction is the gold label.
 
     >>> Accuracy().update(["a", "b"], ["a", "c"]).compute()
     {'accuracy': 0.5, 'correct': 1, 'count': 2}
     """
 
-    correct: int = 0
-    count: int = 0
+    correct: int = 0  # number of correct examples
+    count: int = 0  # number of examples
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
-        """Add examples: labels or class numbers, of one kind on both sides."""
+        """Add examples: their predicted and gold labels, either names or numbers of classes on both sides."""
         sides = []
         for values, what in ((predicted, "prediction"), (gold, "gold label")):
             array = as_array(values)
@@ -52,16 +52,16 @@ class Accuracy:
             sides.append(as_finite(array, what, ids) if array.dtype.kind == "f" else array)
         require_same_length(len(sides[0]), len(sides[1]), "predictions", "gold labels")
         if len(sides[0]) and (sides[0].dtype.kind in "biuf") != (sides[1].dtype.kind in "biuf"):
-            predicted_value, true = (side.tolist()[0] for side in sides)
+            prediction, gold_label = (side.tolist()[0] for side in sides)
             raise HeedfulError(
-                f"a prediction is {predicted_value!r} and a gold label {true!r}: they can never be equal; "
+                f"a prediction is {prediction!r} and a gold label {gold_label!r}: they can never be equal; "
                 "give the names of the classes, or their numbers, on both sides"
             )
         correct = int(np.count_nonzero(sides[0] == sides[1]))
         return replace(self, correct=self.correct + correct, count=self.count + len(sides[0]))
 
     def update_choices(self, scores: Values, gold: Values, ids: Ids = None) -> Accuracy:
-        """Add questions: the scores of its choices, any number of them, and the index of the correct one, for each.
+        """Add multiple-choice questions: the scores of the choices of each, and the index of its correct choice.
 
         >>> Accuracy().update_choices([[0.1, 2.0], [3.0, 1.0, 2.0]], [1, 2]).compute()["accuracy"]
         0.5
@@ -69,18 +69,18 @@ class Accuracy:
         require_same_length(len(scores), len(gold), "questions with scores", "gold choices")
         chosen = []
         for index in range(len(scores)):
-            row, right, name = as_array(scores[index]), int(gold[index]), example_name(ids, index)
-            if not 0 <= right < len(row):
+            row, correct_choice, name = as_array(scores[index]), int(gold[index]), example_name(ids, index)
+            if not 0 <= correct_choice < len(row):
                 raise HeedfulError(
-                    f"the gold choice of {name} is {right}, but it has {len(row)} choices, counted from 0"
+                    f"the gold choice of {name} is {correct_choice}, but it has {len(row)} choices, counted from 0"
                 )
             if not np.isfinite(row).all():
                 raise not_finite_error(row[~np.isfinite(row)][0], "score", name)
-            chosen.append(int(row.argmax()))  # the first among equals
+            chosen.append(int(row.argmax()))  # the first one among equals
         return self.update(chosen, gold, ids)
 
     def merge_state(self, incoming: Accuracy) -> Accuracy:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(self, correct=self.correct + incoming.correct, count=self.count + incoming.count)
 
     def compute(self) -> Result:
@@ -91,16 +91,17 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfusionMatrix:
-    """How often each gold class was predicted as each class; memory for the classes, not for the examples.
+    """Confusion matrix: how often each gold class was predicted as each class. Memory does not grow with the examples.
 
-    >>> seen = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["yes", "yes"], ["yes", "no"]).compute()
-    >>> seen["accuracy"], seen["recall"], seen["confusion"]
+    >>> scores = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["yes", "yes"], ["yes", "no"]).compute()
+    >>> scores["accuracy"], scores["recall"], scores["confusion"]
     (0.5, 1.0, [[0, 1], [0, 1]])
     """
 
-    labels: tuple[str, ...]  # by class number
-    positive: str | None = None  # the class of "f1", "precision" and "recall"; None: they are left out
-    cells: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (gold, predicted) -> examples; never changed
+    labels: tuple[str, ...]  # name of each class, by its number
+    positive: str | None = None  # class whose "f1", "precision" and "recall" are computed; None: no class
+    # number of examples by (gold class, predicted class); never modified
+    cells: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
@@ -112,29 +113,30 @@ class ConfusionMatrix:
             )
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
-        """Add examples: names of classes (safe whatever their order), or class numbers."""
-        left, right = self._numbers(predicted, "prediction", ids), self._numbers(gold, "gold label", ids)
-        require_same_length(len(left), len(right), "predictions", "gold labels")
-        pairs, counts = np.unique(right * len(self.labels) + left, return_counts=True)
-        new = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
-        return replace(self, cells=_added(self.cells, new))
+        """Add examples: their predicted and gold classes, as names or as numbers."""
+        predicted_numbers = self._class_numbers(predicted, "prediction", ids)
+        gold_numbers = self._class_numbers(gold, "gold label", ids)
+        require_same_length(len(predicted_numbers), len(gold_numbers), "predictions", "gold labels")
+        pairs, counts = np.unique(gold_numbers * len(self.labels) + predicted_numbers, return_counts=True)
+        new_cells = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
+        return replace(self, cells=_add_counts(self.cells, new_cells))
 
     def merge_state(self, incoming: ConfusionMatrix) -> ConfusionMatrix:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal((self.labels, self.positive), (incoming.labels, incoming.positive), "labels")
-        return replace(self, cells=_added(self.cells, incoming.cells))
+        return replace(self, cells=_add_counts(self.cells, incoming.cells))
 
     def counts(self) -> Int64[np.ndarray, "classes classes"]:
-        """Return the matrix: a row for each gold class, a column for each predicted class."""
+        """Return the matrix, with a row for each gold class and a column for each predicted class."""
         matrix = np.zeros((len(self.labels), len(self.labels)), dtype=np.int64)
         for cell, count in self.cells.items():
             matrix[cell] = count
         return matrix
 
     def compute(self) -> Result:
-        """Return accuracy, Matthews, micro, macro and weighted scores, each class, the matrix, and notes.
+        """Return accuracy, Matthews, micro, macro and weighted scores, the scores of each class, the matrix, and notes.
 
-        A macro average is over the classes that occur as gold label or prediction; micro F1 is the accuracy.
+        Macro averages are over the classes that occur as gold label or prediction. Micro F1 is the accuracy.
         """
         matrix = self.counts()
         count = int(matrix.sum())
@@ -144,8 +146,8 @@ class ConfusionMatrix:
         present = (support + matrix.sum(0)) > 0
         scores: Result = {"accuracy": float(np.trace(matrix) / count), "matthews": float(matthews(matrix))}
         if self.positive is not None:
-            at = self.labels.index(self.positive)
-            scores |= {"precision": float(precision[at]), "recall": float(recall[at]), "f1": float(f1[at])}
+            k = self.labels.index(self.positive)
+            scores |= {"precision": float(precision[k]), "recall": float(recall[k]), "f1": float(f1[k])}
         scores |= {"micro_f1": scores["accuracy"]}
         for name, values in (("precision", precision), ("recall", recall), ("f1", f1)):
             scores[f"macro_{name}"] = float(values[present].mean())
@@ -162,6 +164,7 @@ class ConfusionMatrix:
         return scores | {"confusion": matrix.tolist(), "count": count, "notes": self._notes(matrix)}
 
     def _notes(self, matrix: Int64[np.ndarray, "classes classes"]) -> list[str]:
+        """Return notes on scores that are 0 by convention, and on classes that never occur."""
         notes = []
         for axis, what in ((1, "gold label"), (0, "prediction")):
             used = matrix.sum(axis).nonzero()[0]
@@ -172,24 +175,28 @@ class ConfusionMatrix:
             notes.append(f"not in the macro averages, because they never occur: {', '.join(never)}")
         return notes
 
-    def _numbers(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
-        """Return names or numbers of classes as numbers."""
+    def _class_numbers(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
+        """Convert names or numbers of classes to numbers.
+
+        Raises:
+            HeedfulError: If a value is not a class; names its example.
+        """
         array = as_array(values)
         if array.ndim != 1:
             hint = ": take the largest score, scores.argmax(-1)" if array.ndim == 2 else ""
             raise HeedfulError(f"each {what} should be one class, got an array of shape {array.shape}{hint}")
         if array.size == 0:
             return array.astype(np.int64)
-        known = {label: number for number, label in enumerate(self.labels)}
+        number_of = {label: number for number, label in enumerate(self.labels)}
         if array.dtype.kind not in "biuf":
             for index, name in enumerate(array.tolist()):
-                if name not in known:
+                if name not in number_of:
                     hint = did_you_mean(name, self.labels) if isinstance(name, str) else ""
                     raise HeedfulError(
                         f"the {what} of {example_name(ids, index)} is {name!r}, which is none of the classes "
                         f"{', '.join(self.labels)}{hint}"
                     )
-            return np.array([known[name] for name in array.tolist()], dtype=np.int64)
+            return np.array([number_of[name] for name in array.tolist()], dtype=np.int64)
         numbers = as_finite(array, what, ids)
         bad = (numbers < 0) | (numbers >= len(self.labels)) | (numbers % 1 != 0)
         if bad.any():
@@ -201,57 +208,61 @@ class ConfusionMatrix:
         return numbers.astype(np.int64)
 
 
-def _added(left: Mapping[Cell, int], right: Mapping[Cell, int]) -> dict[Cell, int]:
+def _add_counts(left: Mapping[Cell, int], right: Mapping[Cell, int]) -> dict[Cell, int]:
+    """Return the sums of two mappings of counts."""
     return dict(Counter(left) + Counter(right))
 
 
 def class_scores(matrix: Counts) -> tuple[PerClass, PerClass, PerClass]:
-    """Return precision, recall and F1 of each class, from a confusion matrix or a stack of them."""
+    """Return precision, recall and F1 of each class, from one confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
-    hits = np.diagonal(matrix, axis1=-2, axis2=-1)
+    correct = np.diagonal(matrix, axis1=-2, axis2=-1)
     gold, predicted = matrix.sum(-1), matrix.sum(-2)
-    return safe_divide(hits, predicted), safe_divide(hits, gold), safe_divide(2 * hits, gold + predicted)
+    return safe_divide(correct, predicted), safe_divide(correct, gold), safe_divide(2 * correct, gold + predicted)
 
 
 def macro_f1(matrix: Counts) -> Float64[np.ndarray, "*more"]:
-    """Return the mean F1 of the classes that occur, from a confusion matrix or a stack of them."""
+    """Return the mean F1 of the classes that occur, from one confusion matrix or a stack of them."""
     matrix = np.asarray(matrix, dtype=np.float64)
     present = (matrix.sum(-1) + matrix.sum(-2)) > 0
     return safe_divide((class_scores(matrix)[2] * present).sum(-1), present.sum(-1).astype(np.float64))
 
 
 def matthews(matrix: Counts) -> Float64[np.ndarray, "*more"]:
-    """Return (c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), 0 if one side is constant (Matthews 1975, Gorodkin 2004).
+    """Return (c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), or 0 for a constant side (Matthews 1975, Gorodkin 2004).
 
-    c correct of s examples; p and t: how often a class is predicted and is the gold label.
+    s is the number of examples and c that of correct ones; p and t are how often a class is predicted, and is the gold
+    label.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     t, p, s = matrix.sum(-1), matrix.sum(-2), matrix.sum((-2, -1))
     c = np.trace(matrix, axis1=-2, axis2=-1)
-    spread = np.sqrt((s**2 - (p**2).sum(-1)) * (s**2 - (t**2).sum(-1)))  # exactly 1 if all are correct
-    return safe_divide(c * s - (p * t).sum(-1), spread)
+    # one root, not two, makes the result exactly 1 if all predictions are correct
+    denominator = np.sqrt((s**2 - (p**2).sum(-1)) * (s**2 - (t**2).sum(-1)))
+    return safe_divide(c * s - (p * t).sum(-1), denominator)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelScores:
-    """Examples that have any number of labels: counts for each label, and how often the whole set is correct."""
+    """Scores of examples with any number of labels, from counts for each label and of examples without a mistake."""
 
     labels: tuple[str, ...]
-    counts: tuple[tuple[int, int, int], ...] = ()  # for each label: correct, gold, predicted; (): none yet
-    subsets: int = 0  # examples whose labels are all correct
-    count: int = 0
+    counts: tuple[tuple[int, int, int], ...] = ()  # (correct, gold, predicted) of each label; (): no examples yet
+    subsets: int = 0  # number of examples whose labels are all correct
+    count: int = 0  # number of examples
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
-        """Add examples: for each a row with 1 for the labels that it has and 0 for the others."""
-        left, right = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
-        require_same_length(len(left), len(right), "predictions", "gold labels")
-        sums = ((left & right).sum(0).tolist(), right.sum(0).tolist(), left.sum(0).tolist())
-        subsets = int((left == right).all(1).sum())
-        new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(left))
+        """Add examples: for each a row with 1 for its labels and 0 for the others, [examples, labels]."""
+        predicted_rows, gold_rows = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
+        require_same_length(len(predicted_rows), len(gold_rows), "predictions", "gold labels")
+        correct = (predicted_rows & gold_rows).sum(0).tolist()
+        sums = (correct, gold_rows.sum(0).tolist(), predicted_rows.sum(0).tolist())
+        subsets = int((predicted_rows == gold_rows).all(1).sum())
+        new = replace(self, counts=tuple(zip(*sums, strict=True)), subsets=subsets, count=len(gold_rows))
         return self.merge_state(new)
 
     def merge_state(self, incoming: MultiLabelScores) -> MultiLabelScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.labels, incoming.labels, "labels")
         if not self.counts or not incoming.counts:
             counts = self.counts or incoming.counts
@@ -262,7 +273,7 @@ class MultiLabelScores:
         return replace(self, counts=counts, subsets=self.subsets + incoming.subsets, count=self.count + incoming.count)
 
     def compute(self) -> Result:
-        """Return micro and macro scores (over all labels), subset accuracy, and the scores of each label."""
+        """Return micro and macro scores over all labels, the subset accuracy, and the scores of each label."""
         require_examples(self.count, "the scores")
         label_scores = {label: f1_scores(*counts) for label, counts in zip(self.labels, self.counts, strict=True)}
         total = f1_scores(*(sum(column) for column in zip(*self.counts, strict=True)))
@@ -281,6 +292,7 @@ class MultiLabelScores:
         return result | {"labels": labels, "count": self.count, "notes": notes}
 
     def _rows(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, "examples labels"]:
+        """Convert values to rows of 0 and 1; raise HeedfulError for other numbers."""
         array = as_finite(values, what, ids, "0 or 1 for each label")
         if not array.size:
             return np.zeros((0, len(self.labels)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Split conformal prediction: sets of labels that contain the right one with a chosen probability."""
+"""Split conformal prediction: sets of labels that contain the correct label with a chosen probability."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_SET_EXAMPLES = 20  # of dev, for a model to answer with prediction sets
-MAX_PROBABILITIES = 1000  # that are kept for a model
+MIN_SET_EXAMPLES = 20  # minimum examples in dev for prediction sets
+MAX_PROBABILITIES = 1000  # maximum calibration probabilities saved with a model
 
 
 def calibration_probabilities(probabilities: Sequence[float] | NDArray[np.float64]) -> tuple[float, ...]:
-    """Return the gold label's probabilities for held-out examples, ascending, as a model keeps them.
+    """Return the probabilities of the gold labels of held-out examples, ascending, as they are saved with a model.
 
-    Of more than MAX_PROBABILITIES the lowest of each of as many equal parts is kept, which makes sets no smaller.
+    More than MAX_PROBABILITIES are divided into that many equal parts, and the lowest of each part is returned. This
+    never makes prediction sets smaller.
     """
     ascending = np.sort(np.asarray(probabilities, dtype=np.float64))
     count = min(len(ascending), MAX_PROBABILITIES)
@@ -24,14 +25,14 @@ def calibration_probabilities(probabilities: Sequence[float] | NDArray[np.float6
 
 
 def least_probability(calibration: Sequence[float], coverage: float) -> float:
-    """Return the least probability of the labels in a prediction set (Sadinle et al. 2019, section 2).
+    """Return the minimum probability of the labels in a prediction set (Sadinle et al. 2019, section 2).
 
-    Sets contain the right label of a new example with at least the probability `coverage`, if it is exchangeable with
-    the examples of the calibration. With too few of them every label is in the set, and 0 is returned.
+    A set contains the correct label of a new example with a probability of at least `coverage`, if the example is
+    exchangeable with the calibration examples. With too few of these, 0 is returned, and the set has every label.
 
     Args:
-        calibration: Probabilities of the gold label for held-out examples, ascending.
-        coverage: Between 0 and 1.
+        calibration: Probabilities of the gold labels of held-out examples, ascending.
+        coverage: Probability between 0 and 1.
 
     >>> least_probability([0.2, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.9, 1.0], 0.8), least_probability([0.9], 0.8)
     (0.5, 0.0)

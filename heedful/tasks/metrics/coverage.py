@@ -1,4 +1,4 @@
-"""Accuracy over coverage: how often a model is right when it answers only where it is confident."""
+"""Accuracy over coverage: the accuracy of a model that answers only when it is confident."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from heedful.tasks.metrics.base import Ids, Result, Values, as_numbers, require_examples, require_same_length
 
-STEP = 0.05  # of the logarithm of p / (1 - p), between two thresholds
+STEP = 0.05  # distance of two thresholds, in log(p / (1 - p))
 THRESHOLDS: NDArray[np.float64] = np.unique(np.round(1 / (1 + np.exp(-STEP * np.arange(-100, 281))), 6))
-COVERAGES = tuple(percent / 100 for percent in range(100, 0, -5))  # of the table
+COVERAGES = tuple(percent / 100 for percent in range(100, 0, -5))  # coverages in the table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,42 +21,44 @@ class Coverage:
     Thresholds of the confidence p have equal distances of log(p / (1 - p)), so that those near 1 differ too.
     """
 
-    counts: tuple[tuple[int, int], ...] = ()  # examples, correct ones below the first threshold, then from each on
+    # (examples, correct ones) below the first threshold, then between each threshold and the next; (): no examples yet
+    counts: tuple[tuple[int, int], ...] = ()
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Coverage:
-        """Add examples: the probability of the prediction, and whether it was correct."""
+        """Add examples: the probability of each prediction, and whether it is correct."""
         p, outcomes = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(outcomes), "confidences", "outcomes")
         bin_of = np.searchsorted(THRESHOLDS, p, side="right")
         size = len(THRESHOLDS) + 1
-        examples, right = np.bincount(bin_of, minlength=size), np.bincount(bin_of, weights=outcomes, minlength=size)
-        pairs = zip(examples.tolist(), right.tolist(), strict=True)
+        examples = np.bincount(bin_of, minlength=size)
+        correct_examples = np.bincount(bin_of, weights=outcomes, minlength=size)
+        pairs = zip(examples.tolist(), correct_examples.tolist(), strict=True)
         return self.merge_state(replace(self, counts=tuple((count, int(number)) for count, number in pairs)))
 
     def merge_state(self, incoming: Coverage) -> Coverage:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         if not self.counts or not incoming.counts:
             return replace(self, counts=self.counts or incoming.counts)
         added = ((a + c, b + d) for (a, b), (c, d) in zip(self.counts, incoming.counts, strict=True))
         return replace(self, counts=tuple(added))
 
     def compute(self) -> Result:
-        """Return {"count", "table"}; rows have "min_confidence", "coverage", "count", "accuracy".
+        """Return {"count", "table"}. Rows of the table have "min_confidence", "coverage", "count" and "accuracy".
 
-        The rows are those with the highest threshold that still has at least a coverage of 100 %, 95 %, ..., 5 %.
+        For each coverage of 100 %, 95 %, ..., 5 % there is a row: the highest threshold with at least this coverage.
         """
         total = sum(count for count, _ in self.counts)
         require_examples(total, "accuracy over coverage")
-        counts = np.array(self.counts, np.int64)[::-1].cumsum(axis=0)[::-1]  # of answers from each threshold on
+        counts = np.array(self.counts, np.int64)[::-1].cumsum(axis=0)[::-1]  # answers from each threshold on
         floors = np.concatenate([[0.0], THRESHOLDS])
         rows = {}
         for coverage in COVERAGES:
             index = int(np.flatnonzero(counts[:, 0] >= np.ceil(coverage * total - 1e-9))[-1])
-            count, right = counts[index].tolist()
+            count, correct_count = counts[index].tolist()
             rows[index] = {
                 "min_confidence": float(floors[index]),
                 "coverage": count / total,
                 "count": count,
-                "accuracy": right / count,
+                "accuracy": correct_count / count,
             }
         return {"count": total, "table": list(rows.values())}

@@ -1,4 +1,4 @@
-"""Scores of entities in tagged sentences, by a scheme that is named in the result."""
+"""Scores of entities in tagged sentences, by a tagging scheme that the result names."""
 
 from __future__ import annotations
 
@@ -26,82 +26,89 @@ from heedful.tasks.metrics.base import (
 Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
 Tags = Sequence[str]
 
-MARKS = {"conlleval": "BIES", "strict-iob2": "BI", "strict-iobes": "BIES"}
+MARKS: dict[str, str] = {  # marks of each scheme, besides O
+    "conlleval": "BIES",
+    "strict-iob2": "BI",
+    "strict-iobes": "BIES",
+}
 
 
 class EntitySpan(NamedTuple):
-    """The words of one entity."""
+    """The type of an entity, and the numbers of its words."""
 
     kind: str
     start: int
-    stop: int  # the first word after it
+    stop: int  # number of the first word after it
 
 
 def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     """Return the entities of one sentence.
 
-    * conlleval (the script of CoNLL-2000 and later tasks): a tag continues an entity if it is I-x or E-x right
-      after B-x or I-x; any other tag but O begins one. So I-x needs no B-x before it.
-    * strict-iob2: B-x and all I-x that follow it; other I-x are nothing.
-    * strict-iobes: S-x, or B-x, any number of I-x, and E-x; anything else is nothing.
+    * conlleval (the script of CoNLL-2000 and later tasks): I-x or E-x continues an entity directly after B-x or I-x.
+      Any other tag but O begins an entity, so I-x needs no B-x before it.
+    * strict-iob2: an entity is B-x and all I-x that follow it. Other I-x are ignored.
+    * strict-iobes: an entity is S-x, or B-x, any number of I-x, and E-x. Other tags are ignored.
 
     >>> entity_spans(["I-PER", "I-PER"], "conlleval"), entity_spans(["I-PER", "I-PER"], "strict-iob2")
     ([EntitySpan(kind='PER', start=0, stop=2)], [])
     """
     spans: list[EntitySpan] = []
-    begun: tuple[str, int] | None = None  # the type and the start of the entity that may continue
+    open_entity: tuple[str, int] | None = None  # type and start of the entity that the next tag may continue
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
-    for place, tag in enumerate([*tags, OUTSIDE]):
+    for number, tag in enumerate([*tags, OUTSIDE]):
         mark, kind = parse_tag(tag)
         if mark != OUTSIDE and mark not in MARKS[scheme]:
-            raise HeedfulError(_unknown(tag, scheme))
-        continues = begun is not None and mark in "IE" and kind == begun[0]
+            raise HeedfulError(_unknown_tag(tag, scheme))
+        continues = open_entity is not None and mark in "IE" and kind == open_entity[0]
         if continues and mark == "I":
             continue
-        if begun is not None and (continues or not needs_end):
-            spans.append(EntitySpan(*begun, place + continues))
-        begun = None
+        if open_entity is not None and (continues or not needs_end):
+            spans.append(EntitySpan(*open_entity, number + continues))
+        open_entity = None
         if continues or mark == OUTSIDE:
             continue
         if mark == "S" or (lenient and mark == "E"):
-            spans.append(EntitySpan(kind, place, place + 1))
+            spans.append(EntitySpan(kind, number, number + 1))
         elif mark == "B" or lenient:
-            begun = kind, place
+            open_entity = kind, number
     return spans
 
 
-def _unknown(tag: str, scheme: Scheme) -> str:
+def _unknown_tag(tag: str, scheme: Scheme) -> str:
+    """Return the error message for a tag that the scheme does not have."""
     known = ", ".join(f"{mark}-type" for mark in MARKS[scheme])
     hint = ""
     if scheme == "strict-iob2" and parse_tag(tag)[0] in "ES":
         hint = ': score with "strict-iobes", or turn both sides into IOB2 with heedful.data.tag_schemes.to_iob2'
-    return f'"{tag}" is no tag of {scheme}, which knows {known} and O{hint}'
+    return f'"{tag}" is not a tag of {scheme}, which has {known} and O{hint}'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntityScores:
-    """Precision, recall and F1 of entities: correct if its type and all its words are.
+    """Precision, recall and F1 of entities. An entity is correct if its type and all its words are correct.
 
-    >>> both = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
-    >>> [EntityScores(scheme=name).update(*both).compute()["f1"] for name in ("conlleval", "strict-iob2")]
+    >>> predicted, gold = [["B-PER", "I-PER"]], [["I-PER", "I-PER"]]
+    >>> [EntityScores(scheme=name).update(predicted, gold).compute()["f1"] for name in ("conlleval", "strict-iob2")]
     [1.0, 0.0]
     """
 
     scheme: Scheme
-    types: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)  # correct, gold, predicted; never changed
-    tokens: int = 0
-    right: int = 0  # tokens whose tags are equal
-    sentences: int = 0
+    types: Mapping[str, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # (correct, gold, predicted); never modified
+    tokens: int = 0  # number of words
+    correct_tokens: int = 0  # number of words whose predicted and gold tags are equal
+    sentences: int = 0  # number of sentences
 
     def __post_init__(self) -> None:
         if self.scheme not in MARKS:
             raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
 
     def update(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
-        """Add sentences, each a list of tags, one for every word."""
+        """Add sentences: for each the predicted and the gold tags, one for every word."""
         require_same_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
         types: dict[str, tuple[int, int, int]] = {}
-        tokens = right = 0
+        tokens = correct_tokens = 0
         for index, (predicted_tags, gold_tags) in enumerate(zip(predicted, gold, strict=True)):
             if len(predicted_tags) != len(gold_tags):
                 raise HeedfulError(
@@ -111,29 +118,31 @@ class EntityScores:
             for kind, counts in _by_type(
                 self._spans(predicted_tags, ids, index), self._spans(gold_tags, ids, index)
             ).items():
-                types[kind] = _plus(types.get(kind), counts)
+                types[kind] = _add_counts(types.get(kind), counts)
             tokens += len(gold_tags)
-            right += sum(a == b for a, b in zip(predicted_tags, gold_tags, strict=True))
-        return self.merge_state(replace(self, types=types, tokens=tokens, right=right, sentences=len(gold)))
+            correct_tokens += sum(a == b for a, b in zip(predicted_tags, gold_tags, strict=True))
+        return self.merge_state(
+            replace(self, types=types, tokens=tokens, correct_tokens=correct_tokens, sentences=len(gold))
+        )
 
     def merge_state(self, incoming: EntityScores) -> EntityScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.scheme, incoming.scheme, "schemes")
         types = dict(self.types)
         for kind, counts in incoming.types.items():
-            types[kind] = _plus(types.get(kind), counts)
+            types[kind] = _add_counts(types.get(kind), counts)
         return replace(
             self,
             types=types,
             tokens=self.tokens + incoming.tokens,
-            right=self.right + incoming.right,
+            correct_tokens=self.correct_tokens + incoming.correct_tokens,
             sentences=self.sentences + incoming.sentences,
         )
 
     def compute(self) -> Result:
-        """Return {"precision", "recall", "f1" (micro), "token_accuracy", "scheme", "types", counts}."""
+        """Return micro "precision", "recall" and "f1", "token_accuracy", "scheme", scores of "types", and counts."""
         require_examples(self.sentences, "the entity scores")
-        correct, gold, predicted = (sum(counts[place] for counts in self.types.values()) for place in range(3))
+        correct, gold, predicted = (sum(counts[index] for counts in self.types.values()) for index in range(3))
         type_scores = {
             kind: {**f1_scores(*counts), "correct": counts[0], "gold": counts[1], "predicted": counts[2]}
             for kind, counts in sorted(self.types.items())
@@ -141,7 +150,7 @@ class EntityScores:
         notes = [] if gold else ["no gold sentence has an entity: recall and F1 are 0 by convention"]
         return {
             **f1_scores(correct, gold, predicted),
-            "token_accuracy": ratio(self.right, self.tokens),
+            "token_accuracy": ratio(self.correct_tokens, self.tokens),
             "scheme": self.scheme,
             "types": type_scores,
             "correct": correct,
@@ -153,6 +162,7 @@ class EntityScores:
         }
 
     def _spans(self, tags: Tags, ids: Ids, index: int) -> list[EntitySpan]:
+        """Return the entities of a sentence; an error names the sentence."""
         try:
             return entity_spans(tags, self.scheme)
         except HeedfulError as error:
@@ -162,7 +172,7 @@ class EntityScores:
 def entity_counts(
     predicted: Sequence[Tags], gold: Sequence[Tags], scheme: Scheme
 ) -> Int64[np.ndarray, "sentences counts"]:
-    """Return (correct, gold, predicted) for each sentence, from which a bootstrap of F1 samples."""
+    """Return the numbers of (correct, gold, predicted) entities of each sentence, for a bootstrap."""
     pairs = [
         (entity_spans(tags, scheme), entity_spans(gold_tags, scheme))
         for tags, gold_tags in zip(predicted, gold, strict=True)
@@ -172,11 +182,13 @@ def entity_counts(
 
 
 def _by_type(predicted: list[EntitySpan], gold: list[EntitySpan]) -> dict[str, tuple[int, int, int]]:
-    hits = Counter(span.kind for span in set(predicted) & set(gold))
-    golds, guesses = Counter(span.kind for span in gold), Counter(span.kind for span in predicted)
-    return {kind: (hits[kind], golds[kind], guesses[kind]) for kind in golds | guesses}
+    """Return the numbers of (correct, gold, predicted) entities of a sentence by type."""
+    correct = Counter(span.kind for span in set(predicted) & set(gold))
+    golds, predictions = Counter(span.kind for span in gold), Counter(span.kind for span in predicted)
+    return {kind: (correct[kind], golds[kind], predictions[kind]) for kind in golds | predictions}
 
 
-def _plus(left: tuple[int, int, int] | None, right: tuple[int, int, int]) -> tuple[int, int, int]:
+def _add_counts(left: tuple[int, int, int] | None, right: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the sums of counts; None counts as zeros."""
     a, b, c = left or (0, 0, 0)
     return a + right[0], b + right[1], c + right[2]

@@ -11,22 +11,23 @@ from heedful.tasks.metrics.regression import RankedRegressionScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueTask:
-    """A task of the benchmark: its metric, and which of its numbers are official."""
+    """A task of the benchmark: its metric, and the names of its official numbers."""
 
-    metric: ConfusionMatrix | RankedRegressionScores  # empty
+    metric: ConfusionMatrix | RankedRegressionScores  # without examples
     official: tuple[str, ...]
 
     def scores(self, result: Result) -> dict[str, float]:
-        """Return the official numbers of a result, and "score", their mean, which GLUE averages over its tasks."""
+        """Return the official numbers of a result, and their mean "score", which GLUE averages over its tasks."""
         official_scores = {name: float(result[name]) for name in self.official}
         return official_scores | {"score": sum(official_scores.values()) / len(official_scores)}
 
 
 def _classes(*labels: str, official: tuple[str, ...] = ("accuracy",), positive: str | None = None) -> GlueTask:
+    """Return a classification task with these labels."""
     return GlueTask(metric=ConfusionMatrix(labels=labels, positive=positive), official=official)
 
 
-# Wang et al. 2019. Predictions and gold labels go in by name: the order of the classes is the model's affair.
+# Wang et al. 2019. Labels are compared by name, since each model has its own order of classes.
 GLUE: dict[str, GlueTask] = {
     "cola": _classes("0", "1", official=("matthews",)),
     "sst2": _classes("0", "1"),

@@ -13,22 +13,22 @@ from heedful.tasks.metrics.base import Result, require_equal, require_examples
 from heedful.tasks.metrics.bootstrap import Bootstrap
 
 Ranking = Mapping[str, float]  # the score of each retrieved document, by its id
-Judgments = Mapping[str, float]  # the relevance of each judged document, by its id; above 0 it is relevant
+Judgments = Mapping[str, float]  # the relevance of each judged document, by its id; above 0: relevant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RankingScores:
     """MRR, MAP, nDCG@k and recall@k as trec_eval defines them, each the mean over queries.
 
-    Documents are ranked by decreasing score, and by decreasing id where scores are equal, as in trec_eval. Documents
-    without a judgment are not relevant. Queries without a relevant document are left out, since no ranking of theirs is
-    better than another.
+    Documents are ranked by decreasing score, and by decreasing id if their scores are equal, as in trec_eval. Documents
+    without a judgment are not relevant. Queries without a relevant document are left out, since all their rankings are
+    equally good.
     """
 
-    ndcg_at: tuple[int, ...] = (10,)
-    recall_at: tuple[int, ...] = (10, 100)
-    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # in the order of `names`, by query
-    left_out: int = 0  # queries without a relevant document
+    ndcg_at: tuple[int, ...] = (10,)  # values of k for nDCG@k
+    recall_at: tuple[int, ...] = (10, 100)  # values of k for recall@k
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # values of `names` by query
+    left_out: int = 0  # number of queries without a relevant document
 
     def __post_init__(self) -> None:
         if wrong := [k for k in (*self.ndcg_at, *self.recall_at) if k < 1]:
@@ -40,7 +40,7 @@ class RankingScores:
         return (*(f"ndcg@{k}" for k in self.ndcg_at), "map", "mrr", *(f"recall@{k}" for k in self.recall_at))
 
     def update(self, query: str, ranking: Ranking, judgments: Judgments) -> RankingScores:
-        """Add a query with its ranking, which is empty if nothing was retrieved, and its judgments.
+        """Add a query with its ranking (empty if no document was retrieved) and its judgments.
 
         Raises:
             HeedfulError: If the query was added before, or a score is not a number.
@@ -51,18 +51,19 @@ class RankingScores:
         return self.merge_state(replace(self, scores={query: values}, left_out=0))
 
     def _values(self, gains: Sequence[float], judgments: Judgments) -> tuple[float, ...]:
+        """Return the metrics of a query in the order of `names`; `gains` are the relevances of the ranked documents."""
         ideal = sorted(judgments.values(), reverse=True)
-        relevant = sum(gain > 0 for gain in ideal)
-        places = [rank for rank, gain in enumerate(gains, start=1) if gain > 0]
+        relevant_count = sum(gain > 0 for gain in ideal)
+        relevant_ranks = [rank for rank, gain in enumerate(gains, start=1) if gain > 0]
         return (
             *(_dcg(gains[:k]) / _dcg(ideal[:k]) for k in self.ndcg_at),
-            math.fsum(number / rank for number, rank in enumerate(places, start=1)) / relevant,
-            1 / places[0] if places else 0.0,
-            *(sum(rank <= k for rank in places) / relevant for k in self.recall_at),
+            math.fsum(number / rank for number, rank in enumerate(relevant_ranks, start=1)) / relevant_count,
+            1 / relevant_ranks[0] if relevant_ranks else 0.0,
+            *(sum(rank <= k for rank in relevant_ranks) / relevant_count for k in self.recall_at),
         )
 
     def merge_state(self, incoming: RankingScores) -> RankingScores:
-        """Return the metric over the queries of both."""
+        """Return the metric over the queries of both metrics."""
         require_equal(self.names, incoming.names, "metrics")
         if twice := next((query for query in incoming.scores if query in self.scores), None):
             raise HeedfulError(f'query "{twice}" has two rankings; expected one')
@@ -76,7 +77,7 @@ class RankingScores:
         return {name: math.fsum(column) / len(column) for name, column in columns} | {"count": len(self.scores)}
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Return the interval of each metric; queries are resampled, documents stay."""
+        """Return the interval of each metric. Queries are resampled, documents are not."""
         require_examples(len(self.scores), "retrieval")
         queries, rows = list(self.scores), np.array(list(self.scores.values()))
         ones = np.ones(len(rows))
@@ -87,16 +88,16 @@ class RankingScores:
 
 
 def ranked(ranking: Ranking) -> list[str]:
-    """Return the ids of a ranking, best first; of equal scores the greater id first.
+    """Return the ids of a ranking, best first; of equal scores, the greater id first.
 
     >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0})
     ['b', 'c', 'a']
     """
     if wrong := next((name for name, score in ranking.items() if math.isnan(score)), None):
-        raise HeedfulError(f'the score of document "{wrong}" is not a number: no rank can be given to it')
+        raise HeedfulError(f'the score of document "{wrong}" is not a number, so it has no rank')
     return sorted(ranking, key=lambda name: (ranking[name], name), reverse=True)
 
 
 def _dcg(gains: Sequence[float]) -> float:
-    """Return the discounted cumulative gain, sum of gain / log2(1 + rank) (Järvelin and Kekäläinen 2002)."""
+    """Return the discounted cumulative gain, Σ gain / log2(1 + rank) (Järvelin and Kekäläinen 2002)."""
     return math.fsum(gain / math.log2(1 + rank) for rank, gain in enumerate(gains, start=1) if gain > 0)

@@ -1,4 +1,4 @@
-"""Metrics of numbers: squared error, Pearson's and Spearman's correlation."""
+"""Metrics of regression: mean squared error, Pearson's and Spearman's correlation."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ Rows = Float64[np.ndarray, "_ columns"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionScores:
-    """Mean squared error and Pearson's r in constant memory, from sums that are never rounded.
+    """Mean squared error and Pearson's r in constant memory, from exact sums.
 
-    r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895), which cancels badly in floating point
-    and is exact in integers.
+    r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895). In floating point the differences would
+    lose precision; in integers they are exact.
     """
 
-    count: int = 0
-    x: int = 0  # the sums of predictions and gold scores, in units of 2^-1126
-    y: int = 0
-    xx: int = 0  # the sums of products, in units of 2^-2252
+    count: int = 0  # number of examples
+    x: int = 0  # sum of predictions x, in units of 2^-1126
+    y: int = 0  # sum of gold scores y, in units of 2^-1126
+    xx: int = 0  # sums of products, in units of 2^-2252
     yy: int = 0
     xy: int = 0
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
-        """Add examples: a predicted and a gold number each."""
+        """Add examples: their predicted and gold numbers."""
         x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
         require_same_length(len(x), len(y), "predictions", "gold scores")
         new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
         return self.merge_state(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
 
     def merge_state(self, incoming: RegressionScores) -> RegressionScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         names = ("count", "x", "y", "xx", "yy", "xy")
         return replace(self, **{name: getattr(self, name) + getattr(incoming, name) for name in names})
 
     def compute(self) -> Result:
-        """Return {"pearson", "mse", "count", "notes"}; a correlation with a constant is 0, and noted."""
+        """Return {"pearson", "mse", "count", "notes"}. A correlation with a constant is 0, with a note."""
         require_examples(self.count, "the error")
         notes = [
             f"all {what} are equal: a correlation with a constant is not defined, and reported as 0"
@@ -69,31 +69,32 @@ class RegressionScores:
         return self.count * self.xx - self.x**2, self.count * self.yy - self.y**2
 
     def _pearson(self) -> float:
+        """Return Pearson's r; 0 if predictions or gold scores are constant."""
         squared_denominator = math.prod(self._scaled_variances())
         if not squared_denominator:
             return 0.0
-        covariance = self.count * self.xy - self.x * self.y  # times n²
-        return math.copysign(math.sqrt(covariance**2 / squared_denominator), -1 if covariance < 0 else 1)
+        scaled_covariance = self.count * self.xy - self.x * self.y  # times n²
+        return math.copysign(math.sqrt(scaled_covariance**2 / squared_denominator), -1 if scaled_covariance < 0 else 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RankedRegressionScores:
-    """Regression and Spearman's rho, which needs the rank of each value among all: 16 bytes for each example.
+    """Mean squared error, Pearson's r and Spearman's rho. It stores all examples: 16 bytes for each.
 
-    rho is Pearson's r of the ranks, equal values sharing their mean (Spearman 1904). 10^7 examples take 160 MB.
+    rho is Pearson's r of the ranks; equal values share the mean of their ranks (Spearman 1904).
     """
 
     moments: RegressionScores = RegressionScores()
     store: RowStore = field(default_factory=RowStore)
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
-        """Add examples: a predicted and a gold number each."""
+        """Add examples: their predicted and gold numbers."""
         moments = self.moments.update(predicted, gold, ids)
         rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
         return replace(self, moments=moments, store=self.store.append(rows))
 
     def merge_state(self, incoming: RankedRegressionScores) -> RankedRegressionScores:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(
             self, moments=self.moments.merge_state(incoming.moments), store=self.store.merge_state(incoming.store)
         )
@@ -106,9 +107,12 @@ class RankedRegressionScores:
         return {"pearson": scores.pop("pearson"), "spearman": ranked["pearson"]} | scores
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Return the interval of "spearman", from replicates that are ranked again (tasks.regress: "pearson")."""
+        """Return the interval of "spearman", from replicates that are ranked again.
+
+        The interval of "pearson" is computed by `heedful.tasks.regress.PearsonBootstrap`.
+        """
         rows = self.store.rows(2)
-        x, y = rows[np.lexsort(rows.T)].T  # independent of the order of updates
+        x, y = rows[np.lexsort(rows.T)].T  # sorted, so that the order of updates does not matter
         x_ranks, y_ranks = (np.unique(values, return_inverse=True)[1] for values in (x, y))  # dense, from 0
         return {"spearman": resampled_interval(len(x), lambda counts: _spearman(x_ranks, y_ranks, counts), seed=seed)}
 
@@ -118,7 +122,7 @@ def _spearman(
     y_ranks: Int64[np.ndarray, " examples"],
     counts: Int64[np.ndarray, " examples"],
 ) -> float:
-    """Return rho of examples that occur `counts` times each, from their dense ranks; 0 if one side is constant."""
+    """Return rho of examples that occur `counts` times each, from their dense ranks; 0 if a side is constant."""
     deviations = []
     for dense in (x_ranks, y_ranks):
         ties = np.bincount(dense, counts)

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers taken from a text, as the published SQuAD scorers define them."""
+"""Exact match and F1 of answers to questions, as the published scorers of SQuAD define them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(answer: str) -> str:
-    """Return an answer in lower case, with no ASCII punctuation, no articles and single spaces (Rajpurkar et al. 2016).
+    """Return an answer in lower case, without ASCII punctuation, articles and extra spaces (Rajpurkar et al. 2016).
 
     >>> normalize_answer("The  U.S. Army (an army)")
     'us army army'
@@ -31,11 +31,11 @@ def normalize_answer(answer: str) -> str:
 
 
 def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tuple[float, float]:
-    """Return exact match and F1, each the best over all gold answers.
+    """Return exact match and F1, each the maximum over all gold answers.
 
-    F1 is of words as multisets: 2 common / (predicted + gold). Version 2.0 (Rajpurkar et al. 2018) drops gold answers
-    that are empty when normalised; with none left the right answer is "". An empty side scores 1 if both are, else 0;
-    in version 1.1 its F1 is 0.
+    Version 2.0 (Rajpurkar et al. 2018) drops gold answers that are empty after normalization; if none is left, the gold
+    answer is "". An empty prediction or gold answer scores 1 if both are empty, else 0. In version 1.1 the F1 of an
+    empty prediction is 0.
 
     >>> answer_scores("the Denver Broncos won", ["Denver Broncos", "Broncos"], "1.1")
     (0.0, 0.8)
@@ -49,7 +49,7 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
 
 
 def word_f1(prediction: list[str], gold: list[str]) -> float:
-    """Return 2 common / (predicted + gold) of words as multisets; 1 if both sides are empty, 0 if one is."""
+    """Return 2 common / (predicted + gold) from multisets of words; 1 if both are empty, 0 if one is empty."""
     if not prediction or not gold:
         return float(prediction == gold)
     common = (Counter(prediction) & Counter(gold)).total()
@@ -59,25 +59,25 @@ def word_f1(prediction: list[str], gold: list[str]) -> float:
 def apply_threshold(
     predictions: Mapping[str, object], null_scores: Mapping[str, int | float], threshold: float
 ) -> dict[str, object]:
-    """Return the predictions, replaced by no answer ("") where the null score is above the threshold."""
+    """Replace predictions by "" (no answer) if their null score is above the threshold."""
     return {name: "" if _null_score(name, null_scores) > threshold else text for name, text in predictions.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
-    """Sums of scores over questions, or texts."""
+    """Sums of scores over questions or texts."""
 
-    count: int = 0
-    exact: int = 0
-    f1: int = 0  # in units of 2^-1126
+    count: int = 0  # number of questions or texts
+    exact: int = 0  # number of exact matches
+    f1: int = 0  # sum of F1, in units of 2^-1126
 
     def plus(self, incoming: Tally) -> Tally:
-        """Return the sums over both."""
+        """Return the sums over the examples of both tallies."""
         return Tally(count=self.count + incoming.count, exact=self.exact + incoming.exact, f1=self.f1 + incoming.f1)
 
 
 def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
-    """Return the sums of exact matches and F1s, without rounding."""
+    """Return the sums of (exact match, F1) pairs, without rounding."""
     return Tally(
         count=len(scores),
         exact=int(sum(match for match, _ in scores)),
@@ -87,35 +87,37 @@ def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquadScore:
-    """Exact match and F1 over questions, of 1 (published tables say percent).
+    """Exact match and F1 over questions, from 0 to 1.
 
-    A question without a prediction counts 0, as in the script of version 1.1. That of 2.0 leaves it out of the average,
-    so that a file with one correct answer scores 100.
+    A question without a prediction counts 0, as in the published script for version 1.1. The script for 2.0 leaves it
+    out of the average, so that a file with one correct answer would score 100 %.
 
     >>> SquadScore(version="1.1").update({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).compute()["exact"]
     0.5
     """
 
     version: Version
-    answerable: Tally = Tally()
-    unanswerable: Tally = Tally()
-    missing: int = 0
+    answerable: Tally = Tally()  # questions with an answer
+    unanswerable: Tally = Tally()  # questions without an answer
+    missing: int = 0  # number of questions without a prediction
 
     def __post_init__(self) -> None:
         if self.version not in ("1.1", "2.0"):
             raise HeedfulError(f'version should be "1.1" or "2.0", got "{self.version}"')
 
     def update(self, predictions: Mapping[str, object], golds: Mapping[str, Sequence[str]]) -> SquadScore:
-        """Add the questions of `golds`: by id, their gold answers (none: unanswerable) and the predicted text.
+        """Add questions.
 
-        Predictions of other questions do not count.
+        Args:
+            predictions: Predicted text by question. Predictions for questions that are not in `golds` are ignored.
+            golds: Gold answers by question; none for an unanswerable question.
         """
-        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # is there an answer?
+        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # key: whether there is an answer
         missing = 0
         for name, answers in golds.items():
-            _check(name, answers, self.version)
+            _check_golds(name, answers, self.version)
             if name in predictions:
-                score = answer_scores(_text(name, predictions[name]), answers, self.version)
+                score = answer_scores(_check_text(name, predictions[name]), answers, self.version)
             else:
                 score, missing = (0.0, 0.0), missing + 1
             scores[bool(answers)].append(score)
@@ -126,7 +128,7 @@ class SquadScore:
         )
 
     def merge_state(self, incoming: SquadScore) -> SquadScore:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         require_equal(self.version, incoming.version, "versions")
         return replace(
             self,
@@ -136,9 +138,9 @@ class SquadScore:
         )
 
     def compute(self) -> Result:
-        """Return {"exact", "f1", "count", "missing", "notes"}; for 2.0 also "answerable_exact" and the like.
+        """Return {"exact", "f1", "count", "missing", "version", "notes"}; for 2.0 also "answerable_exact" and so on.
 
-        A group without questions is left out. The published script calls them HasAns and NoAns.
+        The published script calls these groups of questions HasAns and NoAns. A group without questions is left out.
         """
         total = self.answerable.plus(self.unanswerable)
         require_examples(total.count, "the score")
@@ -157,17 +159,19 @@ class SquadScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SquadThreshold:
-    """The null score above which to predict "no answer", for the best exact match and for the best F1 (2.0).
+    """The thresholds of the null score with the best exact match and the best F1 (version 2.0).
 
-    Needs all null scores in order: 24 bytes are kept for each question. Starting from no answers at all, questions are
-    answered in the order of their null scores; one that can be answered adds its score, one that cannot takes 1 away
-    if its prediction is not "". Questions with equal null scores are answered together, as no threshold can tell them
-    apart; the published script takes them one by one in the order of the file.
+    A question is answered if its null score is at most the threshold. All null scores are needed in order, so 24 bytes
+    are stored for each question.
+
+    Questions are answered in the order of their null scores. An answerable question adds its score; an unanswerable one
+    subtracts 1 if its prediction is not "". Questions with equal null scores are answered together, since no threshold
+    can separate them. (The published script takes them one by one, in the order of the file.)
     """
 
-    questions: RowStore = field(default_factory=RowStore)  # null score, gain in exact match, gain in F1
-    count: int = 0
-    unanswerable: int = 0
+    questions: RowStore = field(default_factory=RowStore)  # rows of null score, gain in exact match, gain in F1
+    count: int = 0  # number of questions
+    unanswerable: int = 0  # number of questions without an answer
 
     def update(
         self,
@@ -175,11 +179,17 @@ class SquadThreshold:
         golds: Mapping[str, Sequence[str]],
         null_scores: Mapping[str, int | float],
     ) -> SquadThreshold:
-        """With the questions of `golds`; each prediction is the best text, also where the threshold would reject it."""
+        """Add questions.
+
+        Args:
+            predictions: The best text by question, even if a threshold would reject it.
+            golds: Gold answers by question; none for an unanswerable question.
+            null_scores: Score of "no answer" by question: larger means less likely to have an answer.
+        """
         rows = []
         for name, answers in golds.items():
             score = _null_score(name, null_scores)
-            text = _text(name, predictions[name]) if name in predictions else None
+            text = _check_text(name, predictions[name]) if name in predictions else None
             if answers:
                 rows.append((score, *(answer_scores(text, answers, "2.0") if text is not None else (0.0, 0.0))))
             else:
@@ -192,7 +202,7 @@ class SquadThreshold:
         )
 
     def merge_state(self, incoming: SquadThreshold) -> SquadThreshold:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(
             self,
             questions=self.questions.merge_state(incoming.questions),
@@ -203,18 +213,18 @@ class SquadThreshold:
     def compute(self) -> Result:
         """Return {"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
 
-        Where no answer at all is best, the threshold is 0, as published for probabilities, or just below the smallest
-        null score where that is not above 0.
+        If it is best to answer no question, the threshold is 0, as published for probabilities, or just below the
+        smallest null score if that is not above 0.
         """
         require_examples(self.count, "the best threshold")
         rows = self.questions.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         scores, starts = np.unique(rows[:, 0], return_index=True)
-        none = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))
+        answer_nothing = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))
         result: Result = {}
         for name, gains in (("exact", rows[:, 1]), ("f1", rows[:, 2])):
             best = current = self.unanswerable << BITS
-            threshold = none
+            threshold = answer_nothing
             for score, group in zip(scores, np.split(gains, starts[1:]), strict=True):
                 current += sum(to_exact(gain) for gain in group.tolist())
                 if current > best:
@@ -223,13 +233,17 @@ class SquadThreshold:
         return result | {"count": self.count}
 
 
-def _text(name: str, prediction: object) -> str:
+def _check_text(name: str, prediction: object) -> str:
+    """Return a prediction; raise HeedfulError if it is not a text."""
     if not isinstance(prediction, str):
-        raise HeedfulError(f'the prediction for question "{name}" should be a text ("" for no answer): {prediction!r}')
+        raise HeedfulError(
+            f'the prediction for question "{name}" should be a text ("" for no answer), got {prediction!r}'
+        )
     return prediction
 
 
 def _null_score(name: str, null_scores: Mapping[str, int | float]) -> float:
+    """Return the null score of a question; raise HeedfulError if it is missing or not finite."""
     if name not in null_scores:
         raise HeedfulError(f'question "{name}" has no null score: each question needs one')
     score = float(null_scores[name])
@@ -238,10 +252,11 @@ def _null_score(name: str, null_scores: Mapping[str, int | float]) -> float:
     return score
 
 
-def _check(name: str, answers: Sequence[str], version: Version) -> None:
+def _check_golds(name: str, answers: Sequence[str], version: Version) -> None:
+    """Raise HeedfulError if gold answers are not a list, or are missing in version 1.1."""
     if isinstance(answers, str):
         raise HeedfulError(f'the gold answers of question "{name}" should be a list of texts, got {answers!r}')
     if not answers and version == "1.1":
         raise HeedfulError(
-            f'question "{name}" has no gold answer, which version 1.1 does not know: score with version "2.0"'
+            f'question "{name}" has no gold answer, which version 1.1 does not allow: score with version "2.0"'
         )

@@ -10,7 +10,7 @@ from heedful.tasks.metrics.squad import Tally, tally_scores, word_f1
 
 
 def text_scores(prediction: str, gold: str) -> tuple[float, float]:
-    """Return exact match without surrounding white space, and F1 of words between spaces, as multisets.
+    """Return exact match, without surrounding white space, and F1 of words between spaces.
 
     >>> text_scores("A cat sat. ", "a cat sat.")
     (0.0, 0.6666666666666666)
@@ -23,19 +23,19 @@ class TextScore:
     """Exact match and F1 over texts."""
 
     tally: Tally = field(default_factory=Tally)
-    unfinished: int = 0  # texts that were cut off before their end
+    unfinished: int = 0  # number of texts that were cut off before their end
 
     def update(self, predictions: Sequence[str], golds: Sequence[str]) -> TextScore:
-        """Add texts, and the gold text of each."""
-        require_same_length(len(predictions), len(golds), "texts", "right ones")
+        """Add predicted texts, and the gold text of each."""
+        require_same_length(len(predictions), len(golds), "texts", "gold texts")
         return self.update_scores([text_scores(*pair) for pair in zip(predictions, golds, strict=True)])
 
     def update_scores(self, scores: Sequence[tuple[float, float]], unfinished: int = 0) -> TextScore:
-        """Add texts by their exact match and F1."""
+        """Add texts by their (exact match, F1) pairs."""
         return self.merge_state(TextScore(tally=tally_scores(scores), unfinished=unfinished))
 
     def merge_state(self, incoming: TextScore) -> TextScore:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(self, tally=self.tally.plus(incoming.tally), unfinished=self.unfinished + incoming.unfinished)
 
     def compute(self) -> Result:

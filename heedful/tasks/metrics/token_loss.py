@@ -1,4 +1,4 @@
-"""The mean loss of a token, and the perplexity."""
+"""The mean loss per token, and the perplexity."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Rows = Float64[np.ndarray, "_ columns"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLoss:
-    """The mean loss of a token, and the perplexity exp(Σ loss / Σ tokens) (Jelinek et al. 1977).
+    """The mean loss per token in nats, and the perplexity exp(Σ loss / Σ tokens) (Jelinek et al. 1977).
 
     >>> round(TokenLoss().update([2.0, 4.0], [1, 2]).compute()["perplexity"], 3)
     7.389
     """
 
-    total: int = 0  # nats, in units of 2^-1126
-    tokens: int = 0
+    total: int = 0  # sum of losses, in units of 2^-1126 nats
+    tokens: int = 0  # number of tokens
 
     def update(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
-        """Add sequences: the summed loss of each, and its number of tokens.
+        """Add sequences: the sum of the losses of each, and its number of tokens.
 
-        The sum of a whole batch works too; floating-point rounding then depends on the batch.
+        The sum over a whole batch is possible too; its rounding then depends on the batch.
         """
         losses, counts = as_numbers(losses, "loss", ids), as_numbers(tokens, "number of tokens", ids)
         require_same_length(len(losses), len(counts), "losses", "numbers of tokens")
@@ -51,11 +51,11 @@ class TokenLoss:
         return replace(self, total=self.total + exact_sum(losses), tokens=self.tokens + int(counts.sum()))
 
     def merge_state(self, incoming: TokenLoss) -> TokenLoss:
-        """Return the metric over the examples of both."""
+        """Return the metric over the examples of both metrics."""
         return replace(self, total=self.total + incoming.total, tokens=self.tokens + incoming.tokens)
 
     def compute(self) -> Result:
-        """Return {"loss", "perplexity", "tokens", "notes"}; the loss in nats."""
+        """Return {"loss", "perplexity", "tokens", "notes"}; the loss is in nats."""
         require_examples(self.tokens, "the loss")
         loss = from_exact(self.total, self.tokens)
         try:

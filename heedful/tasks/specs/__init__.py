@@ -1,4 +1,4 @@
-"""The tasks, registered by name; another one is added with `register`."""
+"""The registry of tasks; `register` adds a task."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from heedful.tasks.specs.tag import TAG
 if TYPE_CHECKING:
     from heedful.model.config import Head
 
-SPECS: dict[str, TaskSpec] = {}  # by name
+SPECS: dict[str, TaskSpec] = {}  # the registered tasks by name
 
 
 def register(spec: TaskSpec) -> None:
-    """Add a task.
+    """Register a task.
 
     Raises:
-        HeedfulError: If another task has its name.
+        HeedfulError: If a task with this name is registered already.
     """
     from heedful.settings import clear_type_caches
 
@@ -37,7 +37,7 @@ def register(spec: TaskSpec) -> None:
 
 
 def unregister(name: str) -> None:
-    """Remove a task that was registered."""
+    """Remove a registered task."""
     from heedful.settings import clear_type_caches
 
     TaskSettings.MEMBERS.remove(SPECS.pop(name).settings)
@@ -45,6 +45,7 @@ def unregister(name: str) -> None:
 
 
 def _add(spec: TaskSpec) -> None:
+    """Register a task that has a new name."""
     SPECS[spec.name] = spec
     TaskSettings.MEMBERS.append(spec.settings)
 
@@ -54,20 +55,20 @@ for _spec in (CLASSIFY, MULTI_LABEL, RANK, REGRESS, TAG, QA, MULTIPLE_CHOICE, EM
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names that users give, in order."""
+    """Return the names for users, in the order of registration."""
     return tuple(dict.fromkeys(spec.public_name for spec in SPECS.values()))
 
 
 def specs_of_head(head: Head | None) -> tuple[TaskSpec, ...]:
-    """Return the tasks that a model with this head may do, the most special one first."""
+    """Return the tasks that a model with this head may do, the most specific one first."""
     return () if head is None else tuple(spec for spec in SPECS.values() if spec.recognizes(head))
 
 
 def spec_of_head(head: Head | None) -> TaskSpec | None:
-    """Return the task that a model with this head does; None: no task that is fine-tuned."""
+    """Return the task that a model with this head does; None if it does no task that can be fine-tuned."""
     return next(iter(specs_of_head(head)), None)
 
 
 def specs_named(name: str) -> tuple[TaskSpec, ...]:
-    """Return the tasks that users give one name: which one is meant follows from the data."""
+    """Return the tasks that share this name for users; the data decides which of them is meant."""
     return tuple(spec for spec in SPECS.values() if spec.public_name == name)

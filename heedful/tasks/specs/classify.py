@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
@@ -23,7 +23,7 @@ print(answer({given}))"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassifySettings(TaskSettings):
-    """One label of several."""
+    """Settings of classification with one label of several."""
 
     kind: Literal["classify"] = "classify"
     class_weight: ClassWeight = None  # balanced: weights each class by the inverse of its frequency
@@ -35,7 +35,7 @@ class ClassifySettings(TaskSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelSettings(TaskSettings):
-    """Any number of labels."""
+    """Settings of classification with any number of labels."""
 
     UNTUNED: ClassVar[str] = "thresholds=0.5"
     kind: Literal["multiple"] = "multiple"
@@ -47,28 +47,30 @@ class MultiLabelSettings(TaskSettings):
         if self.thresholds != "tuned" and not 0 < self.thresholds < 1:
             raise HeedfulError(f'thresholds is {self.thresholds}; expected a number between 0 and 1, or "tuned"')
 
-    def tunes_thresholds(self, survey: DatasetStats) -> bool:
+    def tunes_thresholds(self, stats: DatasetStats) -> bool:
         return self.thresholds == "tuned"
 
     def fits_temperature(self) -> bool:
         return self.calibrate
 
-    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+    def for_student(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
         return replace(self, thresholds="tuned") if thresholds and has_dev else self
 
 
-def _two_labels(reader: PoolingConfigs, name: str, labels: int) -> None:
-    if reader.binary == "sigmoid" and labels != 2:
+def _check_sigmoid(pooling: PoolingConfigs, name: str, labels: int) -> None:
+    """Refuse a single sigmoid output for any number of labels but two."""
+    if pooling.binary == "sigmoid" and labels != 2:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
 
 
-def no_sigmoid(reader: PoolingConfigs, name: str, labels: int) -> None:
-    """Refuse a single output for two classes."""
-    if reader.binary == "sigmoid":
-        raise HeedfulError(f'{name}.binary is "sigmoid", which is of one label of two: leave it out')
+def refuse_sigmoid(pooling: PoolingConfigs, name: str, labels: int) -> None:
+    """Refuse a single sigmoid output, which is only for one label of two."""
+    if pooling.binary == "sigmoid":
+        raise HeedfulError(f'{name}.binary is "sigmoid", which is only for one label of two: leave it out')
 
 
-def _several_labels(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+def _describe_label_sets(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the labels and the predicted labels of a line, each as a list of names."""
     label, prediction = (", ".join(line[side]) or "(none)" for side in ("label", "prediction"))
     return label, prediction
 
@@ -84,10 +86,10 @@ CLASSIFY = TaskSpec(
     task_ref="heedful.tasks.classify:Classify",
     head="sequence_classification",
     recognizes=lambda head: getattr(head, "problem_type", None) == "single_label_classification",
-    check_reader=_two_labels,
+    check_pooling=_check_sigmoid,
     card=Card(
         name="Text classification",
-        does="Gives a text, or a pair of texts, one label, with a probability",
+        description="Gives a text, or a pair of texts, one label, with a probability",
         pipeline="text-classification",
         code=PIPELINE.format(kind="text-classification", more="", given="{given}"),
     ),
@@ -103,11 +105,11 @@ MULTI_LABEL = TaskSpec(
     task_ref="heedful.tasks.classify:ClassifyMultiLabel",
     head="sequence_classification",
     recognizes=lambda head: getattr(head, "problem_type", None) == "multi_label_classification",
-    check_reader=no_sigmoid,
+    check_pooling=refuse_sigmoid,
     card=Card(
         name="Text classification, any number of labels",
-        mistake=_several_labels,
-        does="Gives a text, or a pair of texts, any number of labels, with a probability for each",
+        describe_mistake=_describe_label_sets,
+        description="Gives a text, or a pair of texts, any number of labels, with a probability for each",
         pipeline="text-classification",
         code=PIPELINE.format(kind="text-classification", more=", top_k=None", given="{given}"),
     ),

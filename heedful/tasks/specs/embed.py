@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
-from heedful.tasks.specs.tag import rows_alone
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
+from heedful.tasks.specs.tag import refuse_pooled_output
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
 
 PairLoss = Literal["auto", "multiple_negatives", "margin_mse", "cosine", "cosent"]
-NEEDS: dict[PairLoss, str] = {  # what pairs must have
+NEEDS: dict[PairLoss, str] = {  # what each loss needs of pairs
     "multiple_negatives": "no scores",
     "margin_mse": "scores of a teacher (the column teacher_scores)",
     "cosine": "scores (the column score)",
@@ -29,7 +29,7 @@ print(model.similarity(vectors, vectors))"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbedSettings(TaskSettings):
-    """A vector."""
+    """Settings of sentence embeddings."""
 
     kind: Literal["embed"] = "embed"
     # multiple_negatives: find the positive among the texts of a group, hard negatives included; margin_mse: margins of
@@ -49,25 +49,26 @@ class EmbedSettings(TaskSettings):
             raise HeedfulError(f"matryoshka_dimensions has {wrong[0]}; expected whole numbers from 1")
 
     def used_loss(self, *, scored: bool) -> PairLoss:
-        """Return the loss; `scored`: pairs have scores."""
+        """Return the loss that "auto" stands for, or the chosen one; `scored`: whether pairs have scores."""
         if self.loss == "auto":
             return "cosine" if scored else "multiple_negatives"
         return self.loss
 
-    def check_data(self, survey: DatasetStats) -> None:
-        scored, loss = survey.min_score is not None, self.used_loss(scored=survey.min_score is not None)
-        if scored != (loss in ("cosine", "cosent")) or (loss == "margin_mse" and not survey.has_teacher_scores):
+    def check_data(self, stats: DatasetStats) -> None:
+        scored = stats.min_score is not None
+        loss = self.used_loss(scored=scored)
+        if scored != (loss in ("cosine", "cosent")) or (loss == "margin_mse" and not stats.has_teacher_scores):
             raise SettingError(
-                f"task.loss is {loss}, which needs pairs with {NEEDS[loss]}, and the data has others: leave it out, or "
-                "change the columns",
+                f"task.loss is {loss}, which needs pairs with {NEEDS[loss]}, and the data has other pairs: "
+                "leave it out, or change the columns",
                 path="task.loss",
             )
 
-    def group(self, *, scored: bool) -> int:
+    def samples_per_group(self, *, scored: bool) -> int:
         return self.group_size if self.used_loss(scored=scored) in ("multiple_negatives", "cosent") else 1
 
-    def unused(self, survey: DatasetStats) -> dict[str, str]:
-        loss = self.used_loss(scored=survey.min_score is not None)
+    def unused_settings(self, stats: DatasetStats) -> dict[str, str]:
+        loss = self.used_loss(scored=stats.min_score is not None)
         reasons = {}
         if loss in ("cosine", "margin_mse"):
             reasons["group_size"] = f"the loss {loss} compares no pairs with each other"
@@ -76,15 +77,17 @@ class EmbedSettings(TaskSettings):
         return {name: why for name, why in reasons.items() if getattr(self, name) != getattr(EmbedSettings(), name)}
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return label and prediction of a pair: scores on the scale of the data, or the rank of a pair without a score."""
     label, cosine = line["label"], line["prediction"]
     if label is None:
         rank = f", found as number {line['rank']:,}" if "rank" in line else ""
-        return "(they belong together)", shown(cosine) + rank
+        return "(they belong together)", format_number(cosine) + rank
     if "label_scaling" not in results:
-        return shown(label), shown(cosine)
-    low, high = (float(results["label_scaling"][name]) for name in ("low", "high"))  # of cosines 0 and 1
-    return shown(label), f"{shown(low + float(cosine) * (high - low))} (a cosine of {shown(cosine)})"
+        return format_number(label), format_number(cosine)
+    low, high = (float(results["label_scaling"][name]) for name in ("low", "high"))  # scores of the cosines 0 and 1
+    score = format_number(low + float(cosine) * (high - low))
+    return format_number(label), f"{score} (a cosine of {format_number(cosine)})"
 
 
 EMBED = TaskSpec(
@@ -96,12 +99,12 @@ EMBED = TaskSpec(
     task_ref="heedful.tasks.embed:Embed",
     head="embedding",
     recognizes=lambda head: head.kind == "embedding",
-    check_reader=lambda reader, name, labels: rows_alone("embed", reader, name),
+    check_pooling=lambda pooling, name, labels: refuse_pooled_output("embed", pooling, name),
     predicts_cosines=True,
     card=Card(
         name="Sentence embeddings",
-        mistake=_mistake,
-        does="Gives each text a vector; the cosine of two vectors says how alike the texts are",
+        describe_mistake=_describe_mistake,
+        description="Gives each text a vector; the cosine of two vectors says how alike the texts are",
         pipeline="sentence-similarity",
         library="sentence-transformers",
         python_input='("a text", "another")',

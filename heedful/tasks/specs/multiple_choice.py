@@ -1,4 +1,4 @@
-"""Specification of multiple choice: one candidate that goes with a prompt."""
+"""Specification of multiple choice: choose the candidate that fits a prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
-from heedful.tasks.specs.qa import no_classic_head
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
+from heedful.tasks.specs.qa import refuse_classic_models
 
 CODE = """import torch
 from transformers import AutoModelForMultipleChoice, AutoTokenizer
@@ -17,18 +17,19 @@ model = AutoModelForMultipleChoice.from_pretrained("path/to/model")
 choices = ["Take a hat.", "Sleep."]
 inputs = tokenizer(["It rains."] * 2, choices, padding=True, return_tensors="pt")
 with torch.inference_mode():
-    scores = model(**{name: each[None] for name, each in inputs.items()}).logits[0]
+    scores = model(**{name: values[None] for name, values in inputs.items()}).logits[0]
 print(choices[scores.argmax()])"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultipleChoiceSettings(TaskSettings):
-    """One candidate."""
+    """Settings of multiple choice."""
 
     kind: Literal["multiple-choice"] = "multiple-choice"
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the texts of the correct and of the predicted candidate."""
     choices = line["input"]["choices"]
     return choices[line["label"]], choices[line["prediction"]]
 
@@ -41,15 +42,15 @@ MULTIPLE_CHOICE = TaskSpec(
     task_ref="heedful.tasks.multiple_choice:MultipleChoiceTask",
     head="multiple_choice",
     recognizes=lambda head: head.kind == "multiple_choice",
-    check_reader=lambda reader, name, labels: no_classic_head("multiple-choice", reader, name),
+    check_pooling=lambda pooling, name, labels: refuse_classic_models("multiple-choice", pooling, name),
     predict_arguments='"A prompt." --choice "one" --choice "another"',
     card=Card(
         name="Choosing among candidates",
-        does="Chooses one of several candidates that go with a prompt",
+        description="Chooses one of several candidates that go with a prompt",
         pipeline="multiple-choice",
         input_text=lambda engine_input: str(engine_input["prompt"]),
-        mistake=_mistake,
-        words='--choice "Take a hat." --choice "Sleep." "It rains."',
+        describe_mistake=_describe_mistake,
+        cli_arguments='--choice "Take a hat." --choice "Sleep." "It rains."',
         python_input='{"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}',
         code=CODE,
     ),

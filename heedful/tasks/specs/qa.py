@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
     from heedful.model.classic_config import PoolingConfigs
 
-MAX_ANSWER_TOKENS = 30  # tokens of an answer, unless a threshold says how many
-ANSWER_LIMIT = "max_answer_tokens"  # kept beside thresholds where it is not MAX_ANSWER_TOKENS
+MAX_ANSWER_TOKENS = 30  # default maximum tokens in an answer
+ANSWER_LIMIT = "max_answer_tokens"  # key of the maximum among a model's thresholds; missing: MAX_ANSWER_TOKENS
 CODE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -30,7 +30,7 @@ print(tokenizer.decode(inputs["input_ids"][0, start : end + 1]))"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QASettings(TaskSettings):
-    """A span of the context."""
+    """Settings of question answering."""
 
     UNTUNED: ClassVar[str] = "no_answer_threshold=0"
     kind: Literal["qa"] = "qa"
@@ -41,30 +41,32 @@ class QASettings(TaskSettings):
         if self.max_answer_tokens < 1:
             raise HeedfulError(f"max_answer_tokens is {self.max_answer_tokens}; expected a whole number from 1")
 
-    def tunes_thresholds(self, survey: DatasetStats) -> bool:
-        return self.no_answer_threshold == "tuned" and survey.has_unanswerable
+    def tunes_thresholds(self, stats: DatasetStats) -> bool:
+        return self.no_answer_threshold == "tuned" and stats.has_unanswerable
 
-    def of_teacher(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
+    def for_student(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
         return replace(self, max_answer_tokens=max_answer_tokens_of(thresholds))
 
 
 def max_answer_tokens_of(thresholds: Mapping[str, float]) -> int:
-    """Return the largest number of tokens of an answer, from the thresholds of a model."""
+    """Return the maximum tokens in an answer, from the thresholds of a model."""
     return int(thresholds.get(ANSWER_LIMIT, MAX_ANSWER_TOKENS))
 
 
-def no_classic_head(task: str, reader: PoolingConfigs, name: str) -> None:
-    """Refuse every reader: classic models have no head for the task."""
-    raise HeedfulError(f'{name}.kind is "{reader.kind}": classic models have no head for {task}')
+def refuse_classic_models(task: str, pooling: PoolingConfigs, name: str) -> None:
+    """Refuse every classic model, since it has no head for the task."""
+    raise HeedfulError(f'{name}.kind is "{pooling.kind}": classic models have no head for {task}')
 
 
 def _input_text(engine_input: object) -> str:
+    """Return question and context on one line."""
     assert isinstance(engine_input, dict)
     question, context = engine_input["question"], engine_input["context"]
     return f"{question} / {context}" if context else str(question)
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the first gold answer and the predicted one."""
     answers = line["label"]
     return (answers[0] if answers else "") or "(no answer)", line["prediction"] or "(no answer)"
 
@@ -78,15 +80,15 @@ QA = TaskSpec(
     task_ref="heedful.tasks.qa:QuestionAnswering",
     head="question_answering",
     recognizes=lambda head: head.kind == "question_answering",
-    check_reader=lambda reader, name, labels: no_classic_head("qa", reader, name),
+    check_pooling=lambda pooling, name, labels: refuse_classic_models("qa", pooling, name),
     predict_arguments='"A long text." --question "What is asked?"',
     card=Card(
         name="Answers from a text",
-        does="Finds the answer to a question in a context",
+        description="Finds the answer to a question in a context",
         pipeline="question-answering",
         input_text=_input_text,
-        mistake=_mistake,
-        words='--question "Who?" "Ada wrote it."',
+        describe_mistake=_describe_mistake,
+        cli_arguments='--question "Who?" "Ada wrote it."',
         python_input='{"question": "Who?", "context": "Ada wrote it."}',
         code=CODE,
     ),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError, SettingError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
-from heedful.tasks.specs.classify import no_sigmoid
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
+from heedful.tasks.specs.classify import refuse_sigmoid
 
 if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
@@ -23,7 +23,7 @@ print(model.predict([("a query", "a text"), ("a query", "another text")]))"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSettings(TaskSettings):
-    """The order of documents for a query."""
+    """Settings of reranking."""
 
     kind: Literal["rank"] = "rank"
     # listwise: cross-entropy of the softmax over a query's documents; listnet: the same, for graded relevance;
@@ -37,16 +37,16 @@ class RankSettings(TaskSettings):
         if self.list_size < 2:
             raise HeedfulError(f"list_size is {self.list_size}; expected a number of texts from 2")
 
-    def check_data(self, survey: DatasetStats) -> None:
-        if self.loss == "margin_mse" and not survey.has_teacher_scores:
+    def check_data(self, stats: DatasetStats) -> None:
+        if self.loss == "margin_mse" and not stats.has_teacher_scores:
             raise SettingError(
-                "task.loss is margin_mse, which learns the scores of a teacher, and the data has none: add the column "
+                "task.loss is margin_mse, which learns scores of a teacher, and the data has none: add the column "
                 "teacher_scores, or choose another loss",
                 path="task.loss",
             )
-        if self.loss == "binary" and survey.max_relevance > 1:
+        if self.loss == "binary" and stats.max_relevance > 1:
             raise SettingError(
-                f"task.loss is binary, which takes relevance from 0 to 1, and train has {survey.max_relevance:g}: "
+                f"task.loss is binary, which takes relevance from 0 to 1, and train has {stats.max_relevance:g}: "
                 "set task.loss=listnet, which takes grades",
                 path="task.loss",
             )
@@ -56,6 +56,7 @@ class RankSettings(TaskSettings):
 
 
 def _recognizes(head: Head) -> bool:
+    """Whether a head is that of a cross-encoder: one score with an activation for its output."""
     return (
         head.kind == "sequence_classification"
         and head.problem_type == "regression"
@@ -64,10 +65,11 @@ def _recognizes(head: Head) -> bool:
     )
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the most relevant text with its rank, and the text with the highest score."""
     texts, scores, relevance = line["input"]["texts"], line["prediction"], line["label"]
-    first, relevant = (max(range(len(texts)), key=values.__getitem__) for values in (scores, relevance))
-    return f"{texts[relevant]} (number {line['loss']:.0f})", texts[first]
+    top, relevant = (max(range(len(texts)), key=values.__getitem__) for values in (scores, relevance))
+    return f"{texts[relevant]} (number {line['loss']:.0f})", texts[top]
 
 
 RANK = TaskSpec(
@@ -79,18 +81,19 @@ RANK = TaskSpec(
     task_ref="heedful.tasks.rank:Rank",
     head="sequence_classification",
     recognizes=_recognizes,
-    check_reader=no_sigmoid,
+    check_pooling=refuse_sigmoid,
     predict_arguments='"A query." --pair "A text."',
     card=Card(
         name="Reranking",
-        does="Scores a query with a text by how relevant the text is; only the order of the scores means something",
+        description="Scores a query with a text by how relevant the text is; "
+        "only the order of the scores means something",
         pipeline="text-ranking",
         library="sentence-transformers",
-        words='"a query" --pair "a text"',
+        cli_arguments='"a query" --pair "a text"',
         python_input='("a query", "a text")',
-        measured="a query and a text",
+        latency_input="a query and a text",
         input_text=lambda engine_input: str(engine_input["query"]),
-        mistake=_mistake,
+        describe_mistake=_describe_mistake,
         code=CODE,
     ),
     distillation="ranking",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, TaskSpec
-from heedful.tasks.specs.classify import PIPELINE, no_sigmoid
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
+from heedful.tasks.specs.classify import PIPELINE, refuse_sigmoid
 
 if TYPE_CHECKING:
     from heedful.model.config import Head
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressSettings(TaskSettings):
-    """A number."""
+    """Settings of regression."""
 
     kind: Literal["regress"] = "regress"
 
 
 def _recognizes(head: Head) -> bool:
+    """Whether a head outputs one number."""
     return head.kind == "sequence_classification" and head.problem_type == "regression" and len(head.labels) == 1
+
+
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the label and the predicted number of a line."""
+    return format_number(line["label"]), format_number(line["prediction"])
 
 
 REGRESS = TaskSpec(
@@ -33,12 +39,12 @@ REGRESS = TaskSpec(
     task_ref="heedful.tasks.regress:Regress",
     head="sequence_classification",
     recognizes=_recognizes,
-    check_reader=no_sigmoid,
+    check_pooling=refuse_sigmoid,
     linear_model="ridge",
     card=Card(
         name="A number for a text",
-        mistake=lambda line, results, shown: (shown(line["label"]), shown(line["prediction"])),
-        does="Gives a text, or a pair of texts, a number",
+        describe_mistake=_describe_mistake,
+        description="Gives a text, or a pair of texts, a number",
         pipeline="text-classification",
         code=PIPELINE.format(kind="text-classification", more=', function_to_apply="none"', given="{given}"),
     ),

@@ -1,4 +1,4 @@
-"""Specification of sequence to sequence: a text that is written for a text."""
+"""Specification of sequence to sequence: generate a text from a text."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from heedful.tasks.spec import Card, TaskSpec
 if TYPE_CHECKING:
     from heedful.model.classic_config import PoolingConfigs
 
-BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # into which BLEU parts texts, in the names of sacrebleu
+BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]  # tokenizers of BLEU, by their names in sacrebleu
 CODE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/model")
 model = AutoModelForSeq2SeqLM.from_pretrained("path/to/model")
-written = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
-print(tokenizer.decode(written[0], skip_special_tokens=True))"""
+output = model.generate(**tokenizer("a text", return_tensors="pt"), max_new_tokens=128)
+print(tokenizer.decode(output[0], skip_special_tokens=True))"""
 DECODER_CODE = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/model")
 model = AutoModelForCausalLM.from_pretrained("path/to/model")
-given = tokenizer("a text\\n", return_tensors="pt")
-written = model.generate(**given, max_new_tokens=128)[0, given["input_ids"].shape[1] :]
-print(tokenizer.decode(written, skip_special_tokens=True))"""
+inputs = tokenizer("a text\\n", return_tensors="pt")
+output = model.generate(**inputs, max_new_tokens=128)[0, inputs["input_ids"].shape[1] :]
+print(tokenizer.decode(output, skip_special_tokens=True))"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seq2SeqSettings(TaskSettings):
-    """A text for a text."""
+    """Settings of sequence to sequence."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     max_new_tokens: int = 128  # maximum tokens generated per text in evaluations
@@ -52,8 +52,8 @@ class Seq2SeqSettings(TaskSettings):
     def check(self) -> None:
         if self.metric == "bleu" and not has_bleu():
             raise SettingError(
-                "task.metric is bleu, which sacrebleu measures, which is not installed: "
-                "pip install 'heedful[translate]', or let models be compared by F1 of words: task.metric=f1",
+                "task.metric is bleu, which needs sacrebleu, and that is not installed: "
+                "pip install 'heedful[translate]', or compare models by F1 of words: task.metric=f1",
                 path="task.metric",
             )
 
@@ -62,13 +62,14 @@ class Seq2SeqSettings(TaskSettings):
 
 
 def has_bleu() -> bool:
-    """Whether sacrebleu is installed."""
+    """Whether sacrebleu, which computes BLEU, is installed."""
     return find_spec("sacrebleu") is not None
 
 
-def _no_reader(reader: PoolingConfigs, name: str, labels: int) -> None:
-    what = f'{name}.kind is "{reader.kind}", which reads texts and writes none'
-    raise HeedfulError(f'{what}: for seq2seq, set init.kind to "transformer" or "recurrent"')
+def _refuse_pooling(pooling: PoolingConfigs, name: str, labels: int) -> None:
+    """Refuse every classic model that pools: it generates no text."""
+    reason = f'{name}.kind is "{pooling.kind}", which reads texts and writes none'
+    raise HeedfulError(f'{reason}: for seq2seq, set init.kind to "transformer" or "recurrent"')
 
 
 SEQ2SEQ = TaskSpec(
@@ -80,12 +81,12 @@ SEQ2SEQ = TaskSpec(
     task_ref="heedful.tasks.seq2seq:Seq2Seq",
     head="language_model",
     recognizes=lambda head: head.kind == "language_model",
-    check_reader=_no_reader,
+    check_pooling=_refuse_pooling,
     plots_alignments=True,
     card=Card(
         name="Rewriting texts",
-        measured="one pass over a text, all tokens at once",
-        does="Writes a text for a text, as its training data does",
+        latency_input="one pass over a text, all tokens at once",
+        description="Writes a text for a text, as its training data does",
         pipeline="text2text-generation",
         code=CODE,
         decoder_code=DECODER_CODE,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from heedful.errors import HeedfulError
 from heedful.tasks.settings import TaskSettings
-from heedful.tasks.spec import Card, JsonObject, Shown, TaskSpec
+from heedful.tasks.spec import Card, FormatNumber, JsonObject, TaskSpec
 from heedful.tasks.specs.classify import PIPELINE
 
 if TYPE_CHECKING:
@@ -18,24 +18,26 @@ EPOCHS = ((500_000, 1.0), (50_000, 2.0), (2_000, 6.0), (500, 8.0), (0, 15.0))  #
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagSettings(TaskSettings):
-    """A label for every word."""
+    """Settings of tagging."""
 
     kind: Literal["tag"] = "tag"
 
 
-def rows_alone(task: str, reader: PoolingConfigs, name: str) -> None:
-    """Refuse a reader whose pooled output would not be used."""
+def refuse_pooled_output(task: str, pooling: PoolingConfigs, name: str) -> None:
+    """Refuse pooling with settings that only a pooled output uses; the task uses each token's hidden state."""
     from heedful.model.classic_config import BagPooling
 
-    if reader != BagPooling(over=reader.over):
-        what = f'{name}.kind is "{reader.kind}", or has settings of classes: {task} takes the rows themselves'
-        raise HeedfulError(f'{what}; give kind = "bag", and over')
+    if pooling != BagPooling(over=pooling.over):
+        reason = f'{name}.kind is "{pooling.kind}", or has settings of classes: {task} takes the rows themselves'
+        raise HeedfulError(f'{reason}; give kind = "bag", and over')
 
 
-def _mistake(line: JsonObject, results: JsonObject, shown: Shown) -> tuple[str, str]:
-    rows = zip(line["input"], line["label"], line["prediction"], strict=False)
-    words = [row for row in rows if row[1] != row[2]]
-    label, prediction = (", ".join(f"{word[0]}: {word[side]}" for word in words) for side in (1, 2))
+def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
+    """Return the gold and the predicted tag of each wrongly tagged word, as "word: tag"."""
+    tagged_words = zip(line["input"], line["label"], line["prediction"], strict=False)
+    wrong = [(word, gold, predicted) for word, gold, predicted in tagged_words if gold != predicted]
+    label = ", ".join(f"{word}: {gold}" for word, gold, _ in wrong)
+    prediction = ", ".join(f"{word}: {predicted}" for word, _, predicted in wrong)
     return label, prediction
 
 
@@ -48,15 +50,15 @@ TAG = TaskSpec(
     task_ref="heedful.tasks.tag:Tag",
     head="token_classification",
     recognizes=lambda head: head.kind == "token_classification",
-    check_reader=lambda reader, name, labels: rows_alone("tag", reader, name),
+    check_pooling=lambda pooling, name, labels: refuse_pooled_output("tag", pooling, name),
     epochs=EPOCHS,
     card=Card(
         name="Labels for words",
-        does="Labels every word of a text, and joins labelled words into entities",
+        description="Labels every word of a text, and joins labelled words into entities",
         pipeline="token-classification",
         takes_pairs=False,
         input_text=lambda engine_input: engine_input if isinstance(engine_input, str) else " ".join(engine_input),
-        mistake=_mistake,
+        describe_mistake=_describe_mistake,
         code=PIPELINE.format(kind="token-classification", more="", given="{given}"),
     ),
     distillation="tokens",

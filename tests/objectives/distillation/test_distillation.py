@@ -145,7 +145,7 @@ TASKS: dict[str, tuple[str, ScoreKind, Callable[..., Any], Any]] = {  # folder, 
     "multiple": ("multiple", "multiple", lambda **k: ClassifyMultiLabel(labels=LABELS, **k), [1.0, 0.0, 1.0]),
     "regress": ("regression", "numbers", lambda **k: Regress(labels=("stars",), **k), 2.0),
     "tag": ("tag", "tokens", lambda **k: Tag(labels=("O",), metric="f1", **k), ((1, 2), (0, 3))),
-    "qa": ("span", "span", lambda **k: QuestionAnswering(impossible=False, **k), (1, 2)),
+    "qa": ("span", "span", lambda **k: QuestionAnswering(has_unanswerable=False, **k), (1, 2)),
     "multiple-choice": ("choice", "choice", lambda **k: MultipleChoiceTask(**k), 0),
     "rank": ("regression", "ranking", lambda **k: Rank(**k), RankTarget((1.0, 0.0), (1, 1), (1.0, 0.0))),
     "embed": ("bare", "vectors", lambda **k: Embed(scored=True, **k), 0.5),
@@ -197,12 +197,12 @@ def objective(
     assert student.tokenizer is not None
     learner = task(tokenizer=student.tokenizer, limit=48)
     samples = samples_of(name, target)
-    ask = online_teacher(Teacher(teacher, learner, kind, losses.wanted(1)), samples)
-    pairing = SampleAlignment(same=True, teacher_numbers=[(number,) for number in range(3)], words=None)
+    ask = online_teacher(Teacher(teacher, learner, kind, losses.capture_spec("teacher")), samples)
+    pairing = SampleAlignment(same_tokens=True, teacher_numbers=[(number,) for number in range(3)], words=None)
     widths = student.config.model.width, teacher.config.model.width
-    given: Any = {"ask": ask, "project": state_projections(losses, widths, 1)} | more
-    found = Distillation(learner=learner, kind=kind, losses=losses, pairing=pairing, **given)
-    return found, found.prepared(samples, [0, 1, 2], [True, name == "masked", True])
+    given: Any = {"ask_teacher": ask, "projections": state_projections(losses, widths, 1)} | more
+    found = Distillation(base_objective=learner, kind=kind, losses=losses, alignment=pairing, **given)
+    return found, found.add_teacher_targets(samples, [0, 1, 2], [True, name == "masked", True])
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -298,13 +298,13 @@ def test_kept_outputs_are_what_the_teacher_says(folders: Callable[[str], Path], 
     batch = live.batch(samples, [1, 2, 3])
     want = live.loss(student, batch)
     plain = samples_of("classify", 1)
-    asked = Teacher(teacher, live.learner, "classes", losses.wanted(1))
+    asked = Teacher(teacher, live.base_objective, "classes", losses.capture_spec("teacher"))
     for half, near in ((False, 1e-6), (True, 2e-3)):
         folder = tmp_path / str(half)
         kept = cache_teacher_outputs(folder, asked, plain, CacheFormat(half=half), {"weights": "x"})
-        found = replace(live, ask=kept).loss(student, batch)
+        found = replace(live, ask_teacher=kept).loss(student, batch)
         assert math.isclose(float(found.sum.detach()), float(want.sum.detach()), rel_tol=near), half
-        said, now = kept([2, 0], [0, 0]), live.ask([2, 0], [0, 0])
+        said, now = kept([2, 0], [0, 0]), live.ask_teacher([2, 0], [0, 0])
         for name, each in now.items():
             for mine, theirs in zip(said[name], each, strict=True):
                 assert torch.allclose(mine, theirs, rtol=2**-10 if half else 1e-6, atol=1e-5), name
@@ -326,7 +326,7 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     teacher = load(folders("single"))
     student = student_from_layers(teacher, LayersStudent(layers=1))
     live, _ = objective("classify", student, teacher, DistillationLosses(kd=1.0))
-    asked = Teacher(teacher, live.learner, "classes", DistillationLosses(kd=1.0).wanted(1))
+    asked = Teacher(teacher, live.base_objective, "classes", DistillationLosses(kd=1.0).capture_spec("teacher"))
     cache_teacher_outputs(
         tmp_path / "outputs", asked, samples_of("classify", 1) * 3, CacheFormat(), {"weights": "x"}, log=told.append
     )
@@ -338,7 +338,7 @@ def test_other_tokens_are_paired_by_example_or_refused() -> None:
     mine = OwnedSamples(samples=[Sample.of([[1, 2]], [[0, 0]]), Sample.of([[1, 5]], [[0, 0]])], owners=[0, 1])
     theirs = OwnedSamples(samples=[Sample.of([[1, 2, 3]], [[0] * 3])] * 3, owners=[0, 0, 1])
     found = align_samples(mine, theirs, "classes")
-    assert found.teacher_numbers == [(0, 1), (2,)] and not found.same
+    assert found.teacher_numbers == [(0, 1), (2,)] and not found.same_tokens
     said = [torch.tensor([[0.0, 2.0]]), torch.tensor([[2.0, 2.0]])]
     assert found.scores(0, said).tolist() == [[1.0, 2.0]], "the mean over the windows"
     with pytest.raises(Exception, match="different tokens or windows, but states compare token with token"):
@@ -361,7 +361,7 @@ def test_looking_inside_keeps_the_graph(folders: Callable[[str], Path]) -> None:
     inside["q.1"].sum().backward()
     gradient = student.named_tensors()["encoder.blocks.0.attention.qkv.weight"].grad
     assert gradient is not None and gradient.abs().max() > 0
-    assert isinstance(CaptureTrace(what=(), wanted=CaptureSpec()), CaptureTrace)
+    assert isinstance(CaptureTrace(what=(), spec=CaptureSpec()), CaptureTrace)
 
 
 def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> None:
@@ -379,7 +379,10 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
     )
     plain, more = (found.batch([*samples[:-1], each], [1, 2, 3]) for each in (last, filled))
     assert more.packed.bounds[-1] == plain.packed.bounds[-1] + 3
-    assert more.counts == plain.counts and more.words.rows.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+    assert (
+        more.counts == plain.counts
+        and more.distillation.row_weights.tolist() == [1.0] * plain.packed.bounds[-1] + [0.0] * 3
+    )
 
 
 def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:

@@ -94,21 +94,23 @@ def test_words_are_aligned(ours: int, kind: str) -> None:
     objective = distillation(teacher, own, 8)
     lower = [text.lower() for text in TEXTS]
     batch = objective.batch(samples(own, lower), [1, 2, 3, 4])
-    words, packed = batch.words.words, pack_samples(samples(own, lower))
+    words, packed = batch.distillation.words, pack_samples(samples(own, lower))
     assert teacher.loaded.tokenizer is not None
-    one = spelled(own, packed.tokens, words.places, words.owners, words.count)
-    two = spelled(teacher.loaded.tokenizer, words.taught.tokens, words.taught_places, words.taught_owners, words.count)
+    one = spelled(own, packed.tokens, words.student_rows, words.student_words, words.count)
+    tokens = words.teacher_input.tokens
+    two = spelled(teacher.loaded.tokenizer, tokens, words.teacher_rows, words.teacher_words, words.count)
     if kind == "wordpiece":
         expected = [word for text in lower for word in text.replace(".", " .").replace(",", " ,").split()]
         assert one == two == expected
         # and the teacher reads what it would have read
         direct = teacher.loaded.tokenizer.pack(lower)
-        assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
-        assert torch.equal(words.taught.positions, direct.positions)
+        assert torch.equal(words.teacher_input.tokens, direct.tokens) and words.teacher_input.bounds == direct.bounds
+        assert torch.equal(words.teacher_input.positions, direct.positions)
     else:
         assert one == two
     assert batch.counts == (float(len(batch.targets)), float(words.count))
-    assert len(words.places) == sum(map(len, packed.unpack(packed.tokens))) - 2 * len(packed), "all but special ones"
+    text_tokens = sum(map(len, packed.unpack(packed.tokens))) - 2 * len(packed)
+    assert len(words.student_rows) == text_tokens, "all but special ones"
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("wordpiece", "bpe"), ("unigram", "bpe"), ("bpe", "bpe")])
@@ -117,10 +119,10 @@ def test_a_teacher_that_marks_spaces_reads_them(ours: str, theirs: str) -> None:
     own, other = tokenizer(ours, 300), tokenizer(theirs, 320)
     teacher, texts = EncoderTeacher(bare(other, 8), own), [f" {text.lower()}" for text in TEXTS]
     packed = pack_samples(samples(own, texts))
-    free = distillation(teacher, own, 8).free
-    words = teacher.words(packed, packed.tokens.numpy(), free)
+    free = distillation(teacher, own, 8).is_text_id
+    words = teacher.align_words(packed, packed.tokens.numpy(), free)
     direct = other.pack(texts)
-    assert torch.equal(words.taught.tokens, direct.tokens) and words.taught.bounds == direct.bounds
+    assert torch.equal(words.teacher_input.tokens, direct.tokens) and words.teacher_input.bounds == direct.bounds
 
 
 def test_the_loss_is_a_plain_loops() -> None:
@@ -128,16 +130,17 @@ def test_the_loss_is_a_plain_loops() -> None:
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     objective = distillation(teacher, FEW, 8, weight_by_term={"mlm": 1.0, "hidden_states": 3.0})
     given = samples(FEW)
-    teacher.prepare(given[:2], objective.free)
+    teacher.estimate_statistics(given[:2], objective.is_text_id)
     batch = objective.batch(given, [1, 2, 3, 4])
     masked, term = objective.terms(student, batch)
-    words = batch.words.words
-    rows, theirs = student.model(batch.packed), teacher.loaded.model(words.taught)
+    words = batch.distillation.words
+    rows, theirs = student.model(batch.packed), teacher.loaded.model(words.teacher_input)
     losses = []
     for word in range(words.count):
-        ours = torch.stack([rows[place] for place, at in zip(words.places, words.owners, strict=True) if at == word])
+        pairs = zip(words.student_rows, words.student_words, strict=True)
+        ours = torch.stack([rows[place] for place, at in pairs if at == word])
         state = torch.stack(
-            [theirs[p] for p, at in zip(words.taught_places, words.taught_owners, strict=True) if at == word]
+            [theirs[p] for p, at in zip(words.teacher_rows, words.teacher_words, strict=True) if at == word]
         ).mean(0)
         state = (state - teacher.mean) / teacher.deviation
         losses.append(((objective.modules["states"](ours.mean(0)) - state) ** 2).mean())
@@ -168,9 +171,9 @@ def test_the_mean_of_rows_in_bfloat16_is_rounded_once() -> None:
 def test_states_are_measured_in_deviations() -> None:
     teacher = EncoderTeacher(bare(MANY, 12), FEW)
     objective, given = distillation(teacher, FEW, 8), samples(FEW)
-    teacher.prepare(given, objective.free)
+    teacher.estimate_statistics(given, objective.is_text_id)
     packed = pack_samples(given)
-    states = teacher.states(teacher.words(packed, packed.tokens.numpy(), objective.free))
+    states = teacher.word_states(teacher.align_words(packed, packed.tokens.numpy(), objective.is_text_id))
     assert torch.allclose(states.mean(0), torch.zeros(12), atol=1e-5)
     assert torch.allclose(states.std(0), torch.ones(12), atol=1e-4)
 
@@ -222,13 +225,14 @@ def test_words_past_the_teachers_limit_are_left_out() -> None:
     objective = distillation(teacher, FEW, 8)
     given = samples(FEW, long)
     packed = pack_samples(given)
-    cut, all_words = (each.words(packed, packed.tokens.numpy(), objective.free) for each in (teacher, whole))
+    tokens = packed.tokens.numpy()
+    cut, all_words = (each.align_words(packed, tokens, objective.is_text_id) for each in (teacher, whole))
     assert cut.count < all_words.count
-    assert max(cut.taught.lengths) <= 20 < max(all_words.taught.lengths)
-    ours = spelled(FEW, packed.tokens, cut.places, cut.owners, cut.count)
-    theirs = spelled(MANY, cut.taught.tokens, cut.taught_places, cut.taught_owners, cut.count)
+    assert max(cut.teacher_input.lengths) <= 20 < max(all_words.teacher_input.lengths)
+    ours = spelled(FEW, packed.tokens, cut.student_rows, cut.student_words, cut.count)
+    theirs = spelled(MANY, cut.teacher_input.tokens, cut.teacher_rows, cut.teacher_words, cut.count)
     assert ours == theirs and "" not in ours
-    every = spelled(FEW, packed.tokens, all_words.places, all_words.owners, all_words.count)
+    every = spelled(FEW, packed.tokens, all_words.student_rows, all_words.student_words, all_words.count)
     first = ours.index(".") if cut.count else 0
     assert ours[:first] == every[:first]
     batch = objective.batch(given, [1])
@@ -325,7 +329,7 @@ def test_each_term_equals_a_plain_loop() -> None:
     objective = distillation(teacher, FEW, 8, weight_by_term=ALL, masked_sequence_prob=0.6)
     rows = rows_of(planned())
     given = [rows[number] for number in range(12)]
-    teacher.prepare(given, objective.free)
+    teacher.estimate_statistics(given, objective.is_text_id)
     assert teacher.basis is not None
     assert torch.allclose(teacher.basis.T @ teacher.basis, torch.eye(12), atol=1e-4)
     batch = objective.batch(given, list(range(12)))
@@ -363,13 +367,13 @@ def test_some_sequences_stay_unmasked() -> None:
         batch = objective.batch([rows[number]], [number])
         changed = batch.packed.tokens != pack_samples([rows[number]]).tokens
         masked += [bool(part.any()) for part in batch.packed.unpack(changed)]
-        share = len(batch.targets) / max(1, int(objective.free[rows[number].tokens].sum()))
+        share = len(batch.targets) / max(1, int(objective.is_text_id[rows[number].tokens].sum()))
         assert share <= 0.31
     assert 0.3 < np.mean(masked) < 0.7
 
 
 def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_cache, "CHUNK", 8)
+    monkeypatch.setattr(vector_cache, "CHUNK_WINDOWS", 8)
     teacher, made = EncoderTeacher(bare(MANY, 12), FEW), planned()
     weights = {"sentence_embedding": 1.0, "pair_similarity": 1.0}
     live = distillation(teacher, FEW, 8, weight_by_term=weights)
@@ -382,26 +386,26 @@ def test_cached_vectors_are_those_of_the_teacher_and_resume(tmp_path: Path, monk
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached.fill(live.free, on_progress=stop)
+        cached.fill(live.is_text_id, on_progress=stop)
     first = {path.name: path.read_bytes() for path in (tmp_path / "cache").glob("*.npy")}
     assert len(first) == 2
-    cached.fill(live.free)
+    cached.fill(live.is_text_id)
     again = VectorCache(tmp_path / "whole", teacher, "digest", corpus(), made.texts)
-    again.fill(live.free)
+    again.fill(live.is_text_id)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert path.read_bytes() == (tmp_path / "cache" / path.name).read_bytes()
     assert all((tmp_path / "cache" / name).read_bytes() == held for name, held in first.items())
     rows = rows_of(made)
     given = [rows[number] for number in range(12)]
-    teacher.prepare(given, live.free)
+    teacher.estimate_statistics(given, live.is_text_id)
     student = with_head(bare(FEW, 8, seed=2), "masked_lm").eval()
     from_disk = replace(live, vectors=cached)
     one, two = live.batch(given, list(range(12))), from_disk.batch(given, list(range(12)))
-    assert one.words.words is not None and two.words.words is None, "the teacher does not run"
+    assert one.distillation.words is not None and two.distillation.words is None, "the teacher does not run"
     for mine, theirs in zip(live.terms(student, one), from_disk.terms(student, two), strict=True):
         assert torch.allclose(mine.losses, theirs.losses, atol=2e-3)
-    with pytest.raises(HeedfulError, match="another teacher, corpus or plan"):
-        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.free)
+    with pytest.raises(HeedfulError, match="a different teacher, corpus or plan"):
+        VectorCache(tmp_path / "cache", teacher, "other", corpus(), made.texts).fill(live.is_text_id)
 
 
 @pytest.mark.parametrize(

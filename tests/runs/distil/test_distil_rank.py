@@ -45,7 +45,7 @@ def reranker(folder: Path, seed: int, scale: float) -> ModelBundle:
     with torch.no_grad():
         for parameter in loaded.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
-    bundle = Rank.create(TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), survey=STATS))[1]
+    bundle = Rank.create(TaskSetup(settings=RankSettings(), loaded=loaded, labels=(), stats=STATS))[1]
     assert bundle.head is not None
     with torch.no_grad():
         for parameter in bundle.head.parameters():
@@ -81,14 +81,14 @@ def test_the_student_learns_the_scores_of_each_query(ranking: str, limits: tuple
     assert max(inputs[0][0].target.windows) > 1
     losses = DistillationLosses(kd=1.0, temperature=2.0, ranking=ranking, label=1.0)
     objective = Distillation(
-        learner=own,
+        base_objective=own,
         kind="ranking",
         losses=losses,
-        ask=online_teacher(Teacher(taught, other, "ranking", CaptureSpec()), inputs[1]),
-        pairing=align_samples(*(OwnedSamples(samples=samples, owners=[0, 1]) for samples in inputs), "ranking"),
-        project=torch.nn.ModuleDict(),
+        ask_teacher=online_teacher(Teacher(taught, other, "ranking", CaptureSpec()), inputs[1]),
+        alignment=align_samples(*(OwnedSamples(samples=samples, owners=[0, 1]) for samples in inputs), "ranking"),
+        projections=torch.nn.ModuleDict(),
     )
-    batch = objective.batch(objective.prepared(inputs[0], [0, 1], [True, False]), [1, 2])
+    batch = objective.batch(objective.add_teacher_targets(inputs[0], [0, 1], [True, False]), [1, 2])
     kd, label = objective.terms(student, batch)
     assert (kd.count, label.count) == (2.0, 1.0), "two queries, one of them with labels"
     expected = 0.0

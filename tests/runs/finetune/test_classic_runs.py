@@ -162,7 +162,7 @@ def test_each_seed_has_weights_of_its_own(tmp_path: Path) -> None:
         ("embed", {"kind": "structured"}, 'init.reader.kind is "structured".* embed takes the rows themselves'),
         ("tag", {"kind": "bag", "how": "sum"}, "tag takes the rows themselves"),
         ("qa", {"kind": "bag"}, "classic models have no head for qa"),
-        ("regress", {"kind": "bag", "binary": "sigmoid"}, 'init.reader.binary is "sigmoid", which is of one label'),
+        ("regress", {"kind": "bag", "binary": "sigmoid"}, 'binary is "sigmoid", which is only for one label'),
     ],
 )
 def test_what_a_task_would_not_read_is_refused(tmp_path: Path, task: str, start: dict[str, str], message: str) -> None:

@@ -170,7 +170,7 @@ def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkey
     plan = plan_finetune("seq2seq", given / "data.csv", assignments=wishes)
     assert isinstance(plan.settings.task, Seq2SeqSettings) and plan.settings.task.metric == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
-    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which sacrebleu measures, which is not installed"):
+    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which needs sacrebleu, and that is not installed"):
         plan_finetune("seq2seq", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
 
 
