@@ -32,7 +32,13 @@ from heedful.runs.distil.plan import (
     settings_without_verdict,
     student_origin,
 )
-from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent, StaticStudent
+from heedful.runs.distil.settings import (
+    DEFAULT_PRETRAIN,
+    ClassicStudent,
+    MaskedDistilSettings,
+    SizeStudent,
+    StaticStudent,
+)
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
@@ -111,7 +117,7 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> Masked
             path="student.kind",
         )
     for name in ("data", *UNUSED):
-        if getattr(preview.pretrain, name) != getattr(PRETRAIN, name):
+        if getattr(preview.pretrain, name) != getattr(DEFAULT_PRETRAIN, name):
             raise SettingError(
                 f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
                 "the teacher's vocabulary, and the student is set under student; leave it out",

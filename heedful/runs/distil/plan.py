@@ -30,7 +30,7 @@ from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation
 from heedful.runs.distil.cascade import check_cascade
 from heedful.runs.distil.settings import (
-    BAG,
+    DEFAULT_POOLING,
     ClassicStudent,
     DistilSettings,
     FolderStudent,
@@ -234,7 +234,7 @@ def _read_unlabelled(
 ) -> Unlabelled:
     """Read the texts without labels that the settings name, without those that are evaluated on."""
     if not settings.unlabelled:
-        return Unlabelled(examples=(), bad=0, known=0)
+        return Unlabelled(examples=(), bad_rows=0, in_evaluation=0)
     head = teacher.config.head
     assert head is not None
     evaluated = [example for split in stats.non_empty_splits if split != "train" for example in source.examples(split)]
@@ -265,17 +265,18 @@ def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Exa
     notes += [f"without labels, {note}" for note in unlabelled.notes]
     if unlabelled.examples:
         notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
-    if unlabelled.bad:
-        notes.append(f"bad rows without labels that are left out: {unlabelled.bad:,}")
-    if unlabelled.known:
-        notes.append(f"examples without labels that are left out, since dev or test has them: {unlabelled.known:,}")
+    if unlabelled.bad_rows:
+        notes.append(f"bad rows without labels that are left out: {unlabelled.bad_rows:,}")
+    if unlabelled.in_evaluation:
+        count = unlabelled.in_evaluation
+        notes.append(f"examples without labels that are left out, since dev or test has them: {count:,}")
     return notes
 
 
 def check_classic_student(task: str, student: StudentSettings, precision: str) -> None:
     """Refuse a classic student whose pooling does not fit the task, or that would be served in int8."""
     if isinstance(student, ClassicStudent | StaticStudent):
-        reader = student.reader if isinstance(student, ClassicStudent) else BAG
+        reader = student.reader if isinstance(student, ClassicStudent) else DEFAULT_POOLING
         try:
             SPECS[task].check_reader(reader, "student.reader", 2)
         except HeedfulError as error:

@@ -432,7 +432,7 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
     assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
     assert found[1:] == ["zzzz", ""] and found[0] != texts[0]
     assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
-    signs = [n for n, may in enumerate(replacer._words.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
+    signs = [n for n, may in enumerate(replacer._is_word.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
     assert not signs, "a sign is no word: no word takes its place, nor it that of a word"
     (words,) = replacer([PreTokenized(["ada", "lives", "here", "qqq"])], [1])
     assert len(words) == 4 and words[3] == "qqq" and words != ["ada", "lives", "here", "qqq"]
@@ -622,7 +622,7 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
         [str(path)], TaggedExample, "token_classification", ("O",), settings, exclude=tmp_path / "run"
     )
     assert [each.words for each in found.examples if isinstance(each, TaggedExample)] == [("Ada", "wrote"), ("it",)]
-    assert found.bad == bool(bad)
+    assert found.bad_rows == bool(bad)
 
 
 def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
@@ -644,13 +644,13 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
     found = read_unlabelled(
         [str(tmp_path / "more.txt")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
-    assert without_evaluated(found, measured).known == 2
+    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.in_evaluation == 2
+    assert without_evaluated(found, measured).in_evaluation == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
         [str(tmp_path / "more.csv")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
+    assert [each.texts for each in found.examples] == [("new", "old")] and found.in_evaluation == 2
 
 
 def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_path: Path) -> None:
@@ -660,13 +660,13 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     found = without_evaluated(
         read_unlabelled(files, TaggedExample, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
-    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
+    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.in_evaluation == 1
     assert found.notes == ('more.csv: columns: text="text"; not used: "id"',)
 
 
 def test_a_word_is_replaced_without_the_space_before_it() -> None:
     encoded = Encoding(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
-    assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"
+    assert distil_more._with_replaced_words("the cat sat", encoded, {1: "dog"}) == "the dog sat"
 
 
 def last(assignments: Sequence[str]) -> list[str]:
