@@ -161,7 +161,7 @@ def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings,
         settings.student,
         teacher,
         (),
-        longest=max(pretrain.lengths),
+        max_length=max(pretrain.lengths),
         seed=pretrain.train.seed,
         log=run.reporter.message,
     )

@@ -366,7 +366,7 @@ class TeacherLearner:
             self._settings.student,
             self.plan.teacher,
             texts,
-            longest=self._settings.max_length,
+            max_length=self._settings.max_length,
             seed=seed,
             log=self.run.reporter.message,
         )

@@ -274,7 +274,7 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
             settings_of_student = parse_student(name)
             check_classic_student(plan.task, settings_of_student, settings.verdict.precision)
             student = build_student(
-                settings_of_student, plan.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
+                settings_of_student, plan.teacher, texts, max_length=settings.max_length, seed=1, log=lambda text: None
             )
             student = with_head(student, head.kind, labels=labels, problem_type=problem_type)
             if isinstance(head, Classes) and isinstance(own := student.config.head, Classes):  # a reranker's stays one
