@@ -41,7 +41,7 @@ from heedful.runs.distil.settings import (
 )
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
-from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
+from heedful.runs.distil.verdict import compare_speeds, quality_over_seeds, write_verdict
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
@@ -222,7 +222,7 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
             batch = masked.batch([validation[number]], [derive_seed(seed, Stream.VALIDATION, number)])
             counts = masked.measure(model, batch)["mlm_accuracy"]
             correct, total = correct + counts[0], total + counts[1]
-        accuracies[name] = across_numbers([correct / total], "float32")
+        accuracies[name] = quality_over_seeds([correct / total], "float32")
     return accuracies
 
 

@@ -44,7 +44,7 @@ from heedful.runs.distil.settings import (
 )
 from heedful.runs.distil.students import resolve_losses, sentence_vector_width, student_from_layers
 from heedful.runs.distil.unlabelled import read_unlabelled, without_evaluated
-from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models, compare_speeds
+from heedful.runs.distil.verdict import ServingSpeed, compare_models, compare_speeds, quality_over_seeds
 from heedful.runs.distil.verdict import plot_verdict as drawn
 from heedful.runs.finetune.build import build_task
 from heedful.runs.run_folder import sha256_of
@@ -442,7 +442,7 @@ def test_the_sentence_says_what_was_seen() -> None:
     speed = [ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
     speed.append(ServingSpeed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
     several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
-    models = {name: across_numbers(numbers, "float32") for name, numbers in several.items()}
+    models = {name: quality_over_seeds(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
     found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     said, gain = found["sentence"], found["delta_vs_baseline"]
@@ -464,7 +464,7 @@ def test_the_sentence_says_what_was_seen() -> None:
 
 def test_names_of_points_do_not_lie_on_each_other() -> None:
     speed = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
-    models = {name: across_numbers([0.9], "float32") for name in ("teacher", "student", "baseline")}
+    models = {name: quality_over_seeds([0.9], "float32") for name in ("teacher", "student", "baseline")}
     found = compare_models("f1", "dev", models, {"teacher": speed, "student": speed}, {"teacher": 9, "student": 9})
     (axes,) = drawn(found).axes
     heights = sorted(text.xyann[1] for text in axes.texts if text.get_text())
@@ -485,7 +485,7 @@ def test_names_of_points_do_not_lie_on_each_other() -> None:
 def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[float], ending: str) -> None:
     fast = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
     several = {"teacher": [0.9], "student": student, "baseline": baseline}
-    models = {name: across_numbers(numbers, "int8") for name, numbers in several.items()}
+    models = {name: quality_over_seeds(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
     found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
@@ -828,7 +828,7 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
         return seconds if engine.name == "slow" else seconds / 10
 
     monkeypatch.setattr(distil_verdict, "_seconds", took)
-    monkeypatch.setattr(distil_verdict, "LONG", 1.0)
+    monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 1.0)
     tokenize = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
     engines: Any = {name: SimpleNamespace(name=name, tokenize=tokenize) for name in calls}
     found = distil_verdict.time_engines(engines, ["a", "b"], 1)
