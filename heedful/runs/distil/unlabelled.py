@@ -198,7 +198,7 @@ def _text_hash(example: Example) -> int:
     return hash_text(normalise_text(example.group).replace(" ", ""))
 
 
-def read_both(
+def encode_both(
     task: Task, labelled: Iterable[Example], unlabelled: Iterable[Example]
 ) -> tuple[EncodedSplit, EncodedSplit]:
     """Encode labelled and unlabelled examples; return one split for each."""

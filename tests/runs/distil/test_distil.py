@@ -559,7 +559,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.max_seq_length=64", *MASKED[:2]])
     overrides = distil_overrides(str(masked), student="layers=1")
-    assert distil_masked._resolve(load(masked), overrides, text).pretrain.max_seq_length == 48, (
+    assert distil_masked._resolve_settings(load(masked), overrides, text).pretrain.max_seq_length == 48, (
         "by default, as it reads"
     )
     assert not no.exists()
