@@ -175,9 +175,8 @@ def _try_shapes(
             return result
         verdict = ranks.all_gather_object(result.results.get("verdict"))[0]
         assert verdict is not None, "the main rank has results"
-        student = verdict["models"][
-            "student"
-        ]  # its speed replaces that of random weights, perhaps in another precision
+        # trained weights may need another precision than random ones, so the measurements replace earlier ones
+        student = verdict["models"]["student"]
         shape |= {"quality": student["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
         shape |= {name: student[name] for name in MEASURED}
         state |= {"metric": verdict["metric"], "split": verdict["split"]}
