@@ -61,8 +61,8 @@ def augmented_examples(
     if ranks.is_main and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         variants = augmented_inputs(load_masked_lm(teacher, settings), examples, settings, seed)
-        with atomic_path(path) as part:
-            write_synced(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
+        with atomic_path(path) as temporary:
+            write_synced(temporary, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
     ranks.barrier()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
@@ -103,7 +103,10 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
 def augmented_inputs(
     model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int
 ) -> Iterator[Variant | list[Variant]]:
-    """Yield a variant of each example, `copies` times over: a text, a list of words, or a list of several of them."""
+    """Yield a variant of each example, then another one of each, and so on, `copies` times.
+
+    A variant is a text, a list of words for a tagged example, or a list of texts for an example with several.
+    """
     replacer = WordReplacer(model, settings)
     for copy in range(settings.copies):
         for start in range(0, len(examples), BATCH_EXAMPLES):
@@ -128,7 +131,12 @@ def _texts(example: Example) -> Sequence[Text]:
 
 
 class WordReplacer:
-    """Replaces words of a single token by tokens sampled from the top-k predictions of a masked language model."""
+    """Replaces words of a single token by tokens that are sampled from the predictions of a masked language model.
+
+    Args:
+        model: The masked language model, with its tokenizer.
+        settings: Share of replaced words, and the number of likeliest tokens to sample from.
+    """
 
     def __init__(self, model: ModelBundle, settings: AugmentSettings) -> None:
         self.model, self.settings = model.eval(), settings
@@ -194,7 +202,8 @@ class WordReplacer:
         scores = scores[:, : len(self._is_word)].float().masked_fill(~self._is_word, -torch.inf)
         top_scores, top_ids = scores.topk(min(self.settings.top_k, int(self._is_word.sum())), -1)
         cumulative = top_scores.softmax(-1).double().cumsum(-1)
-        words_by_text, row = [], 0
+        words_by_text: list[list[str]] = []
+        row = 0
         for positions, key in zip(masked_positions, keys, strict=True):
             random_numbers = uniform(derive_seed(key, 1), max(1, len(positions)))
             words = []

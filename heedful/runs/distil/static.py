@@ -30,7 +30,7 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.tokenizer import UNLIMITED
 
-MAX_TEXTS = 20_000  # texts that the teacher encodes; of more texts, evenly spaced ones
+MAX_TEXTS = 20_000  # texts that the teacher encodes; evenly spaced ones if there are more
 BATCH_TOKENS = 4096  # tokens in a batch of the teacher
 MAX_CHUNK_TOKENS = 256  # tokens of a sequence, special tokens included; longer texts are split into chunks
 
@@ -52,8 +52,8 @@ def static_student(
     tokenizer, model = require_tokenizer(teacher), teacher.config.model
     if (model.encoder is None) == (model.decoder is None):
         raise HeedfulError(
-            f"{teacher.source} ({teacher.config.family}) is no encoder, from whose hidden states the vectors of a "
-            "static student are made: take another student"
+            f"{teacher.source} ({teacher.config.family}) is not an encoder or decoder alone, whose hidden states a "
+            "static student is made from: choose another student"
         )
     if settings.width > model.width:
         raise HeedfulError(
@@ -72,7 +72,7 @@ def static_student(
     assign(student, {"embedding.tokens.weight": table}, "cpu")
     log(
         f"a table of {tokenizer.size:,} token vectors, {settings.width} wide, from the teacher's hidden states: "
-        f"{int((counts > 0).sum()):,} tokens in {len(used_texts):,} texts, the others each by itself"
+        f"{int((counts > 0).sum()):,} tokens occur in {len(used_texts):,} texts, the others are encoded alone"
     )
     student.source = f"token vectors of {teacher.source}"
     return student.eval()

@@ -134,7 +134,7 @@ def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ..
     """
     period = (stack.global_every or 1) if stack.window is not None else 1
     is_irregular = stack.global_layers is not None
-    # the greatest shift of all remaining layers at which each one still matches
+    # chosen layers are at most this far above their positions: then those after them still have layers that match
     max_shift = 0 if is_irregular else (stack.layers - len(wanted)) // period * period
     chosen: list[int] = []
     for position, layer in enumerate(wanted):
@@ -348,9 +348,7 @@ def _state_loss(settings: StatesSettings, student: StackConfig, teacher: StackCo
                 f"states.pairs has ({student_layer}, {teacher_layer}), but the student has {student.layers} layers and "
                 f"the teacher {teacher.layers}: give numbers from 0, the input of the first layer, to these"
             )
-    if settings.how == "cosine" or settings.how == "mse":
-        return HiddenStateLoss(weight=settings.weight, how=settings.how, pairs=tuple(pairs))
-    raise AssertionError(settings.how)
+    return HiddenStateLoss(weight=settings.weight, how=settings.how, pairs=tuple(pairs))
 
 
 def _relation_losses(
@@ -382,8 +380,8 @@ def _relation_losses(
         is_plain_attention = stack.relation is None and not stack.causal and stack.window is None
         if "qk" in settings.of and not is_plain_attention:
             raise HeedfulError(
-                f'relations: "qk" is for attention without relative positions, causal mask or window, which the {role} '
-                "does not have: use qq, kk and vv"
+                'relations: "qk" is for attention without relative positions, causal mask and window, but the '
+                f"{role} has one of them: use qq, kk and vv"
             )
     weight = settings.weight / len(pairs)
     return tuple(

@@ -126,8 +126,8 @@ def _write_or_check_facts(path: Path, facts: dict[str, object]) -> None:
                 "changed. Remove that folder, or give another one with --output"
             )
         return
-    with atomic_path(path) as part:
-        write_synced(part, [json.dumps(facts, indent=1, allow_nan=False).encode()])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [json.dumps(facts, indent=1, allow_nan=False).encode()])
 
 
 def _check_disk_space(folder: Path, size: int) -> None:

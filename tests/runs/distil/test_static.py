@@ -141,5 +141,5 @@ def test_a_writer_with_two_parts_is_no_teacher_of_vectors(tmp_path: Path) -> Non
     decoder = load(make_writer(tmp_path / "writer"))
     student = static_student(decoder, StaticStudent(width=8), ["a b c"], print)
     assert student.config.model.embedding.vocabulary == 11
-    with pytest.raises(HeedfulError, match="is no encoder, from whose hidden states the vectors"):
+    with pytest.raises(HeedfulError, match="is not an encoder or decoder alone, whose hidden states"):
         static_student(student, StaticStudent(width=8), ["a b c"], print)
