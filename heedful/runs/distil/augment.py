@@ -103,7 +103,7 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
 def augmented_inputs(
     model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int
 ) -> Iterator[Variant | list[Variant]]:
-    """Yield a variant of each example, then another one of each, and so on, `copies` times.
+    """Yield variants of all examples, `copies` times in the order of the examples.
 
     A variant is a text, a list of words for a tagged example, or a list of texts for an example with several.
     """

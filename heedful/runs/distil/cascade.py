@@ -53,7 +53,7 @@ class StageScores:
 
 
 def check_cascade(settings: CascadeSettings, teacher: ModelBundle) -> None:
-    """Check that the teacher and the models between can be stages of a cascade.
+    """Check that the teacher, and the models between student and teacher, can be stages of a cascade.
 
     Raises:
         ModelError: If one of them cannot be loaded, predicts several labels or a number, or has other labels.
@@ -109,9 +109,9 @@ def build_cascade(
         np.stack([stage.correct for stage in scores]),
         cascade_settings.max_loss / 100,
     )
-    gold_probabilities = np.stack([stage.gold_probabilities for stage in scores])
-    of_answering_stage = gold_probabilities[_answering_stages(scores, thresholds), np.arange(len(fitted))]
-    _save_cascade(folder, models, thresholds, of_answering_stage)
+    stage_gold = np.stack([stage.gold_probabilities for stage in scores])  # [stages, rows]
+    cascade_gold = stage_gold[_answering_stages(scores, thresholds), np.arange(len(fitted))]
+    _save_cascade(folder, models, thresholds, cascade_gold)
     reporter.message(f"measuring the cascade on {rows['reported_on']} in {precision}")
     names = ["student", *(Path(model).name for model in cascade_settings.stages), "teacher"]
     cascade = open_in_precision(folder / CASCADE_MODEL, precision)

@@ -220,10 +220,10 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
 
 
 def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
-    """Training settings of the baseline: as many steps or epochs as the student, by verdict.baseline.
+    """Settings of the baseline's training, with as many steps or epochs as the student's (verdict.baseline).
 
-    An epoch of the student has more steps, if it has unlabelled texts. With an equal number of steps, dev is evaluated
-    after as many steps as in the student's run.
+    The two differ if the student has unlabelled texts, with which its epochs have more steps. With as many steps, dev
+    is evaluated after the same steps as in the student's run.
     """
     settings = learner.plan.settings
     train, fit = settings.train, settings.fit
@@ -266,7 +266,7 @@ class BaselineLearner:
         return base
 
     def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Encode the labelled examples."""
+        """Return the task as objective, and the labelled examples as samples."""
         return label_lesson(task, self.plan)
 
 

@@ -41,9 +41,10 @@ GENERATOR = "generator"  # folder of the generator in a run folder (ELECTRA)
 
 
 def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:
-    """Return the number of masked tokens in a row of fixed shape; None if rows have no fixed shape.
+    """Return the number of targets of a row of fixed shape; None if rows have no fixed shape.
 
-    It is the number for a row of which nearly all tokens are text: rows with less text have fewer masked tokens.
+    It is enough for a row in which nearly all tokens are text. Rows with fewer masked tokens are filled up with targets
+    of weight 0.
     """
     if settings.sequences_per_pack is None:
         return None
@@ -241,7 +242,7 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
             yield f"{components.init_model.source} has no generator beside it: a new one is trained"
 
     def generator_folder(self) -> Path | None:
-        """Return the folder of the generator that belongs to the model to continue from; None if there is none."""
+        """Return the folder of the generator that belongs to the model to continue from; None if it is missing."""
         init_from = Path(self.settings.model.init_from)
         folder = (init_from.parent if init_from.name == RUN_MODEL else init_from) / GENERATOR
         return folder if self.settings.model.init_from and folder.is_dir() else None

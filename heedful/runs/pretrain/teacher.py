@@ -182,7 +182,7 @@ class TeacherRun:
             phases: The objective settings of each phase.
             samples: The rows of each phase.
             width: Width of the student.
-            count: Masked tokens of each row; None: a share of `mask_prob`.
+            count: Targets of each row, filled up with targets of weight 0; None: as many as `mask_prob` gives.
         """
         self._load_statistics(samples[0])
         modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
