@@ -226,7 +226,7 @@ def _with_replaced_words(text: Text, encoding: Encoding, new_words: dict[int, st
             assert word is not None
             words[word] = new_word
         return words
-    for position in sorted(new_words, reverse=True):  # from the end, so that earlier offsets stay valid
+    for position in sorted(new_words, reverse=True):  # last word first, so that offsets of earlier ones stay valid
         start, stop = strip_span(text, *encoding.offsets[position])  # some tokenizers include the space before a word
         text = text[:start] + new_words[position] + text[stop:]
     return text

@@ -200,7 +200,7 @@ def fit_thresholds(
     ((0.7,), (0.0,))
     """
     early, rows = confidences.shape
-    cascade_correct = correct[-1].astype(np.int64)  # of the cascade without the stages that are not yet added
+    cascade_correct = correct[-1].astype(np.int64)  # correct answers of the cascade of the stages added so far
     thresholds: list[float] = []
     for added in range(1, early + 1):
         confidence, stage_correct = confidences[early - added], correct[early - added].astype(np.int64)

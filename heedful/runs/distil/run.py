@@ -278,7 +278,7 @@ class _Inputs:
     """Samples of the student, and a source of the teacher's outputs for them."""
 
     student_samples: OwnedSamples
-    is_labelled: list[bool]  # for each example
+    is_labelled: list[bool]  # one for each example
     labelled_samples: int  # number of samples with labels
     encoded: EncodedSplit  # the labelled examples only
     alignment: SampleAlignment  # the teacher's samples for each sample of the student

@@ -42,7 +42,8 @@ class LayersStudent:
             raise HeedfulError(f"layers is {self.layers}; expected a whole number from 1")
         if self.teacher_layers and len(self.teacher_layers) != self.layers:
             raise HeedfulError(
-                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}"
+                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}: name as "
+                "many, or change layers"
             )
 
 

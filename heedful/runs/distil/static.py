@@ -129,7 +129,7 @@ def weighted_components(
         a: SIF coefficient; None: no weights.
     """
     centred = states.double() - states.double().mean(0)
-    _, eigenvectors = torch.linalg.eigh(centred.T @ centred)  # by ascending eigenvalue
+    _, eigenvectors = torch.linalg.eigh(centred.T @ centred)  # in the order of increasing eigenvalues
     vectors: Tensor = centred @ eigenvectors[:, -width:].flip(1)
     vectors /= vectors.norm(dim=1).mean().clamp(min=1e-12)
     if a is not None:

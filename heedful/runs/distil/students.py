@@ -199,7 +199,10 @@ def _choose_layers(settings: LayersStudent, stack: StackConfig, teacher_name: st
         )
     layers = settings.teacher_layers or _matching_layers(stack, evenly_spread(stack.layers, settings.layers))
     if wrong := [layer for layer in layers if not 0 <= layer < stack.layers]:
-        raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher_name} has {stack.layers}, from 0")
+        raise HeedfulError(
+            f"teacher_layers names the layers {wrong}, but {teacher_name} has {stack.layers}, from 0: name layers from "
+            f"0 to {stack.layers - 1}"
+        )
     for position, layer in enumerate(layers):
         if _is_local(stack, position) != _is_local(stack, layer):
             raise HeedfulError(
@@ -370,7 +373,8 @@ def _relation_losses(
     ):
         if wrong := [layer for layer in layers if not 0 <= layer < stack.layers]:
             raise HeedfulError(
-                f"relations: layer {wrong[0]} of the {role} was named, but it has {stack.layers}, from 0"
+                f"relations: layer {wrong[0]} of the {role} was named, but it has {stack.layers}, from 0: name a layer "
+                f"from 0 to {stack.layers - 1}"
             )
         if stack.heads * stack.head_width % heads:
             raise HeedfulError(

@@ -146,7 +146,7 @@ def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> lis
     """
     if len(counts) <= max_labels:
         return list(range(len(counts)))
-    confusions = np.triu(counts + counts.T, 1)  # of each pair of labels, in both directions
+    confusions = np.triu(counts + counts.T, 1)  # examples of each pair of labels that were confused, in both directions
     order = np.argsort(-confusions, axis=None, kind="stable")
     chosen: dict[int, None] = {}  # a set that keeps the order
     for pair in zip(*np.unravel_index(order, confusions.shape), strict=True):

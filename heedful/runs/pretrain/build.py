@@ -73,7 +73,9 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
     else:
         config, name, longest = init_model.config, init_model.source, max(settings.lengths)
         if init_model.max_length is not None and longest > init_model.max_length:
-            raise HeedfulError(f"max_seq_length is {longest}, but {name} reads {init_model.max_length} tokens")
+            raise HeedfulError(
+                f"max_seq_length is {longest}, but {name} reads {init_model.max_length} tokens: set it to that or less"
+            )
     make_head_config(config, settings.spec.head)
     builder_of(settings).check_model(config, name)
 

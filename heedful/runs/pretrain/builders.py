@@ -171,7 +171,7 @@ class SpanCorruptionBuilder(ObjectiveBuilder[SpanCorruptionSettings]):
         """Return the objective."""
         start = loaded.config.model.start
         if start is None:
-            raise HeedfulError("this model has no token with which its decoder starts: spans need one")
+            raise HeedfulError("this model has no decoder start token, which span corruption needs: take another model")
         return self._corruption(components.tokenizer, phase, start)
 
     def _corruption(self, tokenizer: Tokenizer, phase: SpanCorruptionSettings, start: int) -> SpanCorruption:
@@ -201,7 +201,9 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
         if len(suffix[0]):
             return template
         if end_id is None:
-            raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
+            raise HeedfulError(
+                "this tokenizer has no token for the end of a text, which the model has to predict: give another one"
+            )
         end = special_run([(end_id, 0)])
         return replace(template, runs=(prefix if len(prefix[0]) else end, end))
 
@@ -285,8 +287,8 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
         teacher = load(self.phases[0].teacher)
         if teacher.config.model.has_encoder and teacher.config.model.has_decoder:
             raise HeedfulError(
-                f"{teacher.source} has a decoder beside its encoder, and a teacher is an encoder alone: write its "
-                "encoder alone with heedful convert --head-kind encoder"
+                f"{teacher.source} has an encoder and a decoder, but a teacher must be an encoder: write its encoder "
+                "to a folder with heedful convert --head-kind encoder"
             )
         return teacher
 

@@ -127,8 +127,8 @@ def pretrain_with(
 class PretrainLesson:
     """Objectives and training samples of a pre-training run."""
 
-    objectives: Sequence[Objective]  # of each phase
-    samples: Sequence[Sequence[Sample]]  # of each phase
+    objectives: Sequence[Objective]  # one for each phase
+    samples: Sequence[Sequence[Sample]]  # training samples of each phase
     evaluated: SelfSupervised  # the objective that validation samples are evaluated with
 
 

@@ -12,7 +12,7 @@ from heedful.runs.pretrain.specs.rtd import RTD
 from heedful.runs.pretrain.specs.span_corruption import SPAN_CORRUPTION
 from heedful.settings import clear_type_caches
 
-OBJECTIVES: dict[str, ObjectiveSpec] = {}  # by name
+OBJECTIVES: dict[str, ObjectiveSpec] = {}  # name -> specification
 
 
 def register_objective(spec: ObjectiveSpec) -> None:
