@@ -48,6 +48,7 @@ if __name__ == "__main__":
         loss, right = results[arm]
         print(f"{arm:26} loss per token {loss:.2f}, right sentences {100 * right:.0f} %")
     shown = results["alignment of " + ATTENTION]
-    print(f"\n{' '.join(shown.read)}")
-    for token, weights in zip(shown.written, shown.weights, strict=True):
-        print(f"{token:>12}  looked at {shown.read[weights.argmax()]:8} {weights.max():.2f}   sum {weights.sum():.2f}")
+    print(f"\n{' '.join(shown.source)}")
+    for token, weights in zip(shown.target, shown.weights, strict=True):
+        attended = shown.source[weights.argmax()]
+        print(f"{token:>12}  looked at {attended:8} {weights.max():.2f}   sum {weights.sum():.2f}")

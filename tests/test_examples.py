@@ -61,7 +61,7 @@ def test_weights_sum_to_one(result: Any) -> None:
 def test_only_attention_gives_an_alignment(result: Any) -> None:
     without, _, looks, looked = result.values()
     assert without[0] > 0 and looks[0] > 0 and result["alignment of recurrent, no attention"] is None
-    assert looked.weights.shape == (len(looked.written), len(looked.read))
+    assert looked.weights.shape == (len(looked.target), len(looked.source))
     assert looked.weights.sum(-1) == pytest.approx(1, abs=1e-5)
 
 

@@ -191,7 +191,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
     from heedful.cli.convert import DTYPES
     from heedful.cli.options import PRECISIONS
     from heedful.cli.predict_files import FORMATS
-    from heedful.runs.distil.settings import CLASSIC, LOSS_PRESETS, STATIC
+    from heedful.runs.distil.settings import CLASSIC_STUDENTS, LOSS_PRESETS, STATIC_STUDENT
     from heedful.runs.pretrain.settings import SIZES
     from heedful.runs.pretrain.specs import OBJECTIVES
     from heedful.runs.trackers import PACKAGES
@@ -208,7 +208,7 @@ def _known_values() -> dict[str, tuple[str, ...]]:
         "--precision": PRECISIONS,
         "--size": tuple(SIZES),
         "--split": ("train", "dev", "test"),
-        "--student": (*SIZES, *CLASSIC, STATIC, "layers=3"),
+        "--student": (*SIZES, *CLASSIC_STUDENTS, STATIC_STUDENT, "layers=3"),
         "--suite": ("glue",),
         "--task": tuple(SPECS),
         "--track": tuple(PACKAGES),

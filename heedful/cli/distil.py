@@ -155,7 +155,7 @@ def distil(
 def show_verdict(results: JsonObject) -> None:
     """Print the students that a search has tried, and the comparison of student, teacher and baseline."""
     from heedful.runs.card.verdict import verdict_table
-    from heedful.runs.distil.search import FLATTERED
+    from heedful.runs.distil.search import CHOSEN_ON_TEST
 
     if search := results.get("search"):
         print_text(
@@ -176,7 +176,7 @@ def show_verdict(results: JsonObject) -> None:
             )
         print_table(lines, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
         if search["split"] != "dev":
-            print_text(f"\n{escape(search['taken'])} was {FLATTERED}.")
+            print_text(f"\n{escape(search['taken'])} was {CHOSEN_ON_TEST}.")
         print()
     head, lines = verdict_table(results["verdict"])
     models = list(zip(head, *lines, strict=True))  # a column for each model, which is narrower than a row

@@ -11,7 +11,7 @@ import pytest
 
 from heedful.cli import main
 from heedful.cli.distil import show_verdict
-from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models
+from heedful.runs.distil.verdict import ServingSpeed, compare_models, quality_over_seeds
 from tests.support.generated_data import data
 from tests.support.model_folders import make
 
@@ -66,7 +66,7 @@ def test_the_comparison_fits_a_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     quality = {"teacher": [0.9123], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
-    models = {name: across_numbers(numbers, "float32") for name, numbers in quality.items()}
+    models = {name: quality_over_seeds(numbers, "float32") for name, numbers in quality.items()}
     speeds = {
         name: ServingSpeed(precision="int8", p50=123.45, p99=1234.56, texts_per_second=13318, tokens_per_second=158060)
         for name in ("teacher", "student")

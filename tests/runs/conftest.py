@@ -18,7 +18,7 @@ from tests.support.model_folders import make
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots of runs, little timing, one thread."""
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(distil_verdict, "LONG", 0.0)
+    monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 0.0)
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "save_plot", lambda path, figure: path)
         monkeypatch.setattr(module, "plot_verdict", lambda *found: None)

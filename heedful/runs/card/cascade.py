@@ -13,29 +13,35 @@ CASCADE = "cascade.json"
 
 
 def cascade_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """The head of a table, and a row for each stage and for the cascade."""
+    """The header of a table, and a row for each stage and for the cascade; `report` is the content of cascade.json."""
     metric = report["metric"]
-    head = ["", "answers", "from probability", f"{metric} alone", "95 % interval", "served in", "texts/s"]
+    header = ["", "answers", "from probability", f"{metric} alone", "95 % interval", "served in", "texts/s"]
     rows = []
     for model in (*report["stages"], report["cascade"] | {"name": "cascade", "precision": ""}):
-        share, threshold = model.get("share"), model.get("threshold")
-        interval = model["interval"]
+        share, interval = model.get("share"), model["interval"]
         rows.append(
             [
                 model["name"],
                 "" if share is None else f"{100 * share:.1f} %",
-                "" if threshold is None or threshold == 0 else "never" if threshold > 1 else f"{threshold:.4f}",
+                _format_threshold(model.get("threshold")),
                 format_metric(metric, model["accuracy"]),
                 " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")),
                 model["precision"],
                 f"{model['texts_per_second']:,.0f}",
             ]
         )
-    return head, rows
+    return header, rows
+
+
+def _format_threshold(threshold: float | None) -> str:
+    """The least probability with which a stage answers; "" if it answers all texts that it gets."""
+    if not threshold:
+        return ""
+    return "never" if threshold > 1 else f"{threshold:.4f}"
 
 
 def cascade_sentence(report: JsonObject) -> str:
-    """Summarise a cascade in a sentence."""
+    """Summarise cascade.json in two sentences."""
     metric, delta, stages = report["metric"], report["delta_vs_teacher"], report["stages"]
     shares = [f"the {stage['name']} answers {100 * stage['share']:.1f} %" for stage in stages]
     ratio = report["cascade"]["texts_per_second"] / stages[-1]["texts_per_second"]
@@ -50,7 +56,7 @@ def cascade_sentence(report: JsonObject) -> str:
 
 
 def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
-    """Say whether the reported rows confirm that no more accuracy is lost than allowed."""
+    """Say whether the reported rows confirm that the cascade loses at most `max_loss` of accuracy (a share)."""
     if delta["low"] >= -max_loss:
         return "the reported rows confirm it"
     if delta["high"] < -max_loss:
@@ -59,13 +65,13 @@ def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
 
 
 def cascade_section(folder: Path) -> list[list[str]]:
-    """The section of the model card on the cascade; [] if the run has none."""
+    """The section of the model card on the cascade; [] if the run has no cascade."""
     if not (folder / CASCADE).is_file():
         return []
     report = read_run_json(folder / CASCADE)
-    head, rows = cascade_table(report)
+    header, rows = cascade_table(report)
     return [
         ["## The cascade"],
-        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, row)) for row in rows]),
+        markdown_table(list(map(escape_markdown, header)), [list(map(escape_markdown, row)) for row in rows]),
         [escape_markdown(report["sentence"], 1000)],
     ]

@@ -37,21 +37,21 @@ from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
-MISTAKES = 5
-PICTURES = ("confusion", "calibration", "coverage")  # plots that the card shows
-LONGEST = 240  # characters of a quoted text
-MANY = 30  # rows above which a table is folded
-SHOWN = 4  # metrics that are not folded: that of the run, then those of this list that it has
+MAX_MISTAKES = 5  # mistakes that are quoted
+PLOTS = ("confusion", "calibration", "coverage")  # plots that the card shows
+MAX_QUOTED_CHARS = 240  # characters of a quoted text
+MAX_UNFOLDED_ROWS = 30  # rows above which a table is folded
+KEY_METRIC_COUNT = 4  # metrics that are not folded: that of the run, then the first ones of KEY_METRICS
 KEY_METRICS = (
     *("accuracy", "f1", "macro_f1", "exact", "spearman", "pearson", "bleu", "precision", "recall", "mrr"),
     *("matthews", "ece", "loss", "mse"),
 )
-FEW = 30  # examples below which the score of a class is rough
-PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # keys of results
+MIN_CLASS_EXAMPLES = 30  # examples of a class below which the card calls its scores rough
+PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # key of a split -> name of its rows
 
 
 def write_finetuned_card(folder: Path) -> Path:
-    """Write folder/model/README.md from the results of the run; the same run gets the same text.
+    """Write folder/model/README.md from the results of the run. The text depends on the files of the run only.
 
     Raises:
         RunError: If the run has no results or no model.
@@ -59,31 +59,32 @@ def write_finetuned_card(folder: Path) -> Path:
     results = read_results(folder)
     if not (folder / "model" / "config.json").is_file():
         raise RunError(f"{folder} has no model/config.json: save the model before its card is written")
-    for name in PICTURES:
+    for name in PLOTS:
         if (folder / "plots" / f"{name}.png").is_file():
             make_folder(folder / "model" / "plots")
-            with atomic_path(folder / "model" / "plots" / f"{name}.png") as part:
-                write_synced(part, [(folder / "plots" / f"{name}.png").read_bytes()])
-    text = "\n\n".join(["\n".join(part) for part in _parts(folder, results) if part]) + "\n"
+            with atomic_path(folder / "model" / "plots" / f"{name}.png") as temporary:
+                write_synced(temporary, [(folder / "plots" / f"{name}.png").read_bytes()])
+    text = "\n\n".join(["\n".join(lines) for lines in _card_parts(folder, results) if lines]) + "\n"
     path = folder / "model" / "README.md"
-    with atomic_path(path) as part:
-        write_synced(part, [text.encode("utf-8", "replace")])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [text.encode("utf-8", "replace")])
     return path
 
 
-def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+def _card_parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+    """Yield the paragraphs and tables of the card, each a list of lines; [] for a part that is left out."""
     config = read_folder_json(folder / "model" / "config.json", max_bytes=1 << 26)
-    kind, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
-    heedful_only = isinstance(kind, str) and kind.split("-")[0] == "heedful"
-    yield _front(results, heedful_only)
-    yield _what(results)
+    model_type, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
+    heedful_only = isinstance(model_type, str) and model_type.split("-")[0] == "heedful"
+    yield _front_matter(results, heedful_only)
+    yield _summary(results)
     yield from _quality(results)
     yield from _baseline(results)
     yield from _methods(results)
     yield from _seeds(results)
     yield from verdict_section(folder)
     yield from cascade_section(folder)
-    yield from _picture(folder, "confusion", "Confusion matrix")
+    yield from _plot(folder, "confusion", "Confusion matrix")
     yield from _classes(results)
     yield from _mistakes(folder, results)
     yield from _calibration(folder, results)
@@ -98,11 +99,11 @@ def _parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
     yield from _settings(results)
 
 
-# -- what it is -----------------------------------------------------------------------------------------------
+# -- front matter and summary ---------------------------------------------------------------------------------
 
 
-def _front(results: JsonObject, heedful_only: bool) -> list[str]:
-    """Front matter for the Hugging Face hub: YAML, with texts as JSON, which is YAML too."""
+def _front_matter(results: JsonObject, heedful_only: bool) -> list[str]:
+    """Front matter for the Hugging Face hub: YAML, in which texts are quoted as JSON."""
     task = SPECS[results["task"]].card
     headline = headline_split(results)
     numbers = headline[1] if headline else {}
@@ -119,7 +120,10 @@ def _front(results: JsonObject, heedful_only: bool) -> list[str]:
 
 
 def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> list[str]:
-    """The scores in the form that the hub shows beside a model; the data is not named, since it may be private."""
+    """The scores as the `model-index` of the hub, which shows them beside a model.
+
+    The data set is called "local data", since its name may be private.
+    """
     scores: dict[str, float] = {}
     for key, metric in METRICS.items():
         value = as_float(numbers.get(key))
@@ -143,102 +147,103 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
     ]
 
 
-def _what(results: JsonObject) -> list[str]:
+def _summary(results: JsonObject) -> list[str]:
+    """The title, and a paragraph: task, labels, initial model and size."""
     task, labels, model = SPECS[results["task"]].card, results.get("labels") or [], results.get("model", {})
-    named = ""
+    paragraph = f"{task.description}."
     if labels:
-        shown = ", ".join(escape_markdown(label, 60) for label in labels[:20])
-        named = f" Its {len(labels)} labels: {shown}{', …' if len(labels) > 20 else ''}."
-    size = ""
+        names = ", ".join(escape_markdown(label, 60) for label in labels[:20])
+        paragraph += f" Its {len(labels)} labels: {names}{', …' if len(labels) > 20 else ''}."
+    if results.get("base"):
+        base = escape_markdown(without_directory(results["base"]), 120)
+        paragraph += f" Trained with Heedful from {base}."
     if model:
-        size = f" It has {model['parameters']:,} parameters and takes {model['bytes'] / 1e6:,.1f} MB on the disk."
-    start = f" Trained with Heedful from {_base(results['base'])}." if results.get("base") else ""
-    return [f"# {task.name}", "", f"{task.description}.{named}{start}{size}"]
+        paragraph += f" It has {model['parameters']:,} parameters and takes {model['bytes'] / 1e6:,.1f} MB on the disk."
+    return [f"# {task.name}", "", paragraph]
 
 
-def _base(base: str) -> str:
-    return escape_markdown(without_directory(base), 120)
-
-
-# -- how good it is -------------------------------------------------------------------------------------------
+# -- quality --------------------------------------------------------------------------------------------------
 
 
 def _quality(results: JsonObject) -> Iterator[list[str]]:
+    """The metrics of all splits as a table, with less important ones folded, and what dev was used for."""
     yield ["## Quality"]
     splits, metric = results["splits"], results["metric"]
     if not splits:
         yield ["Nothing was measured: the data had neither dev nor test."]
         return
-    names = list(dict.fromkeys(key for split in splits.values() for key in split["numbers"]))
-    shown = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
-    key = [name for name in dict.fromkeys((metric, *KEY_METRICS, *shown)) if name in shown][:SHOWN]
-    rows = {
-        name: [
-            f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name),
-            *(_with_interval(split, name) for split in splits.values()),
-        ]
-        for name in [*key, *(name for name in shown if name not in key)]
-    }
+    names = list(dict.fromkeys(name for split in splits.values() for name in split["numbers"]))
+    scores = [name for name in names if any(_is_score(split["numbers"].get(name)) for split in splits.values())]
+    by_importance = [name for name in dict.fromkeys((metric, *KEY_METRICS, *scores)) if name in scores]
+    key_metrics = by_importance[:KEY_METRIC_COUNT]
+
+    def row(name: str) -> list[str]:
+        shown_name = f"**{escape_markdown(name)}**" if name == metric else escape_markdown(name)
+        return [shown_name, *(_with_interval(split, name) for split in splits.values())]
+
     counts = ["examples", *(f"{split['numbers'].get('count', 0):,}" for split in splits.values())]
     header = ["", *map(escape_markdown, splits)]
-    yield markdown_table(header, [*(rows[name] for name in key), counts])
+    yield markdown_table(header, [*map(row, key_metrics), counts])
     intervals = [interval for split in splits.values() for interval in split.get("intervals", {}).values()]
-    about = []
+    sentences = []
     if intervals:
         level, replicates = intervals[0]["level"], intervals[0]["replicates"]
-        about.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
-    yield [" ".join(about + _chosen(results))]
-    if others := [row for name, row in rows.items() if name not in key]:
-        yield details(markdown_table(header, others), "Further metrics")
+        sentences.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
+    yield [" ".join([*sentences, *_use_of_dev(results)])]
+    if further := [name for name in scores if name not in key_metrics]:
+        yield details(markdown_table(header, map(row, further)), "Further metrics")
 
 
 def _methods(results: JsonObject) -> Iterator[list[str]]:
-    """The methods that were compared on held-out examples."""
-    head, rows = method_table(results)
+    """The training methods that were compared on held-out examples, as a table."""
+    header, rows = method_table(results)
     if rows:
         yield [f"### {HEADING}"]
-        yield markdown_table(head, rows)
+        yield markdown_table(header, rows)
 
 
 def _baseline(results: JsonObject) -> Iterator[list[str]]:
     """Scores of the baseline, and a sentence if the model does not beat it."""
-    lines = [escape_markdown(line, 400) for line in baseline_lines(results)]
-    if lines:
-        how = results["baseline"]
-        yield [f"### Beside {escape_markdown(how['name'])}" if "method" in how else "### Before and after training"]
-        method = (
-            f"By {escape_markdown(how['method'])} ({escape_markdown(how['library'])}), seed as in training."
-            if "method" in how
-            else ""
-        )
-        yield [*(f"- {line}" for line in lines), *(["", method] if method else [])]
-        if sentence := baseline_warning(results):
-            yield [f"{escape_markdown(sentence, 400)}."]
+    lines = [f"- {escape_markdown(line, 400)}" for line in baseline_lines(results)]
+    if not lines:
+        return
+    baseline = results["baseline"]
+    if "method" in baseline:
+        yield [f"### Beside {escape_markdown(baseline['name'])}"]
+        method, library = escape_markdown(baseline["method"]), escape_markdown(baseline["library"])
+        yield [*lines, "", f"By {method} ({library}), seed as in training."]
+    else:
+        yield ["### Before and after training"]
+        yield lines
+    if sentence := baseline_warning(results):
+        yield [f"{escape_markdown(sentence, 400)}."]
 
 
-def _chosen(results: JsonObject) -> list[str]:
-    """Sentences about what dev was used for."""
+def _use_of_dev(results: JsonObject) -> list[str]:
+    """A sentence about what was chosen by dev: the weights, and perhaps thresholds; [] without dev."""
     seed = next((entry for entry in results.get("seeds", []) if entry["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
-    best, fitted = _fit(results).get("load_best_at_end", True), _tuned(results)
+    loads_best, tunes_thresholds = _fit_settings(results).get("load_best_at_end", True), _has_tuned_thresholds(results)
     sentence = f"The weights are those after {seed['steps']:,} steps"
-    if best:
+    if loads_best:
         sentence = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
-    sentence += ", and thresholds were fitted on dev" if fitted else ""
-    if best or fitted:
-        test = ", and those of test are not" if "test" in results["splits"] else ""
-        sentence += f"; so the numbers of dev are slightly optimistic{test}"
+    if tunes_thresholds:
+        sentence += ", and thresholds were fitted on dev"
+    if loads_best or tunes_thresholds:
+        sentence += "; so the numbers of dev are slightly optimistic"
+        if "test" in results["splits"]:
+            sentence += ", and those of test are not"
     return [f"{sentence}."]
 
 
-def _fit(results: JsonObject) -> JsonObject:
+def _fit_settings(results: JsonObject) -> JsonObject:
     fit: JsonObject = results.get("settings", {}).get("fit", {})
     return fit
 
 
-def _tuned(results: JsonObject) -> bool:
-    """Whether thresholds were tuned on dev; for "no answer" that needs questions without one."""
+def _has_tuned_thresholds(results: JsonObject) -> bool:
+    """Whether thresholds were tuned on dev. The threshold for "no answer" is tuned if dev has such questions."""
     task = results.get("settings", {}).get("task", {})
     may_lack_answer = "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
     return task.get("thresholds") == "tuned" or (task.get("no_answer_threshold") == "tuned" and may_lack_answer)
@@ -249,85 +254,91 @@ def _is_score(value: object) -> bool:
 
 
 def _with_interval(split: JsonObject, name: str) -> str:
+    """A metric of a split, with its interval in parentheses if it has one; "" if the split lacks the metric."""
     value = split["numbers"].get(name)
     if value is None:
         return ""
     interval = split.get("intervals", {}).get(name)
-    ends = " to ".join(_metric(name, interval[end]) for end in ("low", "high")) if interval else ""
-    return _metric(name, value) + (f" ({ends})" if ends else "")
+    if not interval:
+        return _format(name, value)
+    return f"{_format(name, value)} ({_format(name, interval['low'])} to {_format(name, interval['high'])})"
 
 
-def _metric(name: str, value: object) -> str:
-    return format_metric(name, as_float(value))
+def _format(metric: str, value: object) -> str:
+    return format_metric(metric, as_float(value))
 
 
 def _seeds(results: JsonObject) -> Iterator[list[str]]:
+    """The metric of each seed, with mean and standard deviation, as a table; nothing for a single seed."""
     seeds, metric = results.get("seeds", []), results["metric"]
     if len(seeds) < 2:
         return
-    scores_of_seeds = [seed["splits"] for seed in seeds]
-    splits = list(scores_of_seeds[0])
+    scores_by_seed = [seed["splits"] for seed in seeds]
+    splits = list(scores_by_seed[0])
     if not splits:
         return
     yield ["### Over seeds"]
     rows = [
-        [str(seed["seed"]), *(_metric(metric, scores[name]) for name in splits)]
-        for seed, scores in zip(seeds, scores_of_seeds, strict=True)
+        [str(seed["seed"]), *(_format(metric, scores[name]) for name in splits)]
+        for seed, scores in zip(seeds, scores_by_seed, strict=True)
     ]
-    columns = [[as_float(scores[name]) for scores in scores_of_seeds] for name in splits]
-    rows.append(
-        [
-            "mean ± deviation",
-            *(f"{_metric(metric, statistics.fmean(c))} ± {_metric(metric, _deviation(c))}" for c in columns),
-        ]
-    )
-    yield markdown_table(["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)], rows)
-    chosen = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
-    yield [f"The model here is that of seed {results['seed']}, {chosen}; from a run with another seed expect the mean."]
+    last_row = ["mean ± deviation"]
+    for name in splits:
+        values = [as_float(scores[name]) for scores in scores_by_seed]
+        mean, deviation = statistics.fmean(values), _standard_deviation(values)
+        last_row.append(f"{_format(metric, mean)} ± {_format(metric, deviation)}")
+    header = ["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)]
+    yield markdown_table(header, [*rows, last_row])
+    choice = f"the best of {len(seeds)} on dev" if "dev" in splits else f"the first of {len(seeds)}"
+    yield [f"The model here is that of seed {results['seed']}, {choice}; from a run with another seed expect the mean."]
 
 
-def _deviation(values: list[float]) -> float:
+def _standard_deviation(values: list[float]) -> float:
     """Sample standard deviation, sqrt(Σ (x - mean)² / (n - 1)); NaN if a value is not finite."""
     mean = statistics.fmean(values)
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)
 
 
 def _classes(results: JsonObject) -> Iterator[list[str]]:
-    for split, what, scores in _each_class(results):
-        yield [f"### Each {what}, on {escape_markdown(split)}"]
+    """Precision, recall and F1 of each class as a table, which is folded if it is long."""
+    for split, row_kind, scores in _scores_by_class(results):
+        yield [f"### Each {row_kind}, on {escape_markdown(split)}"]
         rows = [
             [
                 escape_markdown(label, 60),
-                *(_metric(name, row[name]) for name in ("precision", "recall", "f1")),
-                f"{_count(row):,}",
+                *(_format(name, row[name]) for name in ("precision", "recall", "f1")),
+                f"{_example_count(row):,}",
             ]
             for label, row in scores.items()
         ]
-        table = markdown_table([what, "precision", "recall", "F1", "examples"], rows)
-        yield details(table, f"{len(rows)} rows") if len(rows) > MANY else table
+        table = markdown_table([row_kind, "precision", "recall", "F1", "examples"], rows)
+        yield details(table, f"{len(rows)} rows") if len(rows) > MAX_UNFOLDED_ROWS else table
 
 
-def _each_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+def _scores_by_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+    """Yield split, kind of row ("class", "label", "type of entity"), and scores by class."""
     headline = headline_split(results)
     if headline is None:
         return
     split, numbers = headline
-    for key, what in PER_CLASS.items():
-        if rows := numbers.get(key):
-            yield split, what, rows
+    for key, row_kind in PER_CLASS.items():
+        if scores := numbers.get(key):
+            yield split, row_kind, scores
 
 
-def _count(row: JsonObject) -> int:
-    return int(row["count"] if "count" in row else row["gold"])  # of examples, or of entities
+def _example_count(row: JsonObject) -> int:
+    """The number of examples of a class, or of entities of a type."""
+    return int(row["count"] if "count" in row else row["gold"])
 
 
-def _picture(folder: Path, name: str, about: str) -> Iterator[list[str]]:
-    """A plot of the run, which the folder of the model has too."""
+def _plot(folder: Path, name: str, caption: str) -> Iterator[list[str]]:
+    """A plot of the run, if the model folder has a copy of it."""
     if (folder / "model" / "plots" / f"{name}.png").is_file():
-        yield [f"![{about}](plots/{name}.png)"]
+        yield [f"![{caption}](plots/{name}.png)"]
 
 
 def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+    """Calibration error, plot and table: accuracy of the answers in each range of confidence."""
     headline = headline_split(results)
     if not headline or not headline[1].get("calibration"):
         return
@@ -336,21 +347,22 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
         [
             f"{100 * as_float(row['low']):.0f} % to {100 * as_float(row['high']):.0f} %",
             f"{row['count']:,}",
-            _metric("probability", row["confidence"]),
-            _metric("accuracy", row["accuracy"]),
+            _format("probability", row["confidence"]),
+            _format("accuracy", row["accuracy"]),
         ]
         for row in numbers["calibration"]
     ]
     yield ["## Calibration"]
     yield [
-        f"Expected calibration error on {escape_markdown(split)}: {_metric('ece', numbers['ece'])}, the mean distance "
+        f"Expected calibration error on {escape_markdown(split)}: {_format('ece', numbers['ece'])}, the mean distance "
         "between how sure the model is and how often it is right."
     ]
     table = markdown_table(["confidence", "examples", "mean confidence", "right"], rows)
-    yield from _picture_and_table(folder, "calibration", "How often the model is right at each confidence", table)
+    yield from _plot_and_table(folder, "calibration", "How often the model is right at each confidence", table)
 
 
 def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+    """Plot and table: accuracy of the answers above each confidence threshold, and their share."""
     headline = headline_split(results)
     if not headline or not headline[1].get("coverage"):
         return
@@ -370,48 +382,46 @@ def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
         "`--min-confidence THRESHOLD`, `heedful predict` gives no label to texts below it."
     ]
     table = markdown_table(["least confidence", "coverage", "examples", "right"], rows)
-    yield from _picture_and_table(folder, "coverage", "How often the model is right where it is most confident", table)
+    yield from _plot_and_table(folder, "coverage", "How often the model is right where it is most confident", table)
 
 
-def _picture_and_table(folder: Path, name: str, caption: str, table: list[str]) -> Iterator[list[str]]:
-    """A plot of the run, if it was drawn, and its numbers as a table, folded where there is the plot."""
-    pictures = list(_picture(folder, name, caption))
-    yield from pictures
-    yield details(table, "As a table") if pictures else table
+def _plot_and_table(folder: Path, name: str, caption: str, table: list[str]) -> Iterator[list[str]]:
+    """A plot of the run with its numbers as a folded table; the unfolded table alone if there is no plot."""
+    plots = list(_plot(folder, name, caption))
+    yield from plots
+    yield details(table, "As a table") if plots else table
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------
 
 
 def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
+    """The first mistakes of the predictions on dev, which are sorted from the worst on, as a table."""
     lines = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
     wrong = (
         line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
     )
-    rows = [_mistake(line, results) for line in islice(wrong, MISTAKES)]
+    rows = [_mistake_row(line, results) for line in islice(wrong, MAX_MISTAKES)]
     if rows:
         yield [MISTAKES_HEADING]
         yield markdown_table(["text", "label", "prediction"], rows)
         yield ["They are quoted from the data. `heedful push` leaves them out unless --with-examples is given."]
 
 
-def _mistake(line: JsonObject, results: JsonObject) -> list[str]:
-    about = SPECS[results["task"]].card
-    shown = about.describe_mistake(line, results, format_number)
-    sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
-    sides = [escape_markdown(side, 80) for side in shown]
-    return [
-        escape_markdown(about.input_text(line["input"]), LONGEST),
-        sides[0],
-        sides[1] + (f" ({_metric('probability', sure)})" if sure else ""),
-    ]
+def _mistake_row(line: JsonObject, results: JsonObject) -> list[str]:
+    """Text, label and prediction of a line of predictions; with the probability of the prediction if it has one."""
+    task = SPECS[results["task"]].card
+    label, prediction = (escape_markdown(text, 80) for text in task.describe_mistake(line, results, format_number))
+    probability = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
+    if probability:
+        prediction += f" ({_format('probability', probability)})"
+    return [escape_markdown(task.input_text(line["input"]), MAX_QUOTED_CHARS), label, prediction]
 
 
 def learned_pairs(folder: Path, results: JsonObject) -> bool:
-    """Whether the texts of a run's data are pairs, by the predictions in its folder."""
-    first = next(
-        (line for name in results["splits"] for line in islice(read_predictions(folder, name), 1)), {"input": ""}
-    )
+    """Whether the inputs of a run are pairs of texts, by the first prediction in its folder."""
+    first_lines = (line for split in results["splits"] for line in islice(read_predictions(folder, split), 1))
+    first = next(first_lines, {"input": ""})
     return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
 
 
@@ -419,39 +429,46 @@ def learned_pairs(folder: Path, results: JsonObject) -> bool:
 
 
 def _limits(results: JsonObject) -> Iterator[str]:
+    """Yield sentences about what was not measured, and about numbers that are optimistic or rough."""
     splits = results["splits"]
-    where = " and ".join(map(escape_markdown, splits))
-    yield (
-        f"Measured on {where} of the data below and on nothing else: other sources, times and languages, and "
-        "whether it treats groups of people alike, were not tested."
-        if splits
-        else "Not measured at all."
-    )
+    if splits:
+        names = " and ".join(map(escape_markdown, splits))
+        yield (
+            f"Measured on {names} of the data below and on nothing else: other sources, times and languages, and "
+            "whether it treats groups of people alike, were not tested."
+        )
+    else:
+        yield "Not measured at all."
     if splits and "test" not in splits:
-        fit, several = _fit(results), len(results.get("seeds", [])) > 1
-        chosen = fit.get("load_best_at_end", True) or fit.get("patience") or several
-        used = ["by which the model was chosen"] if chosen else []
-        used += ["on which its thresholds were fitted"] if _tuned(results) else []
-        yield f"There is no test split: what is known comes from dev{', ' if used else ''}{' and '.join(used)}."
+        fit, has_several_seeds = _fit_settings(results), len(results.get("seeds", [])) > 1
+        uses_of_dev = []
+        if fit.get("load_best_at_end", True) or fit.get("patience") or has_several_seeds:
+            uses_of_dev.append("by which the model was chosen")
+        if _has_tuned_thresholds(results):
+            uses_of_dev.append("on which its thresholds were fitted")
+        uses = f", {' and '.join(uses_of_dev)}" if uses_of_dev else ""
+        yield f"There is no test split: what is known comes from dev{uses}."
     if len(results.get("seeds", [])) < 2:
         yield "Trained with one seed: how much its numbers depend on the seed is not known."
-    for split, what, rows in _each_class(results):
-        rare = [label for label, row in rows.items() if _count(row) < FEW]
+    for split_name, row_kind, rows in _scores_by_class(results):
+        rare = [label for label, row in rows.items() if _example_count(row) < MIN_CLASS_EXAMPLES]
         if rare:
-            shown = ", ".join(escape_markdown(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
-            counts = f"on {escape_markdown(split)} {len(rare)} of {len(rows)} have fewer than {FEW} examples"
-            yield f"Scores of each {what} are rough where examples are few: {counts} ({shown})."
-    notes: dict[str, list[str]] = {}
+            labels = ", ".join(escape_markdown(label, 60) for label in rare[:10]) + (" and more" if rare[10:] else "")
+            where = f"on {escape_markdown(split_name)}"
+            counts = f"{where} {len(rare)} of {len(rows)} have fewer than {MIN_CLASS_EXAMPLES} examples"
+            yield f"Scores of each {row_kind} are rough where examples are few: {counts} ({labels})."
+    splits_by_note: dict[str, list[str]] = {}
     for name, split in splits.items():
         for note in split["numbers"].get("notes", []):
-            notes.setdefault(note, []).append(escape_markdown(name))
-    for note, names in notes.items():
-        yield f"On {' and '.join(names)}: {escape_markdown(note, 400)}."
+            splits_by_note.setdefault(note, []).append(escape_markdown(name))
+    for note, split_names in splits_by_note.items():
+        yield f"On {' and '.join(split_names)}: {escape_markdown(note, 400)}."
     for note in results.get("notes", []):
         yield f"{escape_markdown(note, 400)}."
 
 
 def _data(results: JsonObject) -> Iterator[list[str]]:
+    """Sizes of the splits, sentences about how files were read, and the files with their hashes."""
     data = results.get("data")
     if not data:
         return
@@ -465,23 +482,27 @@ def _data(results: JsonObject) -> Iterator[list[str]]:
     if files := data.get("files"):
         rows = [[escape_markdown(name, 120), f"`{re.sub('[^0-9a-f]', '', digest)}`"] for name, digest in files.items()]
         table = markdown_table(["file", "SHA-256"], rows)
-        yield details(table, f"{len(rows)} files") if len(rows) > MANY else table
+        yield details(table, f"{len(rows)} files") if len(rows) > MAX_UNFOLDED_ROWS else table
 
 
 def _speed(results: JsonObject) -> Iterator[list[str]]:
-    times = results.get("latency")
-    if not times:
+    """Latency by number of tokens as a table, and the throughput."""
+    latency = results.get("latency")
+    if not latency:
         return
     yield ["## Speed"]
     machine = f" on {escape_markdown(results['machine'], 200)}" if results.get("machine") else ""
-    many = f", and {results['throughput']:,.0f} tokens a second in packed batches" if "throughput" in results else ""
-    measured = SPECS[results["task"]].card.latency_input
-    yield [f"Milliseconds for {measured}{machine}, float32, without tokenizing{many}:"]
-    rows = [[f"{int(length):,}", f"{time['p50']:.2f}", f"{time['p99']:.2f}"] for length, time in times.items()]
+    throughput = ""
+    if "throughput" in results:
+        throughput = f", and {results['throughput']:,.0f} tokens a second in packed batches"
+    latency_input = SPECS[results["task"]].card.latency_input
+    yield [f"Milliseconds for {latency_input}{machine}, float32, without tokenizing{throughput}:"]
+    rows = [[f"{int(length):,}", f"{time['p50']:.2f}", f"{time['p99']:.2f}"] for length, time in latency.items()]
     yield markdown_table(["tokens", "median", "99th percentile"], rows)
 
 
 def _settings(results: JsonObject) -> Iterator[list[str]]:
+    """Steps and seconds of the training, versions of libraries, and all settings, folded."""
     yield ["## How it was made"]
     seeds = results.get("seeds", [])
     if seeds:

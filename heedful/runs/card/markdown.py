@@ -11,7 +11,7 @@ from typing import Any
 
 from heedful.runs.results import as_float
 
-MARKUP = re.compile(  # each match gets a backslash before its last character
+MARKUP = re.compile(  # a backslash before the last character of each match makes it plain text
     r"""
       [\\`*\[\]|~$]             # escapes, code, emphasis, links, cells of tables, strikethrough, formulas
     | _(?![^\W_])               # emphasis: the end of _word_; between letters and digits "_" has no meaning
@@ -32,8 +32,10 @@ def escape_markdown(text: object, max_chars: int = 200) -> str:
     >>> print(escape_markdown("<b>a*b</b> | macro_f1 _x_"))
     &lt;b&gt;a\*b&lt;/b&gt; \| macro_f1 _x\_
     """
-    line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
-    line = line if len(line) <= max_chars else line[: max_chars - 1].rstrip() + "…"
+    printable = "".join(character if character.isprintable() else " " for character in str(text))
+    line = " ".join(printable.split())
+    if len(line) > max_chars:
+        line = line[: max_chars - 1].rstrip() + "…"
     return html.escape(MARKUP.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", line), quote=False)
 
 
@@ -65,7 +67,7 @@ def format_number(value: object) -> str:
 
 
 def hide_local_paths(value: Any) -> Any:
-    """Return settings (nested dicts and lists) in which each local path is cut to its last component."""
+    """Return a copy of settings (nested dicts and lists), in which local paths are cut to their last components."""
     if isinstance(value, dict):
         return {name: hide_local_paths(item) for name, item in value.items()}
     if isinstance(value, list):

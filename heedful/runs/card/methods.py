@@ -1,4 +1,4 @@
-"""The table of the methods of a run on held-out examples."""
+"""The table of training methods that a run compared on held-out examples, to choose one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ HEADING = "Methods on held-out examples"
 
 
 def method_table(results: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of a table: method, metric with its 95 % interval, seconds; no rows without any.
+    """Return the header and the rows of a table: method, metric, its 95 % interval, seconds.
 
-    Args:
-        results: Of a run.
+    `results` is the content of results.json. Without a comparison of methods, header and rows are empty.
     """
     comparison = results.get("method_comparison")
     if comparison is None:

@@ -1,4 +1,4 @@
-"""The model card of a pre-trained model: its text, training and quality, and what is not known."""
+"""The model card of a pre-trained model: training, quality, text, limits, speed, use and settings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ from heedful.runs.card.verdict import verdict_section
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.results import JsonObject, read_results
 
-MAX_LINES = 20  # files, or sentences about how they were read
-UNKNOWN = 0.001  # share of unknown tokens from which the card mentions them
-CORPUS_KEYS = (
-    "files",
-    "counts",
-    "repeated",
-    "stated",
-    "left_out",
-    "cut",
-    "bad_rows",
-)  # of a manifest, in results
-DROPPED = {  # reasons for which documents are left out
+MAX_FILES = 20  # files that the card lists
+MAX_NOTES = 20  # sentences about how files were read that the card and the log have
+MIN_UNKNOWN_SHARE = 0.001  # share of unknown tokens from which the card mentions them
+CORPUS_KEYS = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # manifest -> results.json
+DROP_REASONS = {  # key of "left_out" in a corpus's manifest -> why its documents are left out
     "exact": "repeated",
     "near": "nearly repeated",
     "short": "too short",
@@ -35,7 +28,7 @@ CODE = """import heedful
 
 loaded = heedful.load("path/to/model")
 batch = loaded.tokenizer.pack(["a text"])
-rows = loaded.model(batch)  # [rows, width]"""
+rows = loaded.model(batch)  # [rows, width]"""  # for a model without sentence vectors
 SENTENCE_CODE = """import heedful
 
 vectors = heedful.Engine("path/to/model").encode(["a text", "another"])  # [texts, width]
@@ -43,75 +36,49 @@ fill_mask = heedful.Engine("path/to/model", head="masked_lm")  # answers texts w
 
 
 def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
-    """Sentences about how a corpus was split into documents, and what was left out, cut or lost.
+    """Sentences about how files were split into documents, and about documents, rows and tokens that are left out.
 
-    `corpus` is its manifest, or the entry of results.json.
+    `corpus` is the manifest of the corpus, or the entry "corpus" of results.json.
     """
-    stated = list(corpus.get("stated", ()))
-    notes = stated[:MAX_LINES]
-    if stated[MAX_LINES:]:
-        notes.append(f"and {len(stated) - MAX_LINES:,} more such sentences, which the corpus's manifest.json has")
+    reading_notes = list(corpus.get("stated", ()))
+    notes = reading_notes[:MAX_NOTES]
+    if reading_notes[MAX_NOTES:]:
+        left = len(reading_notes) - MAX_NOTES
+        notes.append(f"and {left:,} more such sentences, which the corpus's manifest.json has")
     dropped = corpus.get("left_out", {})
-    if several := [f"{dropped[name]:,} {what}" for name, what in DROPPED.items() if dropped.get(name)]:
-        notes.append(f"documents that are left out: {', '.join(several)}")
+    if drop_counts := [f"{dropped[key]:,} {reason}" for key, reason in DROP_REASONS.items() if dropped.get(key)]:
+        notes.append(f"documents that are left out: {', '.join(drop_counts)}")
     if corpus.get("cut"):
         notes.append(f"documents that were split because of their size: {corpus['cut']:,}")
     counts = corpus.get("counts", {})
-    if (share := counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)) >= UNKNOWN:
-        notes.append(f"{100 * share:.1f} % of the tokens are unknown to the tokenizer, and lost")
-    rows = corpus.get("bad_rows", {})
-    return [*notes, *(f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in rows.items())]
+    unknown_share = counts.get("unknown", 0) / max(counts.get("tokens", 0), 1)
+    if unknown_share >= MIN_UNKNOWN_SHARE:
+        notes.append(f"{100 * unknown_share:.1f} % of the tokens are unknown to the tokenizer, and lost")
+    for name, count in corpus.get("bad_rows", {}).items():
+        notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
+    return notes
 
 
 def write_pretrained_card(folder: Path) -> Path:
-    """Write folder/model/README.md from the results of the run."""
-    text = "\n\n".join("\n".join(part) for part in _parts(folder, read_results(folder))) + "\n"
+    """Write folder/model/README.md from the results of the run, and return its path."""
+    text = "\n\n".join("\n".join(lines) for lines in _card_parts(folder, read_results(folder))) + "\n"
     path = folder / "model" / "README.md"
-    with atomic_path(path) as part:
-        write_synced(part, [text.encode("utf-8", "replace")])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [text.encode("utf-8", "replace")])
     return path
 
 
-def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
-    settings, counts, model = results["settings"], results["corpus"]["counts"], results["model"]
-    base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
-    numbers = results["splits"]["validation"]["numbers"]
-    started = results.get("baseline", {"splits": {}})["splits"].get("validation", {}).get("numbers")
-    heads, columns = ["", "validation"], [numbers]
-    if started is not None:
-        heads, columns = ["", "validation", "before training"], [numbers, started]
-    rows = [
-        [escape_markdown(name), *(f"{column[name]:.4f}" if name in column else "" for column in columns)]
-        for name in numbers
-        if name != "count"
-    ]
-    rows.append(["targets", *(f"{column['count']:,.0f}" for column in columns)])
-    files = [
-        [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
-        for file in results["corpus"]["files"]
-    ]
-    times = [
-        [length, f"{milliseconds['p50']:g}", f"{milliseconds['p99']:g}"]
-        for length, milliseconds in results["latency"].items()
-    ]
+def _card_parts(folder: Path, results: JsonObject) -> list[list[str]]:
+    """The paragraphs and tables of the card, each a list of lines."""
+    settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(results["settings"]))]
     code = SENTENCE_CODE if (folder / RUN_MODEL / MODULES).exists() else CODE
-    hours, notes = results["seconds"] / 3600, corpus_notes(results["corpus"])
-    shown_settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(settings))]
     return [
         ["---", "library_name: transformers", "tags:", "- heedful", "---"],
-        [
-            "# A pre-trained model",
-            "",
-            f"Pre-trained with Heedful{base}: objective `{results['objective']}`, {results['steps']:,} steps over "
-            f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
-            f"{model['bytes'] / 1e6:,.1f} MB on the disk.",
-        ],
+        ["# A pre-trained model", "", _training_summary(results)],
         ["## Quality on validation documents"],
-        markdown_table(heads, rows),
+        _quality_table(results),
         *verdict_section(folder),
-        ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
-        markdown_table(["file", "bytes", "SHA-256 begins"], files[:MAX_LINES]),
-        *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
+        *_corpus_section(results["corpus"]),
         [
             "## Limits",
             "",
@@ -124,7 +91,55 @@ def _parts(folder: Path, results: JsonObject) -> list[list[str]]:
             "",
             f"Forward passes in float32 on {escape_markdown(results['machine'])}, without tokenizing, milliseconds:",
         ],
-        markdown_table(["tokens", "p50", "p99"], times),
+        _latency_table(results["latency"]),
         ["## Use", "", "```python", *code.splitlines(), "```"],
-        ["## Settings", "", "```", *shown_settings, "```"],
+        ["## Settings", "", "```", *settings, "```"],
     ]
+
+
+def _training_summary(results: JsonObject) -> str:
+    """A paragraph: initial model, objective, steps, time and size."""
+    base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
+    hours, model = results["seconds"] / 3600, results["model"]
+    return (
+        f"Pre-trained with Heedful{base}: objective `{results['objective']}`, {results['steps']:,} steps over "
+        f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
+        f"{model['bytes'] / 1e6:,.1f} MB on the disk."
+    )
+
+
+def _quality_table(results: JsonObject) -> list[str]:
+    """A row for each validation metric and one for the number of targets; with a column of numbers before training."""
+    numbers = results["splits"]["validation"]["numbers"]
+    baseline_splits = results.get("baseline", {"splits": {}})["splits"]
+    numbers_before_training = baseline_splits.get("validation", {}).get("numbers")
+    header, columns = ["", "validation"], [numbers]
+    if numbers_before_training is not None:
+        header, columns = [*header, "before training"], [*columns, numbers_before_training]
+    rows = [
+        [escape_markdown(name), *(f"{column[name]:.4f}" if name in column else "" for column in columns)]
+        for name in numbers
+        if name != "count"
+    ]
+    rows.append(["targets", *(f"{column['count']:,.0f}" for column in columns)])
+    return markdown_table(header, rows)
+
+
+def _corpus_section(corpus: JsonObject) -> list[list[str]]:
+    """Size of the corpus, its first files with their hashes, and sentences about what was left out."""
+    counts, notes = corpus["counts"], corpus_notes(corpus)
+    files = [
+        [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
+        for file in corpus["files"][:MAX_FILES]
+    ]
+    return [
+        ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
+        markdown_table(["file", "bytes", "SHA-256 begins"], files),
+        *([[f"- {escape_markdown(sentence, 400)}" for sentence in notes]] if notes else []),
+    ]
+
+
+def _latency_table(latency: JsonObject) -> list[str]:
+    """A row for each number of tokens: median and 99th percentile of a forward pass in milliseconds."""
+    rows = [[length, f"{time['p50']:g}", f"{time['p99']:g}"] for length, time in latency.items()]
+    return markdown_table(["tokens", "p50", "p99"], rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from heedful.tasks.specs import SPECS
 
-METRICS = {  # metrics in results -> their names on the hub
+METRICS = {  # name of a metric in results.json -> its name on the Hugging Face hub
     "accuracy": "accuracy",
     "f1": "f1",
     "macro_f1": "f1",
@@ -27,13 +27,13 @@ WINDOWS = "Heedful reads texts that are longer than the model in windows and mer
 
 
 def usage(task: str, *, heedful_only: bool, pairs: bool, has_encoder: bool = True) -> Iterator[list[str]]:
-    """Yield commands and code.
+    """Yield the parts of the section, each a list of lines: a command, and code for Heedful and for another library.
 
     Args:
-        task: Of the model.
-        heedful_only: Whether the architecture is Heedful's own, so that no other library loads the folder.
-        pairs: Whether the texts come in pairs.
-        has_encoder: Whether a seq2seq model has an encoder beside its decoder.
+        task: Name of the model's task.
+        heedful_only: Whether no other library can load the model, since its architecture is Heedful's own.
+        pairs: Whether an input is a pair of texts.
+        has_encoder: Whether a seq2seq model has an encoder and a decoder, not a decoder alone.
     """
     card = SPECS[task].card
     example, arguments, library_example = card.python_input, card.cli_arguments, card.python_input

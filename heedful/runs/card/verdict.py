@@ -1,4 +1,4 @@
-"""The verdict on a student as a table, and as a section of its model card."""
+"""The verdict on a student (verdict.json) as a table, and as a section of its model card."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"
 
 
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """The head of a table, and a row for teacher, student and baseline."""
-    metric = f"{verdict['metric']} on {verdict['split']}"
-    further = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
-    head = ["", metric, "kept", *further, "parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
+    """The header of a table, and a row for each of teacher, student and baseline."""
+    metric = verdict["metric"]
+    further_metrics = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
+    header = ["", f"{metric} on {verdict['split']}", "kept", *further_metrics]
+    header += ["parameters", "served in", "tokens/s", "texts/s", "ms, p50 / p99"]
     rows = []
     teacher_mean = verdict["models"]["teacher"]["quality"]["mean"]
-    for name, model in verdict["models"].items():
-        quality, speed = model["quality"], model if "p50" in model else verdict["models"]["student"]
-        deviation = "" if quality["std"] is None else format_metric(verdict["metric"], quality["std"])
-        spread = f" ± {deviation} ({quality['seeds']} seeds)" if deviation else ""
-        spread += "" if quality["precision"] == speed["precision"] else f" in {quality['precision']}"
+    for role, model in verdict["models"].items():
+        quality = model["quality"]
+        speed = model if "p50" in model else verdict["models"]["student"]  # the baseline is as fast as the student
+        mean = format_metric(metric, quality["mean"])
+        if quality["std"] is not None:
+            mean += f" ± {format_metric(metric, quality['std'])} ({quality['seeds']} seeds)"
+        if quality["precision"] != speed["precision"]:
+            mean += f" in {quality['precision']}"
         rows.append(
             [
-                NAMES.get(name, name),
-                format_metric(verdict["metric"], quality["mean"]) + spread,
+                NAMES.get(role, role),
+                mean,
                 f"{100 * quality['mean'] / teacher_mean:.1f} %" if teacher_mean > 0 else "",
-                *(format_metric(name, quality["metrics"][name]["mean"]) for name in further),
+                *(format_metric(name, quality["metrics"][name]["mean"]) for name in further_metrics),
                 f"{speed['parameters']:,}",
                 speed["precision"],
                 f"{speed['tokens_per_second']:,.0f}",
@@ -38,7 +42,7 @@ def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
                 f"{speed['p50']:.2f} / {speed['p99']:.2f}",
             ]
         )
-    return head, rows
+    return header, rows
 
 
 def verdict_section(folder: Path) -> list[list[str]]:
@@ -46,9 +50,9 @@ def verdict_section(folder: Path) -> list[list[str]]:
     if not (folder / VERDICT).is_file():
         return []
     verdict = read_run_json(folder / VERDICT)
-    head, rows = verdict_table(verdict)
+    header, rows = verdict_table(verdict)
     return [
         ["## Beside its teacher"],
-        markdown_table(list(map(escape_markdown, head)), [list(map(escape_markdown, row)) for row in rows]),
+        markdown_table(list(map(escape_markdown, header)), [list(map(escape_markdown, row)) for row in rows]),
         [escape_markdown(verdict["sentence"], 1000)],
     ]

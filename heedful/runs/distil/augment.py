@@ -1,7 +1,7 @@
 """Data augmentation: some words of each text are replaced by predictions of a masked language model.
 
-After Jiao et al. 2020, section 4 (words of a single token, by BERT's predictions), but all chosen words are masked at
-once.
+The method is that of TinyBERT (Jiao et al. 2020, section 4) for words of a single token. Here all chosen words of a
+text are masked at once, not one after the other.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from heedful.tasks.specs import SPECS
 from heedful.tokenizer import Encoding, PreTokenized, Tokenizer
 from heedful.train.ranks import Ranks
 
-BATCH = 64  # texts that the model reads at once
+BATCH_EXAMPLES = 64  # examples in a batch of the masked language model
 Text = str | PreTokenized
-Variant = str | list[str]  # a text, or the words of one
+Variant = str | list[str]  # a text with replaced words; as a list of words if the text was pre-tokenized
 
 
 def augmented_examples(
@@ -45,24 +45,24 @@ def augmented_examples(
     ranks: Ranks,
     log: Callable[[str], None],
 ) -> list[Example]:
-    """Return variants of examples; the first rank makes them once, in a file, which the others read.
+    """Return augmented variants of examples. The first rank writes them to a file, once; all ranks read the file.
 
     Args:
-        settings: How many variants, and how much of a text is replaced.
-        task: Of the examples.
-        teacher: The teacher's folder or name, whose masked head is used unless the settings name a model.
-        examples: To be varied.
-        path: The file.
-        label: Of the variants, which means nothing.
+        settings: Number of variants, share of replaced words, and the masked language model.
+        task: Name of the task.
+        teacher: The teacher's folder or name. Its masked head predicts the words, unless the settings name a model.
+        examples: Examples to augment.
+        path: JSON lines file with the variants.
+        label: A placeholder: the label of all variants, which the loss ignores.
         seed: Random seed.
         ranks: The processes that train together.
-        log: Receives a sentence.
+        log: Receives a message before the variants are made.
     """
     if ranks.is_main and not path.exists():
         log(f"{settings.copies * len(examples):,} more texts are made, with words replaced")
         variants = augmented_inputs(load_masked_lm(teacher, settings), examples, settings, seed)
-        with atomic_path(path) as part:
-            write_synced(part, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
+        with atomic_path(path) as temporary:
+            write_synced(temporary, (f"{json.dumps(variant, allow_nan=False)}\n".encode() for variant in variants))
     ranks.barrier()
     with path.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
@@ -70,17 +70,21 @@ def augmented_examples(
 
 
 def check_augmentation(task: str, name: str, settings: AugmentSettings) -> None:
-    """Refuse a task whose answers change with words, or a model without a masked head, before anything is written."""
+    """Check that the examples of a task can be augmented by a model, before anything is written.
+
+    Raises:
+        ModelError: If answers of the task may change with a word, or the model has no masked head.
+    """
     if not SPECS[task].replaceable:
         raise ModelError(f"augment cannot be used for {task}, whose answers may change with a word: leave augment out")
     load_masked_lm(name, settings)
 
 
 def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
-    """Load the model that the settings name, or the teacher, with its masked head.
+    """Load the model that the settings name, or the model `name`, with its masked head.
 
     Raises:
-        ModelError: If it has no masked head, or no mask token.
+        ModelError: If the model has no masked head, or no mask token.
     """
     source = settings.model or name
     try:
@@ -99,115 +103,130 @@ def load_masked_lm(name: str, settings: AugmentSettings) -> ModelBundle:
 def augmented_inputs(
     model: ModelBundle, examples: Sequence[Example], settings: AugmentSettings, seed: int
 ) -> Iterator[Variant | list[Variant]]:
-    """Yield variants of all examples, `copies` times: texts, pairs of texts, or lists of words."""
+    """Yield variants of all examples, `copies` times in the order of the examples.
+
+    A variant is a text, a list of words for a tagged example, or a list of texts for an example with several.
+    """
     replacer = WordReplacer(model, settings)
-    for turn in range(settings.copies):
-        for start in range(0, len(examples), BATCH):
-            chunk = examples[start : start + BATCH]
-            parts = [_parts(example) for example in chunk]
-            flat = [text for texts in parts for text in texts]
-            keys = [
-                derive_seed(seed, Stream.AUGMENTATION, turn, start + n, m)
-                for n, texts in enumerate(parts)
-                for m in range(len(texts))
-            ]
-            replaced = iter(replacer(flat, keys))
-            for texts in parts:
-                variant = [next(replaced) for _ in texts]
+    for copy in range(settings.copies):
+        for start in range(0, len(examples), BATCH_EXAMPLES):
+            texts_by_example = [_texts(example) for example in examples[start : start + BATCH_EXAMPLES]]
+            texts: list[Text] = []
+            keys: list[int] = []
+            for number, example_texts in enumerate(texts_by_example, start=start):
+                for text_number, text in enumerate(example_texts):
+                    texts.append(text)
+                    keys.append(derive_seed(seed, Stream.AUGMENTATION, copy, number, text_number))
+            replaced = iter(replacer(texts, keys))
+            for example_texts in texts_by_example:
+                variant = [next(replaced) for _ in example_texts]
                 yield variant[0] if len(variant) == 1 else variant
 
 
-def _parts(example: Example) -> Sequence[Text]:
-    """The texts of an example, which are varied one by one."""
+def _texts(example: Example) -> Sequence[Text]:
+    """The texts of an example: one, or several such as the two of a pair. A tagged example has a list of words."""
     if isinstance(example, TaggedExample):
         return [PreTokenized(list(example.words))]
     return list(example.texts)
 
 
 class WordReplacer:
-    """Replaces words of a single token by others, sampled from the most likely tokens by their probability."""
+    """Replaces words of a single token by tokens that are sampled from the predictions of a masked language model.
+
+    Args:
+        model: The masked language model, with its tokenizer.
+        settings: Share of replaced words, and the number of likeliest tokens to sample from.
+    """
 
     def __init__(self, model: ModelBundle, settings: AugmentSettings) -> None:
         self.model, self.settings = model.eval(), settings
         assert model.tokenizer is not None
         self.tokenizer: Tokenizer = model.tokenizer
-        words = (
-            is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer) & ~self.tokenizer.continues
-        )
+        all_ids = np.arange(self.tokenizer.size, dtype=np.int32)
+        is_word = is_text_token(all_ids, self.tokenizer) & ~self.tokenizer.continues
         unknown = self.tokenizer.special.unknown
         if unknown is not None:
-            words[unknown] = False
-        for id in np.flatnonzero(words):  # without punctuation: "much." could become "muchsaw"
-            words[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
-        self._words = torch.from_numpy(words)
+            is_word[unknown] = False
+        for id in np.flatnonzero(is_word):  # punctuation is no word: "much." could become "muchsaw"
+            is_word[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
+        self._is_word = torch.from_numpy(is_word)  # [vocabulary]: tokens that are whole words
 
     def __call__(self, texts: Sequence[Text], keys: Sequence[int]) -> list[Variant]:
         """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
         limit = self.model.max_length
-        encoded = self.tokenizer.encode_batch(
+        encodings = self.tokenizer.encode_batch(
             list(texts), max_length=limit, truncate="longest_first" if limit else "error"
         )
-        chosen = [self._chosen(encoding, key) for encoding, key in zip(encoded, keys, strict=True)]
-        filled = self._filled(encoded, chosen, keys)
+        masked_positions = [
+            self._sample_positions(encoding, key) for encoding, key in zip(encodings, keys, strict=True)
+        ]
+        new_words = self._sample_words(encodings, masked_positions, keys)
         return [
-            _written(text, encoding, dict(zip(places, names, strict=True)))
-            for text, encoding, places, names in zip(texts, encoded, chosen, filled, strict=True)
+            _with_replaced_words(text, encoding, dict(zip(positions, words, strict=True)))
+            for text, encoding, positions, words in zip(texts, encodings, masked_positions, new_words, strict=True)
         ]
 
-    def _chosen(self, encoded: Encoding, key: int) -> list[int]:
-        """Positions of words to replace: words of a single token, a share of all words and at least one."""
-        of = Counter(word for word in encoded.words if word is not None)
-        single = [
-            place
-            for place, word in enumerate(encoded.words)
-            if word is not None and of[word] == 1 and bool(self._words[encoded.ids[place]])
+    def _sample_positions(self, encoding: Encoding, key: int) -> list[int]:
+        """Token positions of words to replace: words of a single token, a share of all words and at least one."""
+        tokens_of_word = Counter(word for word in encoding.words if word is not None)
+        replaceable = [
+            position
+            for position, word in enumerate(encoding.words)
+            if word is not None and tokens_of_word[word] == 1 and bool(self._is_word[encoding.ids[position]])
         ]
-        count = min(len(single), max(1, round(self.settings.replace_prob * len(of))))
-        order = np.argsort(uniform(key, max(1, len(single)))[: len(single)], kind="stable")
-        return sorted(single[number] for number in order[:count])
+        count = min(len(replaceable), max(1, round(self.settings.replace_prob * len(tokens_of_word))))
+        order = np.argsort(uniform(key, max(1, len(replaceable)))[: len(replaceable)], kind="stable")
+        return sorted(replaceable[number] for number in order[:count])
 
     @torch.inference_mode()
-    def _filled(self, encoded: Sequence[Encoding], chosen: Sequence[list[int]], keys: Sequence[int]) -> list[list[str]]:
+    def _sample_words(
+        self, encodings: Sequence[Encoding], masked_positions: Sequence[list[int]], keys: Sequence[int]
+    ) -> list[list[str]]:
+        """Sample new words for the masked positions of each text, from the model's top-k predictions."""
         mask = self.tokenizer.special.mask
         assert mask is not None and self.model.head is not None
         ids = [
-            [mask if place in places else id for place, id in enumerate(encoding.ids)]
-            for encoding, places in zip(encoded, map(set, chosen), strict=True)
+            [mask if position in positions else id for position, id in enumerate(encoding.ids)]
+            for encoding, positions in zip(encodings, map(set, masked_positions), strict=True)
         ]
-        batch = Packed.of(ids, [encoding.types for encoding in encoded])
-        at = [start + place for start, places in zip(batch.bounds, chosen, strict=False) for place in places]
-        if not at:
-            return [[] for _ in encoded]
+        batch = Packed.of(ids, [encoding.types for encoding in encodings])
+        masked_rows = [
+            start + position
+            for start, positions in zip(batch.bounds, masked_positions, strict=False)
+            for position in positions
+        ]
+        if not masked_rows:
+            return [[] for _ in encodings]
         head = getattr(self.model.head, "masked", self.model.head)
-        scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(at)), batch)[
-            :, : len(self._words)
-        ].float()
-        scores = scores.masked_fill(~self._words, -torch.inf)
-        best, tokens = scores.topk(min(self.settings.top_k, int(self._words.sum())), -1)
-        shares = best.softmax(-1).double().cumsum(-1)
-        rows, row = [], 0
-        for places, key in zip(chosen, keys, strict=True):
-            drawn = uniform(derive_seed(key, 1), max(1, len(places)))
-            names = []
-            for number in range(len(places)):
-                place = int(torch.searchsorted(shares[row], float(drawn[number]) * float(shares[row][-1])))
-                token = int(tokens[row][min(place, tokens.shape[1] - 1)])
-                names.append(self.tokenizer.decode([token], skip_special=False).strip())
+        scores = head(self.model.hidden_states(batch, output_rows=torch.tensor(masked_rows)), batch)
+        scores = scores[:, : len(self._is_word)].float().masked_fill(~self._is_word, -torch.inf)
+        top_scores, top_ids = scores.topk(min(self.settings.top_k, int(self._is_word.sum())), -1)
+        cumulative = top_scores.softmax(-1).double().cumsum(-1)
+        words_by_text: list[list[str]] = []
+        row = 0
+        for positions, key in zip(masked_positions, keys, strict=True):
+            random_numbers = uniform(derive_seed(key, 1), max(1, len(positions)))
+            words = []
+            for number in range(len(positions)):
+                threshold = float(random_numbers[number]) * float(cumulative[row][-1])
+                rank = int(torch.searchsorted(cumulative[row], threshold))
+                token = int(top_ids[row][min(rank, top_ids.shape[1] - 1)])
+                words.append(self.tokenizer.decode([token], skip_special=False).strip())
                 row += 1
-            rows.append(names)
-        return rows
+            words_by_text.append(words)
+        return words_by_text
 
 
-def _written(text: Text, encoded: Encoding, names: dict[int, str]) -> Variant:
-    """The text with replaced words; `names` are the new ones by token position."""
+def _with_replaced_words(text: Text, encoding: Encoding, new_words: dict[int, str]) -> Variant:
+    """The text with replaced words; the keys of `new_words` are token positions."""
     if isinstance(text, PreTokenized):
         words = list(text.words)
-        for place, name in names.items():
-            word = encoded.words[place]
+        for position, new_word in new_words.items():
+            word = encoding.words[position]
             assert word is not None
-            words[word] = name
+            words[word] = new_word
         return words
-    for place in sorted(names, reverse=True):
-        start, stop = strip_span(text, *encoded.offsets[place])  # some tokenizers count the space before a word to it
-        text = text[:start] + names[place] + text[stop:]
+    for position in sorted(new_words, reverse=True):  # last word first, so that offsets of earlier ones stay valid
+        start, stop = strip_span(text, *encoding.offsets[position])  # some tokenizers include the space before a word
+        text = text[:start] + new_words[position] + text[stop:]
     return text

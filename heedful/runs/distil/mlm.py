@@ -32,10 +32,16 @@ from heedful.runs.distil.plan import (
     settings_without_verdict,
     student_origin,
 )
-from heedful.runs.distil.settings import PRETRAIN, ClassicStudent, MaskedDistilSettings, SizeStudent, StaticStudent
+from heedful.runs.distil.settings import (
+    DEFAULT_PRETRAIN,
+    ClassicStudent,
+    MaskedDistilSettings,
+    SizeStudent,
+    StaticStudent,
+)
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
-from heedful.runs.distil.verdict import across_numbers, compare_speeds, write_verdict
+from heedful.runs.distil.verdict import compare_speeds, quality_over_seeds, write_verdict
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
@@ -54,7 +60,7 @@ from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 
 SETTINGS, OUTPUTS, BASELINE_FOLDER = "distil.toml", "outputs", "baseline"
-UNUSED = ("model", "tokenizer")  # settings of pre-training that change nothing here
+UNUSED = ("model", "tokenizer")  # tables of pretrain settings without effect: the student and the teacher decide them
 
 
 def distil_masked(
@@ -67,7 +73,20 @@ def distil_masked(
     reporter: Reporter | None,
     ranks: Ranks,
 ) -> RunResult:
-    """Distil a masked language model into a student; `data` are files and folders of text."""
+    """Distil a masked language model into a student.
+
+    Args:
+        teacher: The teacher; it is loaded again with its masked head.
+        overrides: Settings given by hand, the teacher's folder among them.
+        data: Files and folders of plain text.
+        folder: The run folder.
+        on_bad_row: "raise", or "skip" to leave rows out that cannot be read.
+        reporter: Receives progress.
+        ranks: The processes that train together.
+
+    Raises:
+        HeedfulError: If teacher, student, data, a setting or the folder cannot be used.
+    """
     if overrides.mentions("unlabelled"):
         raise SettingError(
             "unlabelled is for a teacher of a task, and a masked language model reads plain text: give it as DATA",
@@ -75,7 +94,7 @@ def distil_masked(
         )
     source = overrides.resolve(MaskedDistilSettings(teacher="?")).settings.teacher
     teacher = load(source, head="masked_lm")
-    settings = _resolve(teacher, overrides, data)
+    settings = _resolve_settings(teacher, overrides, data)
     run = Run.open(folder, reporter, ranks)
     settings = run.resolve(settings, "pretrain.train")
     pretrain = replace(settings.pretrain, model=replace(settings.pretrain.model, init_from=str(folder / START_MODEL)))
@@ -91,15 +110,15 @@ def distil_masked(
             if baseline.status == "interrupted":
                 return replace(student, status="interrupted", results={})
         if not (folder / VERDICT).exists():
-            _judge(teacher, settings, run, load_components(pretrain, run, on_bad_row), baseline)
+            _write_verdict(teacher, settings, run, load_components(pretrain, run, on_bad_row), baseline)
         if ranks.is_main:
-            write_pretrained_card(folder)  # again, with the verdict
+            write_pretrained_card(folder)  # rewrite it with the verdict
         ranks.barrier()
         return run.result(**({"verdict": read_run_json(folder / VERDICT)} if ranks.is_main else {}))
 
 
-def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> MaskedDistilSettings:
-    """Lay overrides over the defaults for this teacher.
+def _resolve_settings(teacher: ModelBundle, overrides: Overrides, data: object) -> MaskedDistilSettings:
+    """Lay overrides over the defaults for this teacher, and set the paths of the data.
 
     Raises:
         SettingError: If a setting would change nothing, or does not fit the teacher.
@@ -111,7 +130,7 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> Masked
             path="student.kind",
         )
     for name in ("data", *UNUSED):
-        if getattr(preview.pretrain, name) != getattr(PRETRAIN, name):
+        if getattr(preview.pretrain, name) != getattr(DEFAULT_PRETRAIN, name):
             raise SettingError(
                 f"pretrain.{name} would change nothing: student and teacher read the text that is given as DATA with "
                 "the teacher's vocabulary, and the student is set under student; leave it out",
@@ -135,27 +154,32 @@ def _resolve(teacher: ModelBundle, overrides: Overrides, data: object) -> Masked
 
 
 def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings, teacher: ModelBundle) -> None:
-    """Write what the run is and the untrained student, or check that the run in the folder is the same."""
-    folder, about = run.folder, {"weights": teacher.weights_digest()}
+    """Write the settings and the untrained student of a new run, or check that the run in the folder is the same.
+
+    Raises:
+        RunError: If the run in the folder has other settings or another teacher.
+        ModelError: If the student has another vocabulary than the teacher.
+    """
+    folder, teacher_facts = run.folder, {"weights": teacher.weights_digest()}
     accept_verdict_settings(folder, SETTINGS, settings)
     if (folder / SETTINGS).exists():
-        before, teacher_file = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TEACHER_FILE
-        if before == settings and teacher_file.exists() and read_run_json(teacher_file) == about:
+        stored, teacher_file = from_file(MaskedDistilSettings, folder / SETTINGS), folder / TEACHER_FILE
+        if stored == settings and teacher_file.exists() and read_run_json(teacher_file) == teacher_facts:
             init_run_folder(folder, pretrain)
             return
         if (folder / OUTPUTS).exists() or (folder / JOURNAL).exists():
-            what = "settings" if before != settings else "weights of the teacher"
+            difference = "settings" if stored != settings else "weights of the teacher"
             raise RunError(
-                f"{folder} holds a run with other {what} (see {SETTINGS}). Give another folder with --output, or the "
-                "same to resume it"
+                f"{folder} holds a run with other {difference} (see {SETTINGS}). Give another folder with --output, or "
+                "the same to resume it"
             )
-        for path in (teacher_file, folder / SETTINGS):  # of a run that has nothing yet
+        for path in (teacher_file, folder / SETTINGS):  # the run has no outputs or steps yet: replace it
             remove(path)
     student = build_student(
         settings.student,
         teacher,
         (),
-        longest=max(pretrain.lengths),
+        max_length=max(pretrain.lengths),
         seed=pretrain.train.seed,
         log=run.reporter.message,
     )
@@ -172,7 +196,7 @@ def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings,
         )
     init_run_folder(folder, pretrain)
     save(student, folder / START_MODEL, overwrite=True)
-    write_file(folder / TEACHER_FILE, about)
+    write_file(folder / TEACHER_FILE, teacher_facts)
     write_file(folder / SETTINGS, to_toml(settings))
 
 
@@ -189,10 +213,10 @@ def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadR
         return run.execute(PretrainTraining(pretrain, run, learner, on_bad_row, student.folder / CORPUS))
 
 
-def _judge(
+def _write_verdict(
     teacher: ModelBundle, settings: MaskedDistilSettings, run: Run, components: Components, baseline: RunResult | None
 ) -> None:
-    """Compare accuracy and speed of teacher, student and baseline, and write the verdict; all ranks call this."""
+    """Measure accuracy and speed of teacher, student and baseline, and write the verdict. All ranks must call this."""
     models = {"teacher": teacher, "student": load(run.folder / RUN_MODEL, head="masked_lm")}
     if baseline is not None:
         models["baseline"] = load(baseline.output_dir / RUN_MODEL, head="masked_lm")
@@ -205,7 +229,7 @@ def _judge(
 
 
 def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) -> dict[str, JsonObject]:
-    """The accuracy of each model on masked tokens of the validation documents: the same masks, in float32."""
+    """The accuracy of each model on masked tokens of the validation documents, with equal masks, in float32."""
     samples, validation = build_samples(components)
     seed = components.settings.train.seed
     accuracies = {}
@@ -216,7 +240,7 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
             batch = masked.batch([validation[number]], [derive_seed(seed, Stream.VALIDATION, number)])
             counts = masked.measure(model, batch)["mlm_accuracy"]
             correct, total = correct + counts[0], total + counts[1]
-        accuracies[name] = across_numbers([correct / total], "float32")
+        accuracies[name] = quality_over_seeds([correct / total], "float32")
     return accuracies
 
 
@@ -224,7 +248,12 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
 
 
 class NumberedSamples(Sequence[Sample]):
-    """Samples whose targets are their numbers among the samples of all phases."""
+    """The samples of a phase, with their numbers among the samples of all phases as targets.
+
+    Args:
+        samples: The samples of the phase.
+        first: The number of the first one.
+    """
 
     def __init__(self, samples: Sequence[Sample], first: int) -> None:
         self.samples, self.first = samples, first
@@ -244,7 +273,7 @@ class NumberedSamples(Sequence[Sample]):
 
 
 class MlmTeacherLearner:
-    """Learns the teacher's predictions of masked tokens beside the tokens themselves."""
+    """Trains a student on the teacher's predictions of masked tokens, and on the masked tokens themselves."""
 
     def __init__(
         self, teacher: ModelBundle, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run
@@ -258,12 +287,12 @@ class MlmTeacherLearner:
         return student_origin(self._settings)
 
     def settings(self) -> JsonObject:
-        """The settings of the distillation, without those that change nothing in one and those of the verdict."""
+        """The settings of the distillation for results.json, without those of the verdict and those without effect."""
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: value for name, value in table["pretrain"].items() if name not in UNUSED}}
 
     def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
-        """Return an objective of all losses, the same in each phase.
+        """Return the objective, which is the same in each phase, and the samples of each phase.
 
         Raises:
             SettingError: If a phase has another share of masked tokens.
@@ -277,9 +306,8 @@ class MlmTeacherLearner:
         assert isinstance(masked, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
         self.teacher.to(resolve_device(self.pretrain.train.device))
-        vocab_size = min(
-            bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher)
-        )  # without padding
+        # rows beyond the smaller embedding are padding of the larger one
+        vocab_size = min(bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher))
         teacher = Teacher(self.teacher, masked, "masked", losses.capture_spec("teacher"), classes=vocab_size)
         widths = model.config.model.width, self.teacher.config.model.width
         total = sum(map(len, samples))
@@ -295,12 +323,19 @@ class MlmTeacherLearner:
             first_term="label",
             classes=vocab_size,
         )
-        firsts = [sum(map(len, samples[:phase])) for phase in range(len(samples))]
-        numbered = [NumberedSamples(rows, first) for rows, first in zip(samples, firsts, strict=True)]
+        numbered: list[NumberedSamples] = []
+        first = 0
+        for phase_samples in samples:
+            numbered.append(NumberedSamples(phase_samples, first))
+            first += len(phase_samples)
         return PretrainLesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
 
     def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
-        """The teacher's outputs for the samples: from a cache on the disk, or computed when they are needed."""
+        """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.
+
+        Raises:
+            HeedfulError: If the cache holds outputs of another teacher, or the disk is too small.
+        """
         cache, objective = self._settings.teacher_cache, self.pretrain.objective
         assert isinstance(objective, MlmSettings)
         if not cache.enabled:
@@ -331,6 +366,7 @@ class MlmTeacherLearner:
         )
 
         def cache_row(number: int, key: int) -> int:
+            """The cached row of a sample with the static mask that has this key."""
             return next(version * count + number for version, keys in enumerate(mask_keys) if keys[number] == key)
 
         return CachedOutputs(outputs.folder, outputs.count, cache_row)

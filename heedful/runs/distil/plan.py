@@ -1,4 +1,4 @@
-"""The plan of a distillation: settings, data and teacher, and what is refused before anything is written."""
+"""The plan of a distillation: settings, data and teacher, checked against each other before anything is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from heedful.runs.data_settings import data_settings_for
 from heedful.runs.distil.augment import check_augmentation
 from heedful.runs.distil.cascade import check_cascade
 from heedful.runs.distil.settings import (
-    BAG,
+    DEFAULT_POOLING,
     ClassicStudent,
     DistilSettings,
     FolderStudent,
@@ -58,36 +58,39 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tasks.specs import SPECS
 from heedful.tasks.specs.rank import RankSettings
 
-TEACHER_FILE = "teacher.json"
+TEACHER_FILE = "teacher.json"  # hashes of the teacher's weights and of the unlabelled texts
 DEFAULTS = DataSettings()
-STUDENT_BEFORE = "the student as it was before it learned"  # initial weights of the baseline
+STUDENT_BEFORE = "the student as it was before it learned"  # source of the baseline's initial weights, in results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilPlan:
-    """Settings, data and teacher."""
+    """Settings, data and teacher of the distillation of a task."""
 
     settings: DistilSettings
-    task: str
+    task: str  # name of the task
     teacher: ModelBundle
-    source: Dataset[Example]
-    survey: DatasetStats
+    source: Dataset[Example]  # labelled data
+    survey: DatasetStats  # statistics of the labelled data
     unlabelled: Unlabelled
-    notes: tuple[str, ...]
-    labels: tuple[str, ...] | None  # of the teacher's head
+    notes: tuple[str, ...]  # sentences about the data, for the user
+    labels: tuple[str, ...] | None  # labels of the teacher's head; None: it has no labels
 
     @property
     def kind(self) -> ScoreKind:
-        """The kind of soft labels."""
+        """The kind of the teacher's scores, which are the soft labels."""
         kind = SPECS[self.task].distillation
-        assert kind is not None, "teacher_task refuses other teachers"
+        assert kind is not None, "teacher_tasks returns only tasks with distillation"
         return kind
 
     def finetune_plan(self, **changed: Any) -> FinetunePlan:
-        """The fine-tuning plan of the student, or of the baseline without the teacher."""
-        names = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
+        """Return the fine-tuning plan of the student, or of the baseline without the teacher.
+
+        `changed` are fields of FinetuneSettings that differ from the settings of the distillation.
+        """
+        shared = ("task", "data", "train", "fit", "seeds", "max_length", "long_inputs", "eval_precision")
         settings = FinetuneSettings(
-            init=Scratch(), eval_baseline=False, **{name: getattr(self.settings, name) for name in names}
+            init=Scratch(), eval_baseline=False, **{name: getattr(self.settings, name) for name in shared}
         )
         settings = replace(settings, **changed)
         return FinetunePlan(
@@ -95,12 +98,13 @@ class DistilPlan:
             source=self.source,
             survey=self.survey,
             notes=self.notes,
-            why=_why(settings),
+            why=_training_summary(settings),
             labels=self.labels,
         )
 
 
-def _why(settings: FinetuneSettings) -> str:
+def _training_summary(settings: FinetuneSettings) -> str:
+    """Duration, batch size, learning rate and number of seeds."""
     train = settings.train
     return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {seed_count(settings.seeds)}"
 
@@ -111,7 +115,7 @@ def plan_distil(
     """Resolve the settings, open the data, and check both against the teacher, before anything is written.
 
     Args:
-        teacher: With the head of its task.
+        teacher: The teacher with the head of its task.
         overrides: Settings given by hand, the teacher's folder among them.
         data: Labelled data.
         on_bad_row: "raise", or "skip" to leave rows out that cannot be read.
@@ -130,43 +134,26 @@ def plan_distil(
     inherited = data_settings_for(preview.teacher, data, preview.data)[0]
     inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
     preview = preview_distil_settings(overrides, task, inherited)
-    check_classic_student(task, preview.student, preview.verdict.precision)
-    _check_ranking(preview)
-    if preview.augment is not None:
-        check_augmentation(task, preview.teacher, preview.augment)
-    if preview.teacher_cache.top_k is not None:
-        raise SettingError(
-            "teacher_cache.top_k is for a masked language model, whose likeliest tokens are kept: unset it",
-            path="teacher_cache.top_k",
-        )
-    rows = Skip if on_bad_row == "skip" else Raise
-    source = open_labelled(task, data, preview, rows())
+    _check_preview(task, preview)
+    row_policy = Skip if on_bad_row == "skip" else Raise
+    source = open_labelled(task, data, preview, row_policy())
     if source.has_generated_dev and files_trained_on(preview.teacher, source.names_by_split["train"]):
+        # split dev off as the teacher's run did, so that the teacher was not trained on it
         preview = preview_distil_settings(overrides, task, replace(inherited, **dev_split_settings(preview.teacher)))
-        source = open_labelled(task, data, preview, rows())
+        source = open_labelled(task, data, preview, row_policy())
     stats = compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
-    if dev_problem := dev_split_problem(source, stats):
-        raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
-    check_learnable(source, stats)
-    if stats.non_empty_splits == ("train",):
-        raise DataError(
-            "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
-            "trained on, or set data.dev_fraction"
-        )
     labels = getattr(teacher.config.head, "labels", None)
-    if labels is not None and (unknown := unknown_labels(source.labels, labels, tags=source.kind is TaggedExample)):
-        raise DataError(
-            f"the data has the labels {', '.join(source.labels[:10])}, but {teacher.source} knows "
-            f"{', '.join(labels[:10])}: the teacher cannot teach {', '.join(unknown[:5])}. Rename them in the data"
-        )
+    _check_data(source, stats, teacher.source, labels)
     unlabelled = _read_unlabelled(preview, teacher, source, stats, labels, exclude)
-    count = stats.counts["train"]
-    augmented = 0 if preview.augment is None else preview.augment.copies * (len(unlabelled.examples) or count)
+    labelled_count = stats.counts["train"]
+    augmented_count = 0
+    if preview.augment is not None:
+        augmented_count = preview.augment.copies * (len(unlabelled.examples) or labelled_count)
     settings = distil_settings(
         overrides,
         task,
-        count,
-        count + len(unlabelled.examples) + augmented,
+        labelled_count,
+        labelled_count + len(unlabelled.examples) + augmented_count,
         random_init=isinstance(preview.student, SizeStudent),
         width=width_for_lr(preview.student, teacher),
         classic=isinstance(preview.student, ClassicStudent | StaticStudent),
@@ -174,7 +161,7 @@ def plan_distil(
         data=preview.data,
         task_settings=SPECS[task].settings().for_student(teacher.thresholds, has_dev="dev" in stats.non_empty_splits),
     )
-    check_dev_split(settings, stats, dev_problem)
+    check_dev_split(settings, stats, dev_problem="")
     check_unused_settings(settings, stats, classic=isinstance(settings.student, ClassicStudent | StaticStudent))
     notes = (*_inherited_notes(inherited), *_data_notes(stats, unlabelled, source))
     return DistilPlan(
@@ -202,8 +189,48 @@ def _task_of_data(teacher: ModelBundle, overrides: Overrides, data: object) -> s
     return last
 
 
+def _check_preview(task: str, settings: DistilSettings) -> None:
+    """Check settings of the student, the ranking loss, augmentation and the cache, before the data are read.
+
+    Raises:
+        HeedfulError: If a setting does not fit the task.
+    """
+    check_classic_student(task, settings.student, settings.verdict.precision)
+    _check_ranking(settings)
+    if settings.augment is not None:
+        check_augmentation(task, settings.teacher, settings.augment)
+    if settings.teacher_cache.top_k is not None:
+        raise SettingError(
+            "teacher_cache.top_k is for a masked language model, whose likeliest tokens are kept: unset it",
+            path="teacher_cache.top_k",
+        )
+
+
+def _check_data(
+    source: Dataset[Example], stats: DatasetStats, teacher_name: str, labels: tuple[str, ...] | None
+) -> None:
+    """Check that the data has examples to train and to evaluate on, and no label that the teacher does not know.
+
+    Raises:
+        DataError: If a split is missing, nothing could be learned, or a label is unknown.
+    """
+    if dev_problem := dev_split_problem(source, stats):
+        raise DataError(f"student and teacher are compared on dev, but {dev_problem}: give a dev or a test file")
+    check_learnable(source, stats)
+    if stats.non_empty_splits == ("train",):
+        raise DataError(
+            "there is neither dev nor test to compare student and teacher on: give a file that the teacher was not "
+            "trained on, or set data.dev_fraction"
+        )
+    if labels is not None and (unknown := unknown_labels(source.labels, labels, tags=source.kind is TaggedExample)):
+        raise DataError(
+            f"the data has the labels {', '.join(source.labels[:10])}, but {teacher_name} knows "
+            f"{', '.join(labels[:10])}: the teacher cannot teach {', '.join(unknown[:5])}. Rename them in the data"
+        )
+
+
 def _check_ranking(settings: DistilSettings) -> None:
-    """Refuse losses of rankings that would have no effect, or two teachers."""
+    """Refuse ranking losses for other tasks, and a reranker with unlabelled texts or a second teacher."""
     is_ranking = isinstance(settings.task, RankSettings)
     if isinstance(settings.task, RankSettings) and settings.task.loss == "margin_mse":
         raise SettingError(
@@ -232,9 +259,9 @@ def _read_unlabelled(
     labels: tuple[str, ...] | None,
     exclude: Path,
 ) -> Unlabelled:
-    """Read the texts without labels that the settings name, without those that are evaluated on."""
+    """Read the unlabelled texts that the settings name; leave out texts of dev and test."""
     if not settings.unlabelled:
-        return Unlabelled(examples=(), bad=0, known=0)
+        return Unlabelled(examples=(), bad_rows=0, in_evaluation=0)
     head = teacher.config.head
     assert head is not None
     evaluated = [example for split in stats.non_empty_splits if split != "train" for example in source.examples(split)]
@@ -252,6 +279,7 @@ def _read_unlabelled(
 
 
 def _inherited_notes(inherited: DataSettings) -> list[str]:
+    """A sentence about data settings that are those of the teacher's run; [] if all are defaults."""
     changed = changed_settings(DataOptions(data=inherited), DataOptions(data=DEFAULTS))
     return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
 
@@ -265,17 +293,18 @@ def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Exa
     notes += [f"without labels, {note}" for note in unlabelled.notes]
     if unlabelled.examples:
         notes.append(f"{len(unlabelled.examples):,} examples without labels are learned from")
-    if unlabelled.bad:
-        notes.append(f"bad rows without labels that are left out: {unlabelled.bad:,}")
-    if unlabelled.known:
-        notes.append(f"examples without labels that are left out, since dev or test has them: {unlabelled.known:,}")
+    if unlabelled.bad_rows:
+        notes.append(f"bad rows without labels that are left out: {unlabelled.bad_rows:,}")
+    if unlabelled.in_evaluation:
+        count = unlabelled.in_evaluation
+        notes.append(f"examples without labels that are left out, since dev or test has them: {count:,}")
     return notes
 
 
 def check_classic_student(task: str, student: StudentSettings, precision: str) -> None:
     """Refuse a classic student whose pooling does not fit the task, or that would be served in int8."""
     if isinstance(student, ClassicStudent | StaticStudent):
-        reader = student.reader if isinstance(student, ClassicStudent) else BAG
+        reader = student.reader if isinstance(student, ClassicStudent) else DEFAULT_POOLING
         try:
             SPECS[task].check_pooling(reader, "student.reader", 2)
         except HeedfulError as error:
@@ -286,14 +315,13 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
         if precision == "int8":
             raise SettingError(
                 f"verdict.precision is int8, which rounds the linear layers of blocks, and a {student.kind} student "
-                "has none: "
-                "take float32, bfloat16 or auto",
+                "has none: take float32, bfloat16 or auto",
                 path="verdict.precision",
             )
 
 
 def dev_split_settings(run: str) -> JsonObject:
-    """The settings that decide which examples of a run's train split became its dev split."""
+    """The data settings of a run that decide which examples of train became dev: dev_fraction and seed."""
     table = load_mapping(Path(run) / SETTINGS).get("data")
     table = table if isinstance(table, dict) else {}
     defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
@@ -301,22 +329,26 @@ def dev_split_settings(run: str) -> JsonObject:
 
 
 def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetStats) -> list[str]:
-    """A sentence if the teacher was trained on texts of dev or test, which makes its quality there optimistic."""
-    splits = [
+    """A sentence if the teacher was trained on texts of dev or test, else [].
+
+    Such a teacher has an optimistic quality there.
+    """
+    contaminated = [
         split
         for split in stats.non_empty_splits
         if split != "train" and files_trained_on(teacher, source.names_by_split.get(split, ()))
     ]
     if source.has_generated_dev and files_trained_on(teacher, source.names_by_split["train"]):
-        own, teachers = source.settings, DataSettings(**dev_split_settings(teacher))
-        has_generated_dev = read_run_json(Path(teacher) / DATA).get("made_dev", True)
-        if not (has_generated_dev and own.seed == teachers.seed and own.dev_fraction <= teachers.dev_fraction):
-            splits.append("dev")
-    if not splits:
+        own, teacher_data = source.settings, DataSettings(**dev_split_settings(teacher))
+        teacher_generated_dev = read_run_json(Path(teacher) / DATA).get("made_dev", True)
+        is_part_of_teacher_dev = own.seed == teacher_data.seed and own.dev_fraction <= teacher_data.dev_fraction
+        if not (teacher_generated_dev and is_part_of_teacher_dev):
+            contaminated.append("dev")
+    if not contaminated:
         return []
     return [
-        f"the teacher was trained on texts of {' and '.join(splits)}: its quality there is optimistic, and how much "
-        "the student keeps of it says little; give other texts, or split dev off as the teacher did"
+        f"the teacher was trained on texts of {' and '.join(contaminated)}: its quality there is optimistic, and how "
+        "much the student keeps of it says little; give other texts, or split dev off as the teacher did"
     ]
 
 
@@ -326,7 +358,11 @@ def open_labelled(task: str, data: object, settings: DistilSettings, on_bad_row:
 
 
 def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
-    """Write down weights and unlabelled texts of a run, or check that they are those that the run began with."""
+    """Write hashes of the teacher's weights and the unlabelled texts of a new run, or check those of a resumed one.
+
+    Raises:
+        RunError: If the run in the folder began with other weights or texts.
+    """
     digest = sha256()
     for example in plan.unlabelled.examples:
         digest.update("\x1e".join(example.texts).encode(errors="backslashreplace") + b"\x1d")
@@ -334,8 +370,8 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
     path = folder / TEACHER_FILE
     if not path.exists():
         write_file(path, about)
-    elif (before := read_run_json(path)) != about:
-        changed = " and ".join(name for name in about if before.get(name) != about[name])
+    elif (stored := read_run_json(path)) != about:
+        changed = " and ".join(name for name in about if stored.get(name) != about[name])
         raise RunError(
             f"{folder} holds a run with another teacher, or other texts ({changed} changed). Give another folder with "
             "--output, or put them back to resume it"
@@ -343,36 +379,42 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
 
 
 def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
-    """Replace the settings of verdict and cascade of a run, which change no training, and remove what they change."""
+    """Accept changed settings of verdict and cascade for a run that is resumed: they do not change the training.
+
+    The settings file `name` is rewritten, and verdict.json and cascade.json are removed where they are out of date. Of
+    the verdict, `baseline` may not change. Nothing happens if other settings differ too.
+    """
     path = folder / name
     if not path.exists():
         return
-    before = read_settings(folder, type(settings), name)
-    updated = replace(before, verdict=replace(settings.verdict, baseline=before.verdict.baseline))
+    stored = read_settings(folder, type(settings), name)
+    updated = replace(stored, verdict=replace(settings.verdict, baseline=stored.verdict.baseline))
     if isinstance(updated, DistilSettings) and isinstance(settings, DistilSettings):
         updated = replace(updated, cascade=settings.cascade)
-    if before != settings and updated == settings:
-        if before.verdict != settings.verdict:
+    if stored != settings and updated == settings:
+        if stored.verdict != settings.verdict:
             (folder / VERDICT).unlink(missing_ok=True)
         (folder / CASCADE).unlink(missing_ok=True)
         write_file(path, to_toml(settings))
 
 
 def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> JsonObject:
-    """Settings of a run for results.json, without those of verdict and cascade, which may change later."""
+    """The settings of a run for results.json, except those of verdict and cascade, which may change later."""
     return {name: value for name, value in to_mapping(settings).items() if name not in ("verdict", "cascade")}
 
 
 def student_origin(settings: DistilSettings | MaskedDistilSettings) -> str:
-    """Describe the student before training, and its teacher."""
-    taught = f"taught by {Path(settings.teacher).name}"
+    """Describe the student before training, and its teacher, for results and model card."""
+    teacher = Path(settings.teacher).name
     match settings.student:
         case LayersStudent(layers=layers):
-            return f"{layers} of the layers of {Path(settings.teacher).name}, {taught}"
+            student = f"{layers} of the layers of {teacher}"
         case SizeStudent(size=size):
-            return f"a fresh model of size {size}, {taught}"
+            student = f"a fresh model of size {size}"
         case FolderStudent(model=model):
-            return f"{Path(model).name}, {taught}"
+            student = Path(model).name
         case StaticStudent():
-            return f"a table of token vectors, {taught}"
-    return f"a classic model, {taught}"
+            student = "a table of token vectors"
+        case ClassicStudent():
+            student = "a classic model"
+    return f"{student}, taught by {teacher}"

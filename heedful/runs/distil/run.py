@@ -1,8 +1,12 @@
-"""Knowledge distillation: a small student learns what a large teacher predicts, and a verdict compares the two.
+"""Knowledge distillation: a small student is trained on the predictions of a large teacher, and compared with it.
 
-The student is fine-tuned in the same loop and the same folder as any run. The folder also holds `start` (the untrained
-student), `outputs` (the teacher's), `baseline` (the same student fine-tuned without the teacher), `verdict.json`, and
-with the settings of a cascade `cascade` (its model) and `cascade.json`.
+The student is fine-tuned by the training loop of `finetune`, in a run folder. The folder also holds:
+
+* `start`: the student before training
+* `outputs`: the cached outputs of the teacher
+* `baseline`: a run of the same student without the teacher
+* `verdict.json`: the comparison of teacher, student and baseline
+* `cascade` and `cascade.json`: a cascade of student and teacher and its measurements, if the settings ask for one
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ from heedful.runs.distil.plan import (
 from heedful.runs.distil.settings import ClassicStudent, SizeStudent, distil_overrides
 from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_vector_width
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
-from heedful.runs.distil.unlabelled import read_both, teacher_task
+from heedful.runs.distil.unlabelled import encode_both, teacher_task
 from heedful.runs.distil.verdict import judge_student
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.plan import FinetunePlan
@@ -69,7 +73,7 @@ from heedful.train.run_lock import lock_run
 from heedful.train.settings import FitSettings, TrainSettings, check_uncached
 
 OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
-LONGEST_EXAMPLES = 64  # of which it is checked in advance whether tokens of student and teacher fit
+CHECKED_EXAMPLES = 64  # longest examples that are tokenized before training, to check that tokens can be aligned
 
 
 def distil(
@@ -127,8 +131,8 @@ def distil(
             "--max-loss out, or fine-tune it with `heedful finetune classify` first",
             path="cascade",
         )
-    distil_it = distil_masked if masked else distil_task
-    return distil_it(model, overrides, data, Path(output_dir), on_bad_row, reporter=reporter, ranks=ranks)
+    run_distillation = distil_masked if masked else distil_task
+    return run_distillation(model, overrides, data, Path(output_dir), on_bad_row, reporter=reporter, ranks=ranks)
 
 
 def distil_task(
@@ -142,9 +146,21 @@ def distil_task(
     ranks: Ranks,
     parent_dir: Path | None = None,
 ) -> RunResult:
-    """Distil a task into a student. Files inside `folder`, or `parent_dir` that holds it, are not used as data.
+    """Distil a teacher of a task into a student.
 
-    Students in one `parent_dir` share cached outputs of the teacher, if they need the same ones.
+    Args:
+        teacher: The teacher with the head of its task.
+        overrides: Settings given by hand, the teacher's folder among them.
+        data: Labelled data.
+        folder: The run folder. Files inside it are not read as unlabelled texts.
+        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
+        reporter: Receives progress.
+        ranks: The processes that train together.
+        parent_dir: The folder of a search, with the run folders of several students. They share cached outputs of the
+            teacher, and files inside it are not read as unlabelled texts. None: no search.
+
+    Raises:
+        HeedfulError: If teacher, student, data, a setting or the folder cannot be used.
     """
     plan = plan_distil(teacher, overrides, data, on_bad_row=on_bad_row, exclude=parent_dir or folder)
     run = Run.open(folder, reporter, ranks)
@@ -163,13 +179,13 @@ def distil_task(
                 return replace(student, status="interrupted", results={})
         if ranks.is_main:
             if not (folder / VERDICT).exists():
-                without_teacher = None if baseline is None else baseline.output_dir
+                baseline_folder = None if baseline is None else baseline.output_dir
                 plan.teacher.to(CPU)
-                judge_student(folder, plan.teacher, plan.source, plan.settings, without_teacher, run.reporter)
+                judge_student(folder, plan.teacher, plan.source, plan.settings, baseline_folder, run.reporter)
             if plan.settings.cascade is not None and not (folder / CASCADE).exists():
-                served = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
-                build_cascade(folder, plan.source, plan.survey.non_empty_splits, plan.settings, served, run.reporter)
-            write_report(folder)  # again, with the verdict and the cascade
+                precision = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
+                build_cascade(folder, plan.source, plan.survey.non_empty_splits, plan.settings, precision, run.reporter)
+            write_report(folder)  # rewrite report and card with verdict and cascade
             write_finetuned_card(folder)
         ranks.barrier()
         names = {"verdict": VERDICT} | ({} if plan.settings.cascade is None else {"cascade": CASCADE})
@@ -178,7 +194,7 @@ def distil_task(
 
 
 def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
-    """Write what the run is, or check that the run in the folder is the same."""
+    """Write settings and hashes of a new run, or check that the run in the folder is the same."""
     accept_verdict_settings(folder, SETTINGS, plan.settings)
     reopen = partial(open_labelled, plan.task, data, plan.settings)
     init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, reopen)
@@ -189,14 +205,14 @@ def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
 
 
 def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
-    """Fine-tune the same student on the labels, for as many steps or epochs."""
+    """Fine-tune the same student on the labels only, for as many steps or epochs as the student was trained."""
     ranks = learner.run.ranks
     run = Run(folder=learner.run.folder / BASELINE_FOLDER, reporter=learner.run.reporter, ranks=ranks)
     if (run.folder / RESULTS).exists():
         return run.result()
     run.reporter.message("the same student, without the teacher")
     train, fit = _baseline_duration(learner, student)
-    plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student has reported them
+    plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student's run reports the notes
     with lock_run(run.folder) if ranks.is_main else nullcontext():
         counts = plan.survey.counts
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, counts, lambda _: plan.source))
@@ -204,9 +220,10 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
 
 
 def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
-    """Settings with as many steps as the student made, or as many epochs.
+    """Settings of the baseline's training, with as many steps or epochs as the student's (verdict.baseline).
 
-    With as many steps, dev is evaluated as often as in the student's run.
+    The two differ if the student has unlabelled texts, with which its epochs have more steps. With as many steps, dev
+    is evaluated after the same steps as in the student's run.
     """
     settings = learner.plan.settings
     train, fit = settings.train, settings.fit
@@ -217,7 +234,7 @@ def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[Tra
     else:
         if train.max_steps is not None:
             steps = train.max_steps
-        else:  # a time budget, in which each seed makes its own number of steps
+        else:  # a time budget, in which each seed trains for another number of steps: take the mean
             steps_of_seeds = [seed["steps"] for seed in student.results.get("seeds", ())]
             steps = round(fmean(learner.run.ranks.all_gather_object(steps_of_seeds)[0]))
         epochs = steps / steps_per_epoch
@@ -228,7 +245,7 @@ def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[Tra
 
 
 class BaselineLearner:
-    """Learns the labels alone, from the initial weights of the student."""
+    """Trains the student on the labels only, from its initial weights."""
 
     def __init__(self, plan: FinetunePlan, student: TeacherLearner) -> None:
         self.plan, self.student = plan, student
@@ -249,7 +266,7 @@ class BaselineLearner:
         return base
 
     def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Encode the labelled examples."""
+        """Return the task as objective, and the labelled examples as samples."""
         return label_lesson(task, self.plan)
 
 
@@ -258,18 +275,24 @@ class BaselineLearner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inputs:
-    """Samples of the student, and the teacher's outputs for them."""
+    """Samples of the student, and a source of the teacher's outputs for them."""
 
-    reading: OwnedSamples
-    labelled: list[bool]  # for each example
-    labelled_samples: int
-    encoded: EncodedSplit  # of the labelled examples
-    pairing: SampleAlignment
-    ask: AskTeacher
+    student_samples: OwnedSamples
+    is_labelled: list[bool]  # one for each example
+    labelled_samples: int  # number of samples with labels
+    encoded: EncodedSplit  # the labelled examples only
+    alignment: SampleAlignment  # the teacher's samples for each sample of the student
+    ask: AskTeacher  # returns the teacher's outputs
 
 
 class TeacherLearner:
-    """Learns the teacher's outputs beside the labels."""
+    """Trains the student on the teacher's outputs and on the labels.
+
+    Args:
+        plan: The plan of the distillation.
+        run: The run.
+        parent_dir: The folder of a search, whose students share cached outputs of the teacher; None: no search.
+    """
 
     def __init__(self, plan: DistilPlan, run: Run, parent_dir: Path | None = None) -> None:
         self.plan, self.run, self.parent_dir = plan, run, parent_dir
@@ -279,10 +302,10 @@ class TeacherLearner:
         self._student: ModelBundle | None = None
 
     def check(self) -> None:
-        """Make the student on the first rank, and check that it can learn from the teacher; nothing is written.
+        """Make the student on the first rank, and check that it can learn from the teacher. Writes nothing.
 
         Raises:
-            HeedfulError: If no loss reaches the student's head, or tokens of the two do not fit.
+            HeedfulError: If no loss trains the student's head, or a loss compares tokens that cannot be aligned.
         """
         seed, teacher = self._settings.train.seed, self.plan.teacher
         if (self.run.folder / start_name(self.student_plan.settings, seed)).exists() or not self.run.ranks.is_main:
@@ -301,21 +324,24 @@ class TeacherLearner:
             )
         plan = self.student_plan
         task, model = build_task(plan.settings, plan.source, plan.survey, student, plan.labels)
-        longest = nlargest(LONGEST_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
-        self._pair(model, *(self._read(side, [], longest)[0] for side in (task, self._teacher_task(task))))
+        longest = nlargest(CHECKED_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
+        student_samples, teacher_samples = (
+            self._encode(side, [], longest)[0] for side in (task, self._teacher_task(task))
+        )
+        self._align(model, student_samples, teacher_samples)
         self._student = student
 
     @property
     def init_varies(self) -> bool:
-        """Whether the student starts with random weights, and nothing of the teacher or another model."""
+        """Whether the initial weights depend on the seed, since none come from the teacher or another model."""
         return isinstance(self._settings.student, SizeStudent | ClassicStudent)
 
     def settings(self) -> JsonObject:
-        """The settings of the distillation without those of the verdict, which may be made again."""
+        """The settings of the distillation for results.json, without those of verdict and cascade."""
         return settings_without_verdict(self._settings)
 
     def initial_model(self, seed: int) -> ModelBundle:
-        """Load the student before training, which the run folder holds."""
+        """Load the student before training from the run folder, after saving it there if it is missing."""
         name = start_name(self.student_plan.settings, seed)
         if seed == self._settings.train.seed:
             if self._student is not None and self.run.ranks.is_main:
@@ -329,36 +355,36 @@ class TeacherLearner:
         return base
 
     def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Return an objective of all losses, over labelled and unlabelled examples."""
+        """Return the objective with all loss terms, and samples of labelled and unlabelled examples."""
         losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
         widths = model.config.model.width, self.plan.teacher.config.model.width
         if self._inputs is None:
             self._inputs = self._make_inputs(task, model)
         inputs, kind, batch_size = self._inputs, self.plan.kind, self._settings.train.batch_size
-        own_group = GROUP if batch_size % GROUP == 0 else max(2, batch_size)
-        group_size = task.group_size if task.group_size > 1 else own_group  # vectors are compared in the task's groups
-        compares_vectors = kind == "vectors" and sentence_vector_width(model) != sentence_vector_width(
-            self.plan.teacher
-        )
+        default_group = GROUP if batch_size % GROUP == 0 else max(2, batch_size)
+        group_size = task.group_size if task.group_size > 1 else default_group
+        vector_widths = sentence_vector_width(model), sentence_vector_width(self.plan.teacher)
+        # vectors of another width than the teacher's are compared by their similarities within a group
+        compares_similarities = kind == "vectors" and vector_widths[0] != vector_widths[1]
         objective = Distillation(
             base_objective=task,
             kind=kind,
             losses=losses,
-            ask_teacher=inputs.ask,
-            alignment=inputs.pairing,
+            ask_teacher=inputs.ask_teacher,
+            alignment=inputs.alignment,
             projections=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
-            vector_group_size=group_size if compares_vectors else 1,
+            vector_group_size=group_size if compares_similarities else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)
-        samples = objective.add_teacher_targets(inputs.reading.samples, inputs.reading.owners, inputs.labelled)
+        samples = objective.add_teacher_targets(inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled)
         return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:
-        """The numbers of all samples, and of those with labels."""
+        """Return the number of all samples, and of those with labels."""
         if self._inputs is None:
             plan, base = self.student_plan, self.initial_model(self._settings.train.seed)
             self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.survey, base, plan.labels))
-        return len(self._inputs.reading.samples), self._inputs.labelled_samples
+        return len(self._inputs.student_samples.samples), self._inputs.labelled_samples
 
     def _build_student(self, seed: int) -> ModelBundle:
         texts = [text for example in self._examples() for text in example.texts]
@@ -366,7 +392,7 @@ class TeacherLearner:
             self._settings.student,
             self.plan.teacher,
             texts,
-            longest=self._settings.max_length,
+            max_length=self._settings.max_length,
             seed=seed,
             log=self.run.reporter.message,
         )
@@ -375,72 +401,101 @@ class TeacherLearner:
         return [*self.plan.source.examples("train"), *self.plan.unlabelled.examples]
 
     def _make_inputs(self, task: Task, model: ModelBundle) -> _Inputs:
-        """Encode everything for student and teacher; the teacher's outputs are cached, or computed in each step."""
+        """Encode all examples for student and teacher, and prepare the teacher's outputs for them."""
         plan, settings = self.plan, self._settings
-        unlabelled: Sequence[Example] = plan.unlabelled.examples
-        if settings.augment is not None:
-            labels = plan.labels or plan.source.labels or (OUTSIDE,)
-            variants = augmented_examples(
-                settings.augment,
-                plan.task,
-                settings.teacher,
-                unlabelled or list(plan.source.examples("train")),
-                self.run.folder / AUGMENTED,
-                label=labels[0],
-                seed=settings.train.seed,
-                ranks=self.run.ranks,
-                log=self.run.reporter.message,
-            )
-            unlabelled = [*unlabelled, *variants]
+        unlabelled = self._unlabelled_examples()
         teacher_task = self._teacher_task(task)
-        (own, encoded), (taught, _) = self._read(task, unlabelled), self._read(teacher_task, unlabelled)
+        student_samples, encoded = self._encode(task, unlabelled)
+        teacher_samples, _ = self._encode(teacher_task, unlabelled)
         losses, kind = resolve_losses(settings.loss, model, plan.teacher), plan.kind
-        pairing, needs = self._pair(model, own, taught)
-        if kind == "tokens" and (unpaired := sum(not pairing.fits(number) for number in range(len(own.samples)))):
-            self.run.reporter.message(
-                f"{unpaired:,} samples have other words for the teacher, and are learned without its outputs"
-            )
+        alignment, hidden_terms = self._align(model, student_samples, teacher_samples)
+        if kind == "tokens":
+            unaligned = sum(not alignment.fits(number) for number in range(len(student_samples.samples)))
+            if unaligned:
+                self.run.reporter.message(
+                    f"{unaligned:,} samples have other words for the teacher, and are learned without its outputs"
+                )
         teacher_model = plan.teacher.to(resolve_device(settings.train.device))
         teacher = Teacher(task.for_training(teacher_model), teacher_task, kind, losses.capture_spec("teacher"))
         return _Inputs(
-            reading=own,
-            labelled=[True] * encoded.examples + [False] * len(unlabelled),
+            student_samples=student_samples,
+            is_labelled=[True] * encoded.examples + [False] * len(unlabelled),
             labelled_samples=len(encoded.samples),
             encoded=encoded,
-            pairing=pairing,
-            ask=self._outputs(teacher, taught.samples, needs),
+            alignment=alignment,
+            ask=self._outputs(teacher, teacher_samples.samples, hidden_terms),
         )
 
-    def _pair(self, model: ModelBundle, own: OwnedSamples, taught: OwnedSamples) -> tuple[SampleAlignment, list[str]]:
-        """Pair the student's samples with the teacher's, and name what is needed of the teacher's hidden layers.
+    def _unlabelled_examples(self) -> Sequence[Example]:
+        """The unlabelled examples, and augmented ones if the settings ask for them."""
+        plan, settings = self.plan, self._settings
+        if settings.augment is None:
+            return plan.unlabelled.examples
+        labels = plan.labels or plan.source.labels or (OUTSIDE,)
+        variants = augmented_examples(
+            settings.augment,
+            plan.task,
+            settings.teacher,
+            plan.unlabelled.examples or list(plan.source.examples("train")),
+            self.run.folder / AUGMENTED,
+            label=labels[0],
+            seed=settings.train.seed,
+            ranks=self.run.ranks,
+            log=self.run.reporter.message,
+        )
+        return [*plan.unlabelled.examples, *variants]
+
+    def _align(
+        self, model: ModelBundle, student_samples: OwnedSamples, teacher_samples: OwnedSamples
+    ) -> tuple[SampleAlignment, list[str]]:
+        """Align the student's samples with the teacher's, and name the loss terms on hidden layers.
 
         Raises:
-            HeedfulError: If a loss on hidden layers needs tokens that do not fit.
+            HeedfulError: If there is such a term, and the tokens of student and teacher differ.
         """
         losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
-        needs = [name for name, terms in (("states", losses.states), ("relations", losses.relations)) if terms]
-        return align_samples(own, taught, self.plan.kind, needs), needs
+        hidden_terms = [name for name, terms in (("states", losses.states), ("relations", losses.relations)) if terms]
+        return align_samples(student_samples, teacher_samples, self.plan.kind, hidden_terms), hidden_terms
 
-    def _read(
+    def _encode(
         self, task: Task, unlabelled: Sequence[Example], labelled: Sequence[Example] | None = None
     ) -> tuple[OwnedSamples, EncodedSplit]:
-        """Encode labelled and unlabelled examples; also the encoded labelled ones alone."""
+        """Encode examples by a task.
+
+        Args:
+            task: The task of student or teacher.
+            unlabelled: Unlabelled examples.
+            labelled: Labelled examples; None: those of train.
+
+        Returns:
+            All samples with their examples, labelled ones first; and the labelled examples only.
+        """
         labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
-        first, second = read_both(task, labelled_examples, unlabelled)
-        owners = [*first.example_numbers, *(first.examples + owner for owner in second.example_numbers)]
-        return OwnedSamples(samples=[*first.samples, *second.samples], owners=owners), first
+        labelled_split, unlabelled_split = encode_both(task, labelled_examples, unlabelled)
+        unlabelled_owners = (labelled_split.examples + number for number in unlabelled_split.example_numbers)
+        return (
+            OwnedSamples(
+                samples=[*labelled_split.samples, *unlabelled_split.samples],
+                owners=[*labelled_split.example_numbers, *unlabelled_owners],
+            ),
+            labelled_split,
+        )
 
     def _teacher_task(self, task: Task) -> Task:
-        """The task with the teacher's tokenizer and maximum length."""
+        """The task with the teacher's tokenizer and maximum length; with equal tokenizers, also the task's maximum."""
         tokenizer, limit = require_tokenizer(self.plan.teacher), self.plan.teacher.max_length
         if tokenizer.fingerprint == task.tokenizer.fingerprint and task.limit is not None:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)
 
-    def _outputs(self, teacher: Teacher, samples: Sequence[Sample], needs: Sequence[str]) -> AskTeacher:
-        """The teacher's outputs for the samples: from a cache on the disk, or computed when they are needed."""
+    def _outputs(self, teacher: Teacher, samples: Sequence[Sample], hidden_terms: Sequence[str]) -> AskTeacher:
+        """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.
+
+        Raises:
+            HeedfulError: If the cache holds outputs of another teacher, or the disk is too small.
+        """
         loss, cache = self._settings.loss, self._settings.teacher_cache
-        if not (loss.kd_weight or needs) or not cache.enabled:
+        if not (loss.kd_weight or hidden_terms) or not cache.enabled:
             return online_teacher(teacher, samples)
         facts = {"weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"], "tokens": _tokens_hash(samples)}
         folder = self.run.folder / OUTPUTS

@@ -1,9 +1,9 @@
-"""Search over up to six shapes of students for the fastest one that keeps enough of the teacher's quality."""
+"""Search over up to six shapes of students, for the fastest one that keeps enough of the teacher's quality."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from itertools import islice
@@ -35,14 +35,14 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.run_lock import LOCK, lock_run
 
 MAX_SHAPES = 6
-MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))
+MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))  # numbers of a shape in search.json
 SEARCH_FILE, BEST_FOLDER = "search.json", "best"
 OWN_STUDENTS = "a setting of the student was given, but a search makes its own students: leave it out"
 NO_CASCADE = (
     "a cascade was asked for, and a search tries several students: search first, then give --cascade with the student "
     "that was chosen"
 )
-FLATTERED = (
+CHOSEN_ON_TEST = (
     "chosen on test, since there is no dev split: its quality there is optimistic (data.dev_fraction makes a dev split)"
 )
 
@@ -64,20 +64,24 @@ def search(
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> RunResult:
-    """Distil students of several shapes with one seed, from the fastest on, until one keeps enough quality on dev.
+    """Distil students of several shapes, and choose the fastest one that keeps enough quality, or the best one.
 
-    Without `min_quality` all are trained, and the best one is chosen. The chosen shape is then distilled with all seeds
-    in output_dir/best and evaluated on test; "search" of its results has all shapes. A search resumes, even
-    with other limits.
+    Shapes are timed without training first. Then they are distilled with one seed, the fastest first, until one keeps
+    `min_quality` on dev; without `min_quality` all are distilled, and the best one is chosen. The chosen shape is
+    distilled again in output_dir/best with all seeds, and evaluated on test. A search can be resumed, with other limits
+    too.
 
     Args:
-        teacher: As in `distil`; so are the arguments without a line here.
+        teacher: The teacher, as in `distil`. So are the arguments without a line here.
         data: Labelled data.
         output_dir: The folder of the search.
-        max_latency: Median milliseconds of one text. A student that is slower in every precision is not trained, and
-            one that is slower once it is trained is not chosen.
-        min_quality: Share of the teacher's quality, 0 to 1.
+        max_latency: Greatest median latency of one text, in milliseconds. A shape that is slower in every precision is
+            not distilled; a student that is slower after distillation is not chosen. None: no limit.
+        min_quality: Least share of the teacher's quality, 0 to 1; None: choose the best student.
         shapes: Students as `distil` takes them; (): `default_shapes`.
+
+    Returns:
+        The result of the final run; "search" of its results describes all shapes.
 
     Raises:
         HeedfulError: If no student meets the limits, or a setting of the student is given.
@@ -103,67 +107,91 @@ def search(
         raise SettingError(f"{len(names)} shapes were given; a search tries 1 to {MAX_SHAPES}")
 
     def distil_shape(student: str, subfolder: str, values: Mapping[str, object]) -> RunResult:
-        own = overrides.with_values({"student": parse_student(student), **values})
+        shape_overrides = overrides.with_values({"student": parse_student(student), **values})
         return distil_task(
-            load(teacher), own, data, folder / subfolder, on_bad_row,
+            load(teacher), shape_overrides, data, folder / subfolder, on_bad_row,
             reporter=reporter, ranks=ranks, parent_dir=folder,
         )  # fmt: skip
 
     plan: DistilPlan | None = None
-    if (
-        ranks.is_main and not (folder / SEARCH_FILE).exists()
-    ):  # errors in the data are raised before anything is written
+    if ranks.is_main and not (folder / SEARCH_FILE).exists():  # errors in the data come before anything is written
         plan = plan_distil(model, overrides, data, on_bad_row=on_bad_row, exclude=folder)
     with lock_run(folder) if ranks.is_main else nullcontext():
-        state = ranks.all_gather_object(_begin(folder, {"teacher": str(teacher), "shapes": names}))[0]
+        state = ranks.all_gather_object(_read_state(folder, {"teacher": str(teacher), "shapes": names}))[0]
         state |= {"max_latency": max_latency, "min_quality": min_quality}
         if plan is not None and "tried" not in state:
             state["tried"] = _time_shapes(plan, names, reporter)
             write_file(folder / SEARCH_FILE, state)
-        state = ranks.all_gather_object(state)[0]  # with the times of the first rank
-        quick = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
-        seen: list[JsonObject] = []
-        while (shape := next_shape(state["tried"], seen, max_latency, min_quality)) is not None:
-            seen.append(shape)
-            if "quality" not in shape:
-                reporter.message(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
-            done = distil_shape(shape["name"], shape["folder"], quick)  # a finished one is not trained again
-            if done.status == "interrupted":
-                return done
-            verdict = ranks.all_gather_object(done.results.get("verdict"))[0]
-            assert verdict is not None, "the main rank has results"
-            student = verdict["models"]["student"]  # the trained weights decide in which precision it can be served
-            shape |= {"quality": student["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
-            shape |= {name: student[name] for name in MEASURED}
-            state |= {"metric": verdict["metric"], "split": verdict["split"]}
-            if ranks.is_main:
-                write_file(folder / SEARCH_FILE, state)
+        state = ranks.all_gather_object(state)[0]  # all ranks use the times of the first one
+        interrupted = _try_shapes(state, distil_shape, folder, reporter, ranks)
+        if interrupted is not None:
+            return interrupted
         best = choose_student(state["tried"], max_latency, min_quality)
         if best is None:
             raise HeedfulError(no_student_message(state["tried"], max_latency, min_quality))
-        reporter.message(f"{best['name']} is taken" + ("" if state["split"] == "dev" else f", {FLATTERED}"))
+        reporter.message(f"{best['name']} is taken" + ("" if state["split"] == "dev" else f", {CHOSEN_ON_TEST}"))
         if ranks.is_main:
             _swap_best(folder, state.get("taken"), best["name"])
             state["taken"] = best["name"]
             write_file(folder / SEARCH_FILE, state)
         ranks.barrier()
-        done = distil_shape(best["name"], BEST_FOLDER, {})
-        if done.status == "completed" and ranks.is_main:
+        result = distil_shape(best["name"], BEST_FOLDER, {})
+        if result.status == "completed" and ranks.is_main:
             make_folder(folder / "plots")
-            trained = [shape for shape in state["tried"] if "quality" in shape]
-            chosen_on = read_run_json(folder / best["folder"] / VERDICT)
-            save_plot(folder / "plots" / "frontier.png", plot_verdict(chosen_on, trained))
-            done = replace(done, results=done.results | {"search": state})
-        return done
+            distilled = [shape for shape in state["tried"] if "quality" in shape]
+            verdict_of_choice = read_run_json(folder / best["folder"] / VERDICT)
+            save_plot(folder / "plots" / "frontier.png", plot_verdict(verdict_of_choice, distilled))
+            result = replace(result, results=result.results | {"search": state})
+        return result
+
+
+def _try_shapes(
+    state: JsonObject,
+    distil_shape: Callable[[str, str, Mapping[str, object]], RunResult],
+    folder: Path,
+    reporter: Reporter,
+    ranks: Ranks,
+) -> RunResult | None:
+    """Distil one shape after the other until the search is over, and add its measurements to the state.
+
+    Args:
+        state: The content of search.json, which is changed.
+        distil_shape: Distils a student, by its name, subfolder and further settings; returns at once if it is finished.
+        folder: The folder of the search.
+        reporter: Receives progress.
+        ranks: The processes that train together.
+
+    Returns:
+        The result of a run that was interrupted, else None.
+    """
+    single_seed = {"seeds": 1, "verdict.baseline": "none", "verdict.split": "dev"}
+    seen: list[JsonObject] = []
+    while (shape := next_shape(state["tried"], seen, state["max_latency"], state["min_quality"])) is not None:
+        seen.append(shape)
+        if "quality" not in shape:
+            reporter.message(f"trying {shape['name']}, which may answer one text in {shape['p50']:.2f} ms")
+        result = distil_shape(shape["name"], shape["folder"], single_seed)
+        if result.status == "interrupted":
+            return result
+        verdict = ranks.all_gather_object(result.results.get("verdict"))[0]
+        assert verdict is not None, "the main rank has results"
+        # trained weights may need another precision than random ones, so the measurements replace earlier ones
+        student = verdict["models"]["student"]
+        shape |= {"quality": student["quality"]["mean"], "quality_ratio": verdict["quality_ratio"]}
+        shape |= {name: student[name] for name in MEASURED}
+        state |= {"metric": verdict["metric"], "split": verdict["split"]}
+        if ranks.is_main:
+            write_file(folder / SEARCH_FILE, state)
+    return None
 
 
 def fastest_precision(trials: Sequence[Measurement]) -> Precision:
-    """The fastest precision, whatever it costs in quality."""
+    """The fastest precision, however much it changes the answers."""
     return max(trials, key=lambda trial: trial.speed).precision
 
 
 def default_shapes(teacher: ModelBundle) -> list[str]:
-    """Shapes for this teacher: classic ones of its task, "tiny", and a few numbers of its layers."""
+    """Shapes to try for a teacher: classic students of its task, "tiny", and some numbers of its layers."""
     stack = single_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
     counts = sorted({count for count in (1, round(layers / 3), round(layers / 2)) if 1 <= count < layers})
@@ -172,47 +200,49 @@ def default_shapes(teacher: ModelBundle) -> list[str]:
 
 
 def next_shape(
-    tried: Sequence[JsonObject], seen: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
+    shapes: Sequence[JsonObject], seen: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
 ) -> JsonObject | None:
-    """The fastest shape to train next; None if the search is over.
+    """The fastest shape to distil next; None if the search is over.
 
-    It was not trained yet, may answer in time, and may be faster than the best one so far.
+    Shapes are left out that were seen, are slower than `max_latency`, or are slower than a student that keeps
+    `min_quality`.
 
-    >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2}, {"p50": 3}]
-    >>> next_shape(tried, tried[:1], None, 0.9), next_shape(tried, tried[:1], 1.5, 0.9)
+    >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2}, {"p50": 3}]
+    >>> next_shape(shapes, shapes[:1], None, 0.9), next_shape(shapes, shapes[:1], 1.5, 0.9)
     ({'p50': 2}, None)
-    >>> next_shape(tried, tried[:1], None, 0.7) is None
+    >>> next_shape(shapes, shapes[:1], None, 0.7) is None
     True
     """
     best = None if min_quality is None else choose_student(seen, max_latency, min_quality)
     limits = [limit for limit in (max_latency, None if best is None else best["p50"]) if limit is not None]
-    left = [shape for shape in tried if shape not in seen and all(shape["p50"] <= limit for limit in limits)]
+    left = [shape for shape in shapes if shape not in seen and all(shape["p50"] <= limit for limit in limits)]
     return min(left, key=lambda shape: float(shape["p50"]), default=None)
 
 
 def choose_student(
-    tried: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
+    shapes: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
 ) -> JsonObject | None:
-    """The fastest trained shape within the limits, or without `min_quality` the best one; None if all are outside.
+    """The fastest distilled shape within both limits; without `min_quality` the best within `max_latency`; or None.
 
-    >>> tried = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
-    >>> tried.append({"p50": 3})
-    >>> choose_student(tried, None, 0.9)["p50"], choose_student(tried, 1.5, None)["p50"]
+    >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
+    >>> shapes.append({"p50": 3})
+    >>> choose_student(shapes, None, 0.9)["p50"], choose_student(shapes, 1.5, None)["p50"]
     (2, 1)
-    >>> choose_student(tried, None, 0.99) is None
+    >>> choose_student(shapes, None, 0.99) is None
     True
     """
-    trained = [shape for shape in tried if "quality" in shape and (max_latency is None or shape["p50"] <= max_latency)]
+    distilled = [shape for shape in shapes if "quality" in shape]
+    in_time = [shape for shape in distilled if max_latency is None or shape["p50"] <= max_latency]
     if min_quality is None:
-        return max(trained, key=lambda shape: float(shape["quality"]), default=None)
-    good = [shape for shape in trained if shape["quality_ratio"] is not None and shape["quality_ratio"] >= min_quality]
+        return max(in_time, key=lambda shape: float(shape["quality"]), default=None)
+    good = [shape for shape in in_time if shape["quality_ratio"] is not None and shape["quality_ratio"] >= min_quality]
     return min(good, key=lambda shape: float(shape["p50"]), default=None)
 
 
-def no_student_message(tried: Sequence[JsonObject], max_latency: float | None, min_quality: float | None) -> str:
-    """Say which limits no student meets, and what each one reaches."""
+def no_student_message(shapes: Sequence[JsonObject], max_latency: float | None, min_quality: float | None) -> str:
+    """Say that no student meets the limits, and list latency and quality of each one."""
     lines = []
-    for shape in sorted(tried, key=lambda shape: float(shape["p50"])):
+    for shape in sorted(shapes, key=lambda shape: float(shape["p50"])):
         ratio = shape.get("quality_ratio")
         quality = "not trained" if ratio is None else f"keeps {100 * ratio:.1f} %"
         lines.append(f"  {shape['name']}: {shape['p50']:.2f} ms, {quality}")
@@ -222,7 +252,7 @@ def no_student_message(tried: Sequence[JsonObject], max_latency: float | None, m
 
 
 def _check_search_folder(folder: Path) -> None:
-    """Refuse a folder that is neither a search nor empty; hidden files do not count."""
+    """Refuse a folder that is neither a search nor empty; hidden files are ignored."""
     names = sorted(visible_names(folder) - {LOCK})
     if names and SEARCH_FILE not in names:
         more = " and more" if names[3:] else ""
@@ -232,8 +262,12 @@ def _check_search_folder(folder: Path) -> None:
         )
 
 
-def _begin(folder: Path, facts: JsonObject) -> JsonObject:
-    """The state of the search in a folder, or of a new one.
+def _read_state(folder: Path, facts: JsonObject) -> JsonObject:
+    """Return the content of search.json, or the state of a new search.
+
+    Args:
+        folder: The folder of the search.
+        facts: Teacher and shapes.
 
     Raises:
         RunError: If the search in the folder has another teacher or other shapes.
@@ -250,17 +284,29 @@ def _begin(folder: Path, facts: JsonObject) -> JsonObject:
     return state
 
 
-def _swap_best(folder: Path, before: str | None, now: str) -> None:
-    """Keep the student that a search with other limits chose under its name, and bring back the one chosen now."""
-    if before in (None, now):
+def _swap_best(folder: Path, previous: str | None, current: str) -> None:
+    """Rename the run of the shape that was chosen with other limits, and bring back an earlier run of the chosen one.
+
+    Args:
+        folder: The folder of the search.
+        previous: The shape whose run is in `best`; None: no shape was chosen before.
+        current: The shape that is chosen now.
+    """
+    if previous in (None, current):
         return
-    for old, new in ((BEST_FOLDER, f"{BEST_FOLDER}-{before}"), (f"{BEST_FOLDER}-{now}", BEST_FOLDER)):
-        if (folder / old).exists():
-            (folder / old).rename(folder / new)
+    for source, target in ((BEST_FOLDER, f"{BEST_FOLDER}-{previous}"), (f"{BEST_FOLDER}-{current}", BEST_FOLDER)):
+        if (folder / source).exists():
+            (folder / source).rename(folder / target)
 
 
 def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) -> list[JsonObject]:
-    """Time untrained students in the fastest precision; whether their weights allow it is known after training."""
+    """Time untrained students, each in its fastest precision.
+
+    A trained student may turn out to need another precision, so it is timed again after distillation.
+
+    Returns:
+        For each shape its name, subfolder, number of parameters, and the numbers of ServingSpeed.
+    """
     reporter.message(f"timing {len(shapes)} shapes")
     settings, head = plan.settings, plan.teacher.config.head
     examples = [*plan.source.examples("train"), *plan.unlabelled.examples]
@@ -271,15 +317,17 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
     with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
         paths, counts = {}, {}
         for number, name in enumerate(shapes):
-            settings_of_student = parse_student(name)
-            check_classic_student(plan.task, settings_of_student, settings.verdict.precision)
+            student_settings = parse_student(name)
+            check_classic_student(plan.task, student_settings, settings.verdict.precision)
             student = build_student(
-                settings_of_student, plan.teacher, texts, longest=settings.max_length, seed=1, log=lambda text: None
+                student_settings, plan.teacher, texts, max_length=settings.max_length, seed=1, log=lambda text: None
             )
             student = with_head(student, head.kind, labels=labels, problem_type=problem_type)
-            if isinstance(head, Classes) and isinstance(own := student.config.head, Classes):  # a reranker's stays one
-                own = replace(own, score_activation=head.score_activation)
-                student.config = replace(student.config, head=own)
+            student_head = student.config.head
+            if isinstance(head, Classes) and isinstance(student_head, Classes):
+                # a reranker is served by the activation of its scores
+                student_head = replace(student_head, score_activation=head.score_activation)
+                student.config = replace(student.config, head=student_head)
             path = Path(scratch) / str(number)
             save(student, path)
             paths[name], counts[name] = str(path), student.count()

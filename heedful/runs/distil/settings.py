@@ -22,7 +22,8 @@ from heedful.tasks.specs import SPECS
 from heedful.toml_json import as_json
 from heedful.train.settings import FitSettings, TrainSettings
 
-BAG, WORDS, DATA, PRETRAIN = BagPooling(), WordSettings(), DataSettings(), PretrainSettings()
+DEFAULT_POOLING, DEFAULT_WORDS = BagPooling(), WordSettings()
+DEFAULT_DATA, DEFAULT_PRETRAIN = DataSettings(), PretrainSettings()
 
 # -- the student --------------------------------------------------------------------------------------------------
 
@@ -41,7 +42,8 @@ class LayersStudent:
             raise HeedfulError(f"layers is {self.layers}; expected a whole number from 1")
         if self.teacher_layers and len(self.teacher_layers) != self.layers:
             raise HeedfulError(
-                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}"
+                f"teacher_layers names {len(self.teacher_layers)} layers, but the student has {self.layers}: name as "
+                "many, or change layers"
             )
 
 
@@ -75,8 +77,8 @@ class ClassicStudent:
     """A student from before the Transformer, over the words of the texts."""
 
     kind: Literal["classic"] = "classic"
-    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
-    words: WordSettings = WORDS
+    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = DEFAULT_POOLING
+    words: WordSettings = DEFAULT_WORDS
     skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
 
 
@@ -86,31 +88,31 @@ class StaticStudent:
 
     kind: Literal["static"] = "static"
     width: int = 256  # width of the token vectors: principal components of the teacher's hidden states
-    # a of the weight a / (a + p) of a token whose share of the texts is p (Arora et al. 2017); none: all alike
+    # a in the weight a / (a + p) of a token that is a share p of all tokens (Arora et al. 2017); None: no weights
     sif_coefficient: float | None = 1e-3
     dropout: float = 0.0  # dropout of token vectors
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("width", self.width >= 1, "a whole number from 1"),
             ("sif_coefficient", self.sif_coefficient is None or 0 < self.sif_coefficient < 1, "a number from 0 to 1"),
             ("dropout", 0 <= self.dropout < 1, "a number from 0 to below 1"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
 
 
 StudentSettings = LayersStudent | SizeStudent | FolderStudent | ClassicStudent | StaticStudent
-CLASSIC: dict[str, BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling] = {
+CLASSIC_STUDENTS: dict[str, BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling] = {
     "bag": BagPooling(),
     "attention": AttentionPooling(keys="tanh"),
     "bilstm": BagPooling(over=Recurrent()),
     "structured": StructuredPooling(),
     "hierarchical": HierarchicalPooling(),
 }
-STATIC = "static"
+STATIC_STUDENT = "static"
 
-NAMED_BY_STUDENT = {  # settings that the name of a student sets, by its kind
+NAMED_BY_STUDENT = {  # kind of a student -> settings that its name on the command line decides
     "layers": ("student.kind", "student.layers"),
     "size": ("student.kind", "student.size"),
     "folder": ("student.kind", "student.model", "student.revision"),
@@ -129,24 +131,27 @@ def parse_student(name: str) -> StudentSettings:
         return LayersStudent(layers=int(match[1]))
     if name in SIZES:
         return SizeStudent(size=name)  # type: ignore[arg-type]
-    if name in CLASSIC:
-        return ClassicStudent(reader=CLASSIC[name])
-    if name == STATIC:
+    if name in CLASSIC_STUDENTS:
+        return ClassicStudent(reader=CLASSIC_STUDENTS[name])
+    if name == STATIC_STUDENT:
         return StaticStudent()
-    if re.fullmatch(r"\w+(=.*)?", name) and not Path(name).exists() and (close := _close(name)):
-        raise HeedfulError(f'"{name}" is not a student{close}')
+    if re.fullmatch(r"\w+(=.*)?", name) and not Path(name).exists() and (hint := _student_hint(name)):
+        raise HeedfulError(f'"{name}" is not a student{hint}')
     return FolderStudent(model=name)
 
 
-def _close(name: str) -> str:
-    known = [*SIZES, *CLASSIC, STATIC, "layers=3"]
+def _student_hint(name: str) -> str:
+    """The end of an error message: the most similar name, and all names."""
+    known = [*SIZES, *CLASSIC_STUDENTS, STATIC_STUDENT, "layers=3"]
     return f"{did_you_mean(name, known)}: use one of {', '.join(known)}, or the folder of a model"
 
 
-# -- what is learned ----------------------------------------------------------------------------------------------
+# -- the losses ---------------------------------------------------------------------------------------------------
 
 
-class _Weight:
+class _WeightedLoss:
+    """Base class of the settings of a loss term: checks that `weight` is positive and finite."""
+
     __slots__ = ()
 
     def __post_init__(self) -> None:
@@ -155,27 +160,27 @@ class _Weight:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatesSettings(_Weight):
-    """Hidden states of layers: 0 is what enters the first one, the number of layers what leaves the last."""
+class StatesSettings(_WeightedLoss):
+    """A loss on hidden states. State 0 is the input of the first layer, state n the output of the n-th layer."""
 
     weight: float = 1.0  # weight of the loss on hidden states
     how: Literal["mse", "cosine"] = "mse"  # distance of hidden states: squared error, or 1 - cosine
-    layers: Literal["last", "spread"] = "last"  # spread: all of the student, with evenly spread ones of the teacher
+    layers: Literal["last", "spread"] = "last"  # spread: all student layers, with evenly spaced teacher layers
     pairs: tuple[tuple[int, int], ...] = ()  # pairs of a student layer and a teacher layer, instead of layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RelationsSettings(_Weight):
-    """How tokens are related in an attention layer: "qk" is attention; "qq", "kk" and "vv" those of MiniLMv2."""
+class RelationsSettings(_WeightedLoss):
+    """A loss on how tokens relate in a layer: "qk" is attention (MiniLM); "qq", "kk" and "vv" are from MiniLMv2."""
 
     weight: float = 1.0  # weight of the loss on attention relations
     # vectors whose scaled products are compared: queries, keys, values
     of: tuple[Literal["qk", "qq", "kk", "vv"], ...] = ("qq", "kk", "vv")
-    layers: Literal["last", "spread"] = "last"  # spread: all of the student, with evenly spread ones of the teacher
+    layers: Literal["last", "spread"] = "last"  # spread: all student layers, with evenly spaced teacher layers
     layer: int | None = None  # layer of the student, from 0, instead of layers
     teacher: int | None = None  # layer of the teacher, from 0
-    heads: int | None = None  # heads into which both are regrouped; none: as many as the teacher has
-    squares: bool = False  # squared differences before the softmax, instead of KL after it
+    heads: int | None = None  # heads into which the vectors of both models are split; None: the teacher's number
+    squares: bool = False  # compare scores before the softmax by squared error, instead of KL after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,8 +189,8 @@ class LossSettings:
 
     kd_weight: float = 1.0  # weight of the loss on the teacher's outputs
     temperature: float = 2.0  # temperature of soft labels
-    # how a reranker learns the teacher's scores of a query's texts: listwise, by KL of their softmax; or margin_mse, by
-    # the squared error of their differences from the first text's score
+    # how a reranker learns the teacher's scores of the texts of a query: listwise: KL divergence of their softmax;
+    # margin_mse: squared error of their differences from the first text's score
     ranking: Literal["listwise", "margin_mse"] = "listwise"
     label_weight: float = 1.0  # weight of the loss on labels, or on masked tokens
     states: StatesSettings | None = None  # loss on hidden states; None: none
@@ -223,7 +228,7 @@ class TeacherCacheSettings:
 
     enabled: bool = True  # write the teacher's outputs to the disk once; false: run the teacher in each step
     precision: Literal["float16", "float32"] = "float16"  # number format of the teacher's outputs on the disk
-    top_k: int | None = None  # most likely tokens kept per masked token, the others as one sum; none: all
+    top_k: int | None = None  # likeliest tokens stored for each masked token, the others as one sum; None: all
 
     def __post_init__(self) -> None:
         if self.top_k is not None and self.top_k < 1:
@@ -243,26 +248,25 @@ class AugmentSettings:
     model: str = ""  # a folder, or NAME[@REVISION], with a masked head; "": the teacher's own
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("copies", self.copies >= 1, "a whole number from 1"),
             ("replace_prob", 0 < self.replace_prob < 1, "a share between 0 and 1"),
             ("top_k", self.top_k >= 1, "a whole number from 1"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerdictSettings:
-    """Settings of the student's evaluation: baseline, metric and speed. `baseline` alone adds a training run."""
+    """Settings of the comparison of student and teacher. Only `baseline` adds a training run."""
 
-    baseline: Literal["steps", "epochs", "none"] = (
-        "steps"  # train the student without the teacher too, for as many steps or epochs; the same for masked tokens
-    )
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # precision in which both are measured
-    texts: int = 64  # texts whose speed is measured
+    # also train the student without the teacher, for as many steps or epochs; for masked tokens both are equal
+    baseline: Literal["steps", "epochs", "none"] = "steps"
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # precision of student and teacher when measured
+    texts: int = 64  # number of texts for measuring speed
     split: Literal["test", "dev"] = "test"  # split on which quality is measured; the other one if it is missing
-    rounds: int | None = None  # measurements of the latency of each text; none: as many as bench makes
+    rounds: int | None = None  # latency measurements of each model; None: as many as heedful bench makes
 
     def __post_init__(self) -> None:
         for name in ("texts", "rounds"):
@@ -273,9 +277,9 @@ class VerdictSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CascadeSettings:
-    """A cascade in which the student answers where it is confident enough, and the teacher elsewhere."""
+    """A cascade: the student answers the texts for which it is confident enough, and the teacher the others."""
 
-    max_loss: float = 0.5  # percentage points of accuracy, on held-out rows, that the cascade may lose to the teacher
+    max_loss: float = 0.5  # accuracy that the cascade may lose to the teacher, on held-out rows, in percentage points
     stages: tuple[str, ...] = ()  # models between student and teacher, the fastest first: folders, or NAME[@REVISION]
 
     def __post_init__(self) -> None:
@@ -285,7 +289,7 @@ class CascadeSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistilSettings:
-    """Everything that decides what a run does."""
+    """Settings of the distillation of a task."""
 
     task: TaskSettings
     teacher: str  # a run, a model folder, or NAME[@REVISION] on the hub
@@ -299,7 +303,7 @@ class DistilSettings:
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
-    seeds: int = 3  # number of runs, with train.seed, train.seed + 1, ...; as many without the teacher
+    seeds: int = 3  # number of runs, with train.seed, train.seed + 1, ...; the baseline makes as many
     max_length: int | None = None  # maximum tokens of a sequence; None: the student's maximum
     long_inputs: Literal["stride", "truncate"] = "stride"  # longer texts: overlapping windows, or truncation
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
@@ -318,11 +322,10 @@ class MaskedDistilSettings:
     teacher: str  # a masked language model: a folder, or NAME[@REVISION] on the hub
     student: StudentSettings = LayersStudent()
     loss: LossSettings = LossSettings()
-    teacher_cache: TeacherCacheSettings = TeacherCacheSettings(
-        enabled=False
-    )  # true needs pretrain.objective.num_static_masks
+    # enabled=true needs pretrain.objective.num_static_masks
+    teacher_cache: TeacherCacheSettings = TeacherCacheSettings(enabled=False)
     verdict: VerdictSettings = VerdictSettings()
-    pretrain: PretrainSettings = PRETRAIN
+    pretrain: PretrainSettings = DEFAULT_PRETRAIN
 
     def __post_init__(self) -> None:
         objective = self.pretrain.objective
@@ -350,25 +353,21 @@ def distil_overrides(
     assignments: Sequence[str] = (),
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; `Overrides` are returned as they are."""
+    """Collect the settings of options, recipe and assignments; return `overrides` unchanged if it is an `Overrides`."""
     if isinstance(overrides, Overrides):
         return overrides
     presets: dict[str, Mapping[str, object]] = {}
     flags: dict[str, Mapping[str, object]] = {f"TEACHER {teacher}": {"teacher": teacher}}
     if student:
-        name, table = f"--student {student}", to_mapping(parse_student(student))
-        presets[name] = {"student": table}
-        named = {
-            path: value
-            for path, value in flatten_settings({"student": table})
-            if path in NAMED_BY_STUDENT[str(table["kind"])]
-        }
-        flags[name] = named
+        option, table = f"--student {student}", to_mapping(parse_student(student))
+        presets[option] = {"student": table}
+        decided_paths = NAMED_BY_STUDENT[str(table["kind"])]
+        flags[option] = {path: value for path, value in flatten_settings({"student": table}) if path in decided_paths}
     if loss:
-        presets[f"--loss {loss}"] = {"loss": to_mapping(_recipe(loss))}
+        presets[f"--loss {loss}"] = {"loss": to_mapping(_loss_preset(loss))}
     if unlabelled:
-        places = [str(file) for file in unlabelled]
-        flags[f"--unlabelled {', '.join(places)}"] = {"unlabelled": places}
+        paths = [str(path) for path in unlabelled]
+        flags[f"--unlabelled {', '.join(paths)}"] = {"unlabelled": paths}
     if cascade:
         presets["--cascade"] = {"cascade": to_mapping(CascadeSettings())}
     if max_loss is not None:
@@ -377,37 +376,47 @@ def distil_overrides(
 
 
 def check_overrides(overrides: Overrides) -> None:
-    """Refuse overrides that are wrong for a teacher of any task, before the teacher is loaded."""
-    first: HeedfulError | None = None
-    for kind in SPECS:
+    """Refuse overrides that no task accepts, before the teacher is loaded.
+
+    Raises:
+        HeedfulError: The error for the first task.
+    """
+    first_error: HeedfulError | None = None
+    for task in SPECS:
         try:
-            preview_distil_settings(overrides, kind)
+            preview_distil_settings(overrides, task)
         except HeedfulError as error:
-            first = first or error
+            first_error = first_error or error
         else:
             return
     try:
         overrides.resolve(MaskedDistilSettings(teacher="?"))
     except HeedfulError:
-        assert first is not None
-        raise first from None
+        assert first_error is not None
+        raise first_error from None
 
 
-def preview_distil_settings(overrides: Overrides, task: str = "classify", data: DataSettings = DATA) -> DistilSettings:
-    """Return the settings as far as they are known before the data are read, and refuse wrong ones."""
+def preview_distil_settings(
+    overrides: Overrides, task: str = "classify", data: DataSettings = DEFAULT_DATA
+) -> DistilSettings:
+    """Return the settings as far as they are known before the data are read.
+
+    Raises:
+        HeedfulError: If a setting is wrong.
+    """
     return resolve_distil(overrides, DistilSettings(task=SPECS[task].settings(), teacher="?", data=data))
 
 
 def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSettings:
-    """Lay overrides over the defaults of a task."""
+    """Lay overrides over the defaults of a task; refuse another task than the teacher's."""
     decided_by = f"the teacher's head decides it ({as_json(defaults.task.kind)})"
     return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
 
-def _recipe(name: str) -> LossSettings:
+def _loss_preset(name: str) -> LossSettings:
     if name not in LOSS_PRESETS:
-        close = did_you_mean(name, list(LOSS_PRESETS))
-        raise HeedfulError(f'"{name}" is not a combination of losses{close}: use one of {", ".join(LOSS_PRESETS)}')
+        hint = did_you_mean(name, list(LOSS_PRESETS))
+        raise HeedfulError(f'"{name}" is not a combination of losses{hint}: use one of {", ".join(LOSS_PRESETS)}')
     return LOSS_PRESETS[name]
 
 
@@ -421,44 +430,47 @@ def distil_settings(
     width: int,
     classic: bool,
     group_size: int = 1,
-    data: DataSettings = DATA,
+    data: DataSettings = DEFAULT_DATA,
     task_settings: TaskSettings | None = None,
 ) -> DistilSettings:
-    """Lay overrides over defaults that follow from the data.
+    """Lay overrides over defaults that depend on the data.
 
-    The defaults are those of fine-tuning with twice the epochs: a longer training suits a student, which learns from
-    the whole distribution of each text.
+    The defaults are those of fine-tuning with twice the epochs. A student learns from the teacher's distribution over
+    all labels, so it profits from longer training.
 
     Args:
         overrides: Settings given by hand.
-        task: Name of the task's specification.
+        task: Name of the task.
         examples: Number of labelled examples.
         texts: Number of examples with and without labels.
         random_init: Whether the student starts from random weights.
-        width: By which the learning rate is chosen.
+        width: Width of the model for which the default learning rate is chosen.
         classic: Whether the student is a classic model.
-        group_size: Samples that are learned together.
+        group_size: Samples whose loss is computed together, as in-batch negatives; the batch size must divide by it.
         data: Defaults of the data settings.
         task_settings: Defaults of the task; None: those of fine-tuning.
+
+    Raises:
+        HeedfulError: If a setting is wrong, or the batch size does not fit the group size.
     """
     defaults, _ = finetune_defaults(
         task, max(examples, texts), random_init=random_init, width=width, classic=classic, group_size=group_size
     )
     assert defaults.train.epochs is not None
-    settings = DistilSettings(
+    distil_defaults = DistilSettings(
         task=task_settings or defaults.task,
         teacher="?",
         data=data,
         train=defaults.train.with_duration(epochs=2 * defaults.train.epochs),
         fit=replace(defaults.fit, eval_every_epochs=1.0),
     )
-    settings = resolve_distil(overrides, settings)
+    settings = resolve_distil(overrides, distil_defaults)
     check_batch_groups(settings.train, group_size)
     return settings
 
 
 def parse_share(text: str) -> float:
-    """Parse a share of the quality, in percent or as a number.
+    """Parse a share of the teacher's quality, in percent or as a number from 0 to 1.
 
     >>> parse_share("97%"), parse_share("0.9")
     (0.97, 0.9)

@@ -1,8 +1,12 @@
-"""Static students: a table with a vector for each token of the teacher's vocabulary, whose mean is a text's vector.
+"""Static students: an embedding table over the teacher's vocabulary. A text's vector is the mean of its token vectors.
 
-The vectors are made from the teacher's hidden states. A token that the texts have gets the mean of its states in them;
-any other one its state in a text of that token alone, as in Model2Vec. Their principal components are weighted by
-a / (a + p), where p is the share of the token in the texts (smooth inverse frequency; Arora et al. 2017).
+The table is made in three steps:
+
+1. A token that occurs in the texts gets the mean of the teacher's hidden states at its occurrences. Any other token
+   gets its hidden state in a text of that token alone, as in Model2Vec.
+2. The vectors are reduced to their first principal components and scaled to a mean norm of 1.
+3. Each vector is multiplied by a / (a + p), where p is the token's share of all tokens in the texts (smooth inverse
+   frequency, SIF; Arora et al. 2017).
 """
 
 from __future__ import annotations
@@ -26,99 +30,116 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.tokenizer import UNLIMITED
 
-MAX_TEXTS = 20_000  # that the teacher reads for the vectors
-TOKENS = 4096  # of a batch
-LONGEST = 256  # tokens of a text that are read at once
+MAX_TEXTS = 20_000  # texts that the teacher encodes; evenly spaced ones if there are more
+BATCH_TOKENS = 4096  # tokens in a batch of the teacher
+MAX_CHUNK_TOKENS = 256  # tokens of a sequence, special tokens included; longer texts are split into chunks
 
 
 def static_student(
     teacher: ModelBundle, settings: StaticStudent, texts: Sequence[str], log: Callable[[str], None]
 ) -> ModelBundle:
-    """Make a static student, without a head, with the teacher's vocabulary.
+    """Make a static student without a head, in eval mode, with the teacher's tokenizer.
+
+    Args:
+        teacher: A model with an encoder or a decoder, but not both.
+        settings: Width of the table, SIF coefficient and dropout.
+        texts: Texts whose tokens are counted and encoded, at most MAX_TEXTS of them.
+        log: Receives a summary of the table.
 
     Raises:
-        HeedfulError: If the teacher has no encoder or decoder of its own, or is narrower than the student.
+        HeedfulError: If the teacher is an encoder-decoder or a classic model, or is narrower than the student.
     """
     tokenizer, model = require_tokenizer(teacher), teacher.config.model
     if (model.encoder is None) == (model.decoder is None):
         raise HeedfulError(
-            f"{teacher.source} ({teacher.config.family}) is no encoder, from whose hidden states the vectors of a "
-            "static student are made: take another student"
+            f"{teacher.source} ({teacher.config.family}) is not an encoder or decoder alone, whose hidden states a "
+            "static student is made from: choose another student"
         )
     if settings.width > model.width:
         raise HeedfulError(
             f"student.width is {settings.width}, but the hidden states of {teacher.source} are {model.width} wide: "
             f"give a number up to {model.width}"
         )
-    read = list(evenly_spaced(texts, len(texts), MAX_TEXTS))
-    states, counts = token_states(teacher, read)
-    rows = weighted_components(states, counts, settings.width, settings.sif_coefficient)
-    rows[_around_texts(tokenizer)] = 0.0
+    used_texts = list(evenly_spaced(texts, len(texts), MAX_TEXTS))
+    states, counts = mean_token_states(teacher, used_texts)
+    table = weighted_components(states, counts, settings.width, settings.sif_coefficient)
+    table[_special_ids(tokenizer)] = 0.0
     config = ClassicConfig(
         embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=settings.width, dropout=settings.dropout),
         reader=BagPooling(),
     )
     student = create(BundleConfig(family=FAMILY, model=config), tokenizer.limited(UNLIMITED))
-    assign(student, {"embedding.tokens.weight": rows}, "cpu")
+    assign(student, {"embedding.tokens.weight": table}, "cpu")
     log(
         f"a table of {tokenizer.size:,} token vectors, {settings.width} wide, from the teacher's hidden states: "
-        f"{int((counts > 0).sum()):,} tokens in {len(read):,} texts, the others each by itself"
+        f"{int((counts > 0).sum()):,} tokens occur in {len(used_texts):,} texts, the others are encoded alone"
     )
     student.source = f"token vectors of {teacher.source}"
     return student.eval()
 
 
 @torch.no_grad()
-def token_states(
+def mean_token_states(
     teacher: ModelBundle, texts: Sequence[str]
 ) -> tuple[Float[Tensor, "vocabulary width"], Int64[Tensor, " vocabulary"]]:
-    """Return the mean hidden state of each token, and how often the texts have it."""
-    tokenizer, device = require_tokenizer(teacher), next(teacher.parameters()).device
-    sums = torch.zeros(tokenizer.size, teacher.config.model.width)
-    counts = torch.zeros(tokenizer.size, dtype=torch.int64)
+    """Return the teacher's mean hidden state of each token, and the number of its occurrences in the texts.
 
-    def add(sequences: Sequence[Sequence[int]], counted: Tensor) -> None:
+    A token that does not occur gets its hidden state in a text of that token alone.
+    """
+    tokenizer, device = require_tokenizer(teacher), next(teacher.parameters()).device
+    state_sums = torch.zeros(tokenizer.size, teacher.config.model.width)
+
+    def add_states(sequences: Sequence[Sequence[int]], counts: Int64[Tensor, " vocabulary"]) -> None:
+        """Add the hidden states of a batch to `state_sums`, and the occurrences of its tokens to `counts`."""
         batch = Packed.of(sequences)
         states = teacher.hidden_states(batch.to(device)).float().cpu()
-        sums.index_add_(0, batch.tokens, states)
-        counted += torch.bincount(batch.tokens, minlength=tokenizer.size)
+        state_sums.index_add_(0, batch.tokens, states)
+        counts += torch.bincount(batch.tokens, minlength=tokenizer.size)
 
-    before, after = ([] if id is None else [id] for id in (tokenizer.special.bos_or_cls, tokenizer.special.eos_or_sep))
-    room = min(teacher.max_length or LONGEST, LONGEST) - len(before) - len(after)
-    parts = (ids[start : start + room].tolist() for ids in tokenizer.ids(texts) for start in range(0, len(ids), room))
-    for sequences in consecutive_batches(([*before, *part, *after] for part in parts), TOKENS):
-        add(sequences, counts)
-    counts[_around_texts(tokenizer)] = 0
-    alone = torch.zeros_like(counts)
-    unseen = ([*before, id, *after] for id in torch.nonzero(counts == 0)[:, 0].tolist())
-    for sequences in consecutive_batches(unseen, TOKENS):
-        add(sequences, alone)
-    return sums / (counts + alone).clamp(min=1)[:, None], counts
+    special = tokenizer.special
+    prefix_ids = [] if special.bos_or_cls is None else [special.bos_or_cls]
+    suffix_ids = [] if special.eos_or_sep is None else [special.eos_or_sep]
+    max_tokens = min(teacher.max_length or MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS)
+    chunk_size = max_tokens - len(prefix_ids) - len(suffix_ids)
+    chunks = (
+        ids[start : start + chunk_size].tolist()
+        for ids in tokenizer.ids(texts)
+        for start in range(0, len(ids), chunk_size)
+    )
+    text_counts = torch.zeros(tokenizer.size, dtype=torch.int64)
+    for sequences in consecutive_batches(([*prefix_ids, *chunk, *suffix_ids] for chunk in chunks), BATCH_TOKENS):
+        add_states(sequences, text_counts)
+    text_counts[_special_ids(tokenizer)] = 0
+    single_counts = torch.zeros_like(text_counts)  # occurrences in texts of a single token
+    unseen_ids = torch.nonzero(text_counts == 0)[:, 0].tolist()
+    for sequences in consecutive_batches(([*prefix_ids, id, *suffix_ids] for id in unseen_ids), BATCH_TOKENS):
+        add_states(sequences, single_counts)
+    return state_sums / (text_counts + single_counts).clamp(min=1)[:, None], text_counts
 
 
 def weighted_components(
     states: Float[Tensor, "vocabulary width"], counts: Int64[Tensor, " vocabulary"], width: int, a: float | None
 ) -> Float[Tensor, "vocabulary components"]:
-    """Return the first principal components of the states, of mean norm 1 and then weighted by a / (a + p).
+    """Return the first `width` principal components of the states, scaled to mean norm 1, times a / (a + p).
 
     Args:
-        states: Of each token.
-        counts: Of each token in the texts, from which its share p follows.
+        states: A vector for each token.
+        counts: Occurrences of each token in the texts; p is a token's share of them.
         width: Number of components.
-        a: None: all weights are 1.
+        a: SIF coefficient; None: no weights.
     """
     centred = states.double() - states.double().mean(0)
-    _, vectors = torch.linalg.eigh(centred.T @ centred)  # by ascending eigenvalues
-    rows: Tensor = centred @ vectors[:, -width:].flip(1)
-    rows /= rows.norm(dim=1).mean().clamp(min=1e-12)
+    _, eigenvectors = torch.linalg.eigh(centred.T @ centred)  # in the order of increasing eigenvalues
+    vectors: Tensor = centred @ eigenvectors[:, -width:].flip(1)
+    vectors /= vectors.norm(dim=1).mean().clamp(min=1e-12)
     if a is not None:
-        shares = counts.double() / max(1, int(counts.sum()))
-        rows *= (a / (a + shares))[:, None]
-    return rows.float()
+        p = counts.double() / max(1, int(counts.sum()))
+        vectors *= (a / (a + p))[:, None]
+    return vectors.float()
 
 
-def _around_texts(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of padding and of the tokens that begin and end a text, which are the same for all texts."""
+def _special_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the padding token and of the tokens that begin and end every text. Their vectors are 0."""
     special = tokenizer.special
     ids = (special.pad, special.bos_or_cls, special.eos_or_sep)
     return [id for id in ids if id is not None]

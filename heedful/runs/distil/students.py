@@ -1,4 +1,4 @@
-"""Students before training: some of the teacher's layers, a named size, a model folder, or a classic model."""
+"""Students before training: from layers of the teacher, a named size, a model folder, a static or a classic model."""
 
 from __future__ import annotations
 
@@ -43,37 +43,45 @@ from heedful.runs.pretrain.build import config_of_size, with_dropout
 from heedful.runs.pretrain.settings import ModelSettings, PretrainSettings
 from heedful.tasks.answering import require_tokenizer
 
-MAX_LENGTH = 512  # tokens of a student with random weights, unless the teacher reads fewer
+MAX_LENGTH = 512  # maximum tokens of a student with random weights, unless the teacher's maximum is less
 
 
 def build_student(
-    asked: StudentSettings,
+    settings: StudentSettings,
     teacher: ModelBundle,
     texts: Sequence[str],
     *,
-    longest: int | None,
+    max_length: int | None,
     seed: int,
     log: Callable[[str], None],
 ) -> ModelBundle:
-    """Make or load the student; one of the teacher's layers has the teacher's head, too.
+    """Make or load the student.
+
+    Args:
+        settings: The kind of student and its shape.
+        teacher: The teacher. A student of its layers gets its head too.
+        texts: Texts that determine the vocabulary of a classic student, or the vectors of a static one.
+        max_length: Maximum tokens of a student of a named size; None: that of the teacher, but at most MAX_LENGTH.
+        seed: Random seed of initial weights.
+        log: Receives progress messages.
 
     Raises:
-        HeedfulError: If the teacher cannot have such a student.
+        HeedfulError: If this kind of student cannot be made from the teacher.
     """
-    match asked:
+    match settings:
         case LayersStudent():
-            return student_from_layers(teacher, asked)
+            return student_from_layers(teacher, settings)
         case SizeStudent():
-            return student_of_size(teacher, asked, longest, seed)
+            return student_of_size(teacher, settings, max_length, seed)
         case FolderStudent(model=model, revision=revision):
             return load(model, revision=revision or None)
         case StaticStudent():
-            return static_student(teacher, asked, texts, log)
+            return static_student(teacher, settings, texts, log)
         case ClassicStudent(reader=reader, words=words, skipgram_steps=steps):
-            settings = ClassicInit(reader=reader, words=words, skipgram_steps=steps)
+            init = ClassicInit(reader=reader, words=words, skipgram_steps=steps)
             try:
-                return classic_model(settings, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
-            except HeedfulError as error:  # it names settings of fine-tuning
+                return classic_model(init, list(evenly_spaced(texts, len(texts))), seed, log, all_texts=texts)
+            except HeedfulError as error:  # its message names settings of fine-tuning, such as init.words
                 message = str(error).replace("init.", "student.")
                 raise HeedfulError(message) from None
 
@@ -86,10 +94,10 @@ def single_stack(config: ModelConfig) -> StackConfig | None:
 
 
 def require_single_stack(model: ModelBundle) -> StackConfig:
-    """Return the stack of a model.
+    """Return the only stack of Transformer layers of a model.
 
     Raises:
-        HeedfulError: If it does not have exactly one.
+        HeedfulError: If the model has an encoder and a decoder, or no stack.
     """
     stack = single_stack(model.config.model)
     if stack is None:
@@ -101,11 +109,11 @@ def require_single_stack(model: ModelBundle) -> StackConfig:
     return stack
 
 
-# -- some of the teacher's layers ---------------------------------------------------------------------------------
+# -- students from layers of the teacher --------------------------------------------------------------------------
 
 
 def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
-    """Evenly spaced layers, the first and the last among them.
+    """Evenly spaced layer numbers from the first to the last layer; only the first if `count` is 1.
 
     >>> evenly_spread(12, 6), evenly_spread(6, 3), evenly_spread(4, 1)
     ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
@@ -113,174 +121,208 @@ def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
     return tuple(floor(n * (layers - 1) / max(1, count - 1) + 0.5) for n in range(count))
 
 
-def _near(stack: StackConfig, layer: int) -> bool:
-    """Whether a layer has local attention, which its number decides."""
+def _is_local(stack: StackConfig, layer: int) -> bool:
+    """Whether a layer of this number has local attention."""
     return stack.window_of(layer) is not None
 
 
-def _fitting(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
-    """The layers nearest to `wanted` whose attention is as local as that of the position which they take."""
+def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The increasing layers nearest to `wanted` that match their positions in the student.
+
+    A layer matches if it has local attention where the student's layer of that position has it, and global attention
+    elsewhere: the student has the teacher's pattern of local and global layers.
+    """
     period = (stack.global_every or 1) if stack.window is not None else 1
-    uneven = stack.global_layers is not None
-    room = 0 if uneven else (stack.layers - len(wanted)) // period * period  # by how far all may move up, as they are
+    is_irregular = stack.global_layers is not None
+    # chosen layers are at most this far above their positions: then those after them still have layers that match
+    max_shift = 0 if is_irregular else (stack.layers - len(wanted)) // period * period
     chosen: list[int] = []
-    for place, layer in enumerate(wanted):
+    for position, layer in enumerate(wanted):
         first = chosen[-1] + 1 if chosen else 0
-        alike = [
-            candidate for candidate in range(first, place + room + 1) if _near(stack, candidate) == _near(stack, place)
+        candidates = [
+            candidate
+            for candidate in range(first, position + max_shift + 1)
+            if _is_local(stack, candidate) == _is_local(stack, position)
         ]
-        chosen.append(min(alike, key=lambda candidate: (abs(candidate - layer), candidate)))
+        chosen.append(min(candidates, key=lambda candidate: (abs(candidate - layer), candidate)))
     return tuple(chosen)
 
 
 def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelBundle:
-    """Copy layers of the teacher into a student, of another family if one is named.
+    """Copy layers of the teacher, its embedding and its head into a student.
+
+    If the settings name another family, the student gets that family's config, and no head but a masked-LM head.
 
     Raises:
-        HeedfulError: If there are no such layers, or they cannot be in this order or family.
+        HeedfulError: If the teacher lacks a layer, or the layers cannot be in this order or family.
     """
     model, stack = teacher.config.model, require_single_stack(teacher)
-    if settings.layers > stack.layers:
-        raise HeedfulError(
-            f"layers is {settings.layers}, but {teacher.source} has {stack.layers}: give a number from 1 to "
-            f"{stack.layers}"
-        )
-    layers = settings.teacher_layers or _fitting(stack, evenly_spread(stack.layers, settings.layers))
-    if wrong := [number for number in layers if not 0 <= number < stack.layers]:
-        raise HeedfulError(f"teacher_layers names the layers {wrong}, but {teacher.source} has {stack.layers}, from 0")
-    if strangers := [(taken, n) for n, taken in enumerate(layers) if _near(stack, n) != _near(stack, taken)]:
-        raise HeedfulError(
-            "teacher_layers puts layer {} in the place of layer {}, but one has local attention and the other global: "
-            "name layers of one kind, or leave teacher_layers out".format(*strangers[0])
-        )
-    shared = stack.blocks is not None and stack.blocks < stack.layers
-    blocks = list(layers) if not shared else list(range(min(stack.blocks or 1, len(layers))))
-    part = "encoder" if model.encoder is not None else "decoder"
-    small = replace(stack, layers=len(layers), blocks=len(blocks) if shared else None)
-    small_model = replace(model, encoder=small) if part == "encoder" else replace(model, decoder=small)
-    config = BundleConfig(family=teacher.config.family, model=small_model, head=teacher.config.head)
+    layers = _choose_layers(settings, stack, teacher.source)
+    shares_weights = stack.blocks is not None and stack.blocks < stack.layers
+    blocks = list(layers) if not shares_weights else list(range(min(stack.blocks or 1, len(layers))))
+    stack_name = "encoder" if model.encoder is not None else "decoder"
+    student_stack = replace(stack, layers=len(layers), blocks=len(blocks) if shares_weights else None)
+    if stack_name == "encoder":
+        student_model = replace(model, encoder=student_stack)
+    else:
+        student_model = replace(model, decoder=student_stack)
+    config = BundleConfig(family=teacher.config.family, model=student_model, head=teacher.config.head)
     if settings.family not in ("", config.family):
         config = _in_family(settings.family, config)
     with skip_init():
         student = ModelBundle(config, teacher.tokenizer, teacher.source)
-    tensors_of_teacher = teacher.named_tensors()
-    if config.head is None and isinstance(teacher.config.head, MaskedTokens):  # of another family, whose head is alike
-        assign(student, _tensors(student, tensors_of_teacher, part, blocks, stack), "cpu")
+    teacher_tensors = teacher.named_tensors()
+    if config.head is None and isinstance(teacher.config.head, MaskedTokens):
+        # another family, whose masked-LM head has the same tensors: make it here, so that they are copied too
+        assign(student, _copied_tensors(student, teacher_tensors, stack_name, blocks, stack), "cpu")
         student = with_head(student, "masked_lm")
-    tensors = _tensors(student, tensors_of_teacher, part, blocks, stack)
+    tensors = _copied_tensors(student, teacher_tensors, stack_name, blocks, stack)
     if config.model.embedding.types == 0 < model.embedding.types and "embedding.positions.weight" in tensors:
-        tensors["embedding.positions.weight"] += tensors_of_teacher["embedding.types.weight"].detach()[0]
+        # a family without token types: the vector of type 0 is part of each position's vector
+        tensors["embedding.positions.weight"] += teacher_tensors["embedding.types.weight"].detach()[0]
     assign(student, tensors, "cpu")
     student.thresholds, student.text_suffix = dict(teacher.thresholds), teacher.text_suffix
     student.source = f"layers {' '.join(map(str, layers))} of {teacher.source}"
     return student.eval()
 
 
-def _tensors(
-    student: ModelBundle, tensors: dict[str, Tensor], part: str, blocks: Sequence[int], stack: StackConfig
+def _choose_layers(settings: LayersStudent, stack: StackConfig, teacher_name: str) -> tuple[int, ...]:
+    """The layers of the teacher to copy: those that the settings name, else evenly spaced ones.
+
+    Raises:
+        HeedfulError: If the teacher lacks a layer, or a layer with local attention would become a global one.
+    """
+    if settings.layers > stack.layers:
+        raise HeedfulError(
+            f"layers is {settings.layers}, but {teacher_name} has {stack.layers}: give a number from 1 to "
+            f"{stack.layers}"
+        )
+    layers = settings.teacher_layers or _matching_layers(stack, evenly_spread(stack.layers, settings.layers))
+    if wrong := [layer for layer in layers if not 0 <= layer < stack.layers]:
+        raise HeedfulError(
+            f"teacher_layers names the layers {wrong}, but {teacher_name} has {stack.layers}, from 0: name layers from "
+            f"0 to {stack.layers - 1}"
+        )
+    for position, layer in enumerate(layers):
+        if _is_local(stack, position) != _is_local(stack, layer):
+            raise HeedfulError(
+                f"teacher_layers puts layer {layer} in the place of layer {position}, but one has local attention and "
+                "the other global: name layers of one kind, or leave teacher_layers out"
+            )
+    return layers
+
+
+def _copied_tensors(
+    student: ModelBundle, teacher_tensors: dict[str, Tensor], stack_name: str, blocks: Sequence[int], stack: StackConfig
 ) -> dict[str, Tensor]:
     """Copies of the teacher's tensors under their names in the student.
 
     Raises:
         ModelError: If a layer cannot be in the position of another one.
     """
-    names = {name: _teacher_name(name, part, blocks, stack) for name in student.named_tensors()}
-    copied = {name for name in tensors if any(name.startswith(f"{part}.blocks.{block}.") for block in blocks)}
-    wanted = {name for name in names.values() if name.startswith(f"{part}.blocks.")}
-    if different := sorted(copied ^ wanted):
+    teacher_names = {name: _teacher_name(name, stack_name, blocks, stack) for name in student.named_tensors()}
+    prefixes = tuple(f"{stack_name}.blocks.{block}." for block in blocks)
+    available = {name for name in teacher_tensors if name.startswith(prefixes)}
+    wanted = {name for name in teacher_names.values() if name.startswith(f"{stack_name}.blocks.")}
+    if different := sorted(available ^ wanted):
         raise ModelError(
             f"the layers {' '.join(map(str, blocks))} cannot be in this order: {different[0]} would be missing "
             "or lost, since this teacher's first layer has another form: name it first and only there"
         )
-    return {name: tensors[teacher_name].detach().clone() for name, teacher_name in names.items()}
+    return {name: teacher_tensors[teacher_name].detach().clone() for name, teacher_name in teacher_names.items()}
 
 
-def _teacher_name(name: str, part: str, blocks: Sequence[int], stack: StackConfig) -> str:
-    """The name in the teacher of a tensor of the student."""
-    lists = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
+def _teacher_name(name: str, stack_name: str, blocks: Sequence[int], stack: StackConfig) -> str:
+    """The name in the teacher of a tensor of the student; `blocks` are the copied blocks of the teacher."""
+    lists_of_layers = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
     components = name.split(".")
-    if components[0] == part and components[1] in lists:
+    if components[0] == stack_name and components[1] in lists_of_layers:
         components[2] = str(blocks[int(components[2])])
     return ".".join(components)
 
 
 def _in_family(family: str, config: BundleConfig) -> BundleConfig:
-    """The config in another family, with its dropout, and without token types if it has none.
+    """The config of a model in another family, without a head, with the dropout of `family`.
+
+    Token types are left out if the family has none and positions are learned: `student_from_layers` adds the vector of
+    type 0 to the positions.
 
     Raises:
-        HeedfulError: If the family computes the layers in another way.
+        HeedfulError: If the family is unknown, or computes the layers in another way.
     """
     if family not in FAMILIES:
         raise HeedfulError(f'"{family}" is no family{did_you_mean(family, list(FAMILIES))}: {", ".join(FAMILIES)}')
     wanted = config.model
-    if _parts(family) == (wanted.encoder is None, wanted.decoder is None):
-        own = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
-        if own.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
+    if _lacks_stacks(family) == (wanted.encoder is None, wanted.decoder is None):
+        converted = read_config(dict(FAMILIES[family].write(wanted)) | {"model_type": family}, family).model
+        if converted.embedding.types == 0 and isinstance(wanted.embedding.positions, Learned):
             wanted = replace(wanted, embedding=replace(wanted.embedding, types=0))
-        if with_dropout(own, wanted) == wanted:
-            return BundleConfig(family=family, model=own)
+        if with_dropout(converted, wanted) == wanted:
+            return BundleConfig(family=family, model=converted)
     raise HeedfulError(
         f"the teacher's layers are computed in another way than {family} does: leave student.family out, or take a "
         "student of a size, which begins with fresh weights"
     )
 
 
-def _parts(family: str) -> tuple[bool, bool] | None:
+def _lacks_stacks(family: str) -> tuple[bool, bool] | None:
     """Whether a family lacks an encoder, and a decoder, by its first published size; None if it has no sizes."""
     sizes = FAMILIES[family].sizes
     if not sizes:
         return None
-    usual = read_config(dict(next(iter(sizes.values()))) | {"model_type": family}, family).model
-    return usual.encoder is None, usual.decoder is None
+    model = read_config(dict(next(iter(sizes.values()))) | {"model_type": family}, family).model
+    return model.encoder is None, model.decoder is None
 
 
-# -- a size -------------------------------------------------------------------------------------------------------
+# -- students of a named size -------------------------------------------------------------------------------------
 
 
-def student_of_size(teacher: ModelBundle, asked: SizeStudent, longest: int | None, seed: int) -> ModelBundle:
-    """Make a student with random weights and the teacher's vocabulary."""
+def student_of_size(teacher: ModelBundle, settings: SizeStudent, max_length: int | None, seed: int) -> ModelBundle:
+    """Make a student with random weights and the teacher's vocabulary, without a head.
+
+    Raises:
+        HeedfulError: If the settings name a family without published sizes.
+    """
     tokenizer = require_tokenizer(teacher)
-    longest = longest or min(teacher.max_length or MAX_LENGTH, MAX_LENGTH)
-    settings = PretrainSettings(
-        model=ModelSettings(size=asked.size, layers=asked.layers, width=asked.width, heads=asked.heads),
-        max_seq_length=longest,
+    max_length = max_length or min(teacher.max_length or MAX_LENGTH, MAX_LENGTH)
+    shape = PretrainSettings(
+        model=ModelSettings(size=settings.size, layers=settings.layers, width=settings.width, heads=settings.heads),
+        max_seq_length=max_length,
     )
-    family = asked.family or _like(teacher.config)
+    family = settings.family or _default_family(teacher.config)
     if family not in FAMILIES or not FAMILIES[family].sizes:
-        known = [name for name, of_name in FAMILIES.items() if of_name.sizes]
-        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
-    student = create(config_of_size(family, settings, tokenizer), tokenizer.limited(longest), seed=seed)
-    student.source = f"a fresh model of size {asked.size}"
+        families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
+        hint = did_you_mean(family, families_with_sizes)
+        raise HeedfulError(f'"{family}" is no family{hint}: {", ".join(families_with_sizes)}')
+    student = create(config_of_size(family, shape, tokenizer), tokenizer.limited(max_length), seed=seed)
+    student.source = f"a fresh model of size {settings.size}"
     return student.eval()
 
 
-def _like(config: BundleConfig) -> str:
-    """The teacher's family if its sizes have the same parts, else the usual family."""
-    if _parts(config.family) == (config.model.encoder is None, config.model.decoder is None):
+def _default_family(config: BundleConfig) -> str:
+    """The teacher's family if its published sizes have the same stacks as the teacher, else the default for MLM."""
+    if _lacks_stacks(config.family) == (config.model.encoder is None, config.model.decoder is None):
         return config.family
     return DEFAULT_FAMILIES["mlm"]
 
 
-# -- what it learns of the teacher --------------------------------------------------------------------------------
+# -- the losses ---------------------------------------------------------------------------------------------------
 
 
 def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> DistillationLosses:
     """Resolve loss settings to the layers and heads of a student and a teacher.
 
     Raises:
-        HeedfulError: If they have no such layers, or their relations cannot be compared.
+        HeedfulError: If one of them lacks a layer, or their relations cannot be compared.
     """
     states: list[HiddenStateLoss] = []
     relations: tuple[RelationLoss, ...] = ()
     if settings.states is not None or settings.relations is not None:
-        stacks = (
-            require_single_stack(student),
-            require_single_stack(teacher),
-        )
+        stacks = require_single_stack(student), require_single_stack(teacher)
         if settings.states is not None:
-            states.append(_states(settings.states, *stacks))
+            states.append(_state_loss(settings.states, *stacks))
         if settings.relations is not None:
-            relations = _relations(settings.relations, *stacks)
+            relations = _relation_losses(settings.relations, *stacks)
     return DistillationLosses(
         kd=settings.kd_weight,
         temperature=settings.temperature,
@@ -292,76 +334,74 @@ def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelB
 
 
 def head_untrained(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> bool:
-    """Whether the student's head has random weights and no loss reaches it."""
-    learns = (
-        settings.kd_weight
-        or settings.label_weight
-        or teacher.head is None
-        or not any(True for _ in teacher.head.parameters())
-    )
-    return not learns and student.config.head != teacher.config.head
+    """Whether the student's head has random weights and no loss trains it."""
+    has_output_loss = bool(settings.kd_weight or settings.label_weight)
+    has_no_weights = teacher.head is None or not any(True for _ in teacher.head.parameters())
+    return not has_output_loss and not has_no_weights and student.config.head != teacher.config.head
 
 
-def _states(settings: StatesSettings, student: StackConfig, teacher: StackConfig) -> HiddenStateLoss:
+def _state_loss(settings: StatesSettings, student: StackConfig, teacher: StackConfig) -> HiddenStateLoss:
+    """Resolve the loss on hidden states to pairs of a student layer and a teacher layer."""
     pairs = settings.pairs or ((student.layers, teacher.layers),)
     if not settings.pairs and settings.layers == "spread":
         pairs = tuple((n, floor(n * teacher.layers / student.layers + 0.5)) for n in range(student.layers + 1))
-    for layer, taught in pairs:
-        if not (0 <= layer <= student.layers and 0 <= taught <= teacher.layers):
+    for student_layer, teacher_layer in pairs:
+        if not (0 <= student_layer <= student.layers and 0 <= teacher_layer <= teacher.layers):
             raise HeedfulError(
-                f"states.pairs has ({layer}, {taught}), but the student has {student.layers} layers and the teacher "
-                f"{teacher.layers}: give numbers from 0, what enters the first, to these"
+                f"states.pairs has ({student_layer}, {teacher_layer}), but the student has {student.layers} layers and "
+                f"the teacher {teacher.layers}: give numbers from 0, the input of the first layer, to these"
             )
-    if settings.how == "cosine" or settings.how == "mse":
-        return HiddenStateLoss(weight=settings.weight, how=settings.how, pairs=tuple(pairs))
-    raise AssertionError(settings.how)
+    return HiddenStateLoss(weight=settings.weight, how=settings.how, pairs=tuple(pairs))
 
 
-def _relations(settings: RelationsSettings, student: StackConfig, teacher: StackConfig) -> tuple[RelationLoss, ...]:
-    """One relation term, or one per layer of the student, which then share the weight."""
+def _relation_losses(
+    settings: RelationsSettings, student: StackConfig, teacher: StackConfig
+) -> tuple[RelationLoss, ...]:
+    """Resolve the loss on relations to one term, or to one for each student layer, which share the weight."""
     heads = settings.heads or teacher.heads
     if settings.layers == "spread" and settings.layer is None and settings.teacher is None:
-        pairs = [(n - 1, floor(n * teacher.layers / student.layers + 0.5) - 1) for n in range(1, student.layers + 1)]
-        pairs = [(layer, max(0, taught)) for layer, taught in pairs]
-    else:
         pairs = [
-            (
-                student.layers - 1 if settings.layer is None else settings.layer,
-                teacher.layers - 1 if settings.teacher is None else settings.teacher,
-            )
+            (n - 1, max(0, floor(n * teacher.layers / student.layers + 0.5) - 1)) for n in range(1, student.layers + 1)
         ]
-    for who, numbers, stack in (
+    else:
+        student_layer = student.layers - 1 if settings.layer is None else settings.layer
+        teacher_layer = teacher.layers - 1 if settings.teacher is None else settings.teacher
+        pairs = [(student_layer, teacher_layer)]
+    for role, layers, stack in (
         ("student", [layer for layer, _ in pairs], student),
         ("teacher", [layer for _, layer in pairs], teacher),
     ):
-        if wrong := [number for number in numbers if not 0 <= number < stack.layers]:
-            raise HeedfulError(f"relations: layer {wrong[0]} of the {who} was named, but it has {stack.layers}, from 0")
+        if wrong := [layer for layer in layers if not 0 <= layer < stack.layers]:
+            raise HeedfulError(
+                f"relations: layer {wrong[0]} of the {role} was named, but it has {stack.layers}, from 0: name a layer "
+                f"from 0 to {stack.layers - 1}"
+            )
         if stack.heads * stack.head_width % heads:
             raise HeedfulError(
-                f"relations: the {who}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be split "
+                f"relations: the {role}'s {stack.heads * stack.head_width} numbers of queries and keys cannot be split "
                 f"into {heads} heads: set loss.relations.heads to a number that divides both"
             )
-        plain = stack.relation is None and not stack.causal and stack.window is None
-        if "qk" in settings.of and not plain:
+        is_plain_attention = stack.relation is None and not stack.causal and stack.window is None
+        if "qk" in settings.of and not is_plain_attention:
             raise HeedfulError(
-                f'relations: "qk" is attention where nothing is added to the scores and all tokens see each other, and '
-                f"that is not so in the {who}: use qq, kk and vv"
+                'relations: "qk" is for attention without relative positions, causal mask and window, but the '
+                f"{role} has one of them: use qq, kk and vv"
             )
-    share = settings.weight / len(pairs)
+    weight = settings.weight / len(pairs)
     return tuple(
-        RelationLoss(weight=share, of=tuple(settings.of), pair=pair, heads=heads, squares=settings.squares)
+        RelationLoss(weight=weight, of=tuple(settings.of), pair=pair, heads=heads, squares=settings.squares)
         for pair in pairs
     )
 
 
 def sentence_vector_width(loaded: ModelBundle) -> int:
-    """The width of a text's vector: the poolings of an embedding head are concatenated."""
+    """The width of a sentence vector; an embedding head concatenates the vectors of its poolings."""
     head, model = loaded.config.head, loaded.config.model
     return head.width(model) if isinstance(head, SentenceEmbedding) else model.width
 
 
 def width_for_lr(settings: StudentSettings, teacher: ModelBundle) -> int:
-    """The width by which the default learning rate is chosen: of the student's folder, or of the teacher."""
+    """The width by which the default learning rate is chosen: that of a student in a folder, else the teacher's."""
     if isinstance(settings, FolderStudent):
         return config_of(settings.model, revision=settings.revision or None).model.width
     return teacher.config.model.width

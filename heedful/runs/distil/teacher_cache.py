@@ -1,4 +1,4 @@
-"""A cache of a teacher's outputs on the disk, made once in parts, so that an interrupted run resumes it."""
+"""A cache of a teacher's outputs on the disk. It is filled in parts, so that an interrupted run resumes filling it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from heedful.objectives.distillation.teacher import Teacher, TeacherOutputs
 from heedful.train.output_cache import CachedOutputs, Outputs, part_bytes
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-ABOUT, TOKENS = "about.json", 4096  # tokens of a batch of the teacher
-EVERY = 30.0  # seconds between two reports of progress
+FACTS_FILE = "about.json"  # facts that the outputs depend on
+BATCH_TOKENS = 4096  # tokens in a batch of the teacher
+REPORT_SECONDS = 30.0  # seconds between two progress messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +31,14 @@ class CacheFormat:
     """The number format of cached outputs."""
 
     half: bool = True  # float16 instead of float32
-    top: int | None = None  # likeliest classes kept of each target; None: all
-    temperature: float = 1.0  # of the probabilities of these
+    top: int | None = None  # likeliest classes stored for each target, the others as one sum; None: all
+    temperature: float = 1.0  # temperature of the stored probabilities; has no effect without `top`
 
 
 def online_teacher(
     teacher: Teacher, samples: Sequence[Sample]
 ) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
-    """Return a function that computes the teacher's outputs for numbers of samples when they are needed."""
+    """Return a function from sample numbers and keys to the teacher's outputs, computed at each call."""
     return lambda numbers, keys: teacher.outputs([samples[number] for number in numbers], keys)
 
 
@@ -52,70 +53,85 @@ def cache_teacher_outputs(
     ranks: Ranks = SINGLE_PROCESS,
     log: Callable[[str], None] = lambda text: None,
 ) -> CachedOutputs:
-    """Fill a cache with the teacher's outputs; the first rank computes the parts that are missing.
+    """Fill a cache with the teacher's outputs. The first rank computes the missing parts, the others wait.
 
     Args:
-        folder: Of the cache.
+        folder: The folder of the cache.
         teacher: Computes outputs.
-        samples: Its inputs.
-        cache_format: Number format.
-        facts: What the outputs depend on.
-        mask_keys: For samples with masked tokens, a list of keys per version of the masks; (): none.
+        samples: The teacher's inputs.
+        cache_format: Number format of the outputs.
+        facts: JSON values that the outputs depend on, such as a digest of the weights.
+        mask_keys: For masked language models: a list of sample keys for each static mask. The cached row of sample n
+            with mask m is m * len(samples) + n. (): no masks, one row for each sample.
         ranks: The processes that train together.
-        log: Receives progress.
+        log: Receives progress messages.
 
     Raises:
-        HeedfulError: If the folder holds outputs with other facts, the disk is too small, or a number too large.
+        HeedfulError: If the folder holds outputs with other facts, the disk is too small, or a number is too large
+            for float16.
     """
-    times = max(1, len(mask_keys))
-    count = times * len(samples)
-    about = facts | {
+    count = max(1, len(mask_keys)) * len(samples)
+    all_facts = facts | {
         "samples": count,
         "half": cache_format.half,
         "top": cache_format.top,
         "wanted": teacher.capture_spec.names,
     }
     if cache_format.top is not None:
-        about["temperature"] = cache_format.temperature
+        all_facts["temperature"] = cache_format.temperature
     cache = CachedOutputs(folder, count)
     if ranks.is_main:
         make_folder(folder)
-        _begin(folder / ABOUT, json.loads(json.dumps(about)))
-        missing = cache.missing_parts()
-        size, read = sum(len(cache.part_rows(part)) for part in missing), 0
-        if missing:
-            log(f"the teacher reads {size:,} samples, once; its outputs are kept")
-        last = time.monotonic()
-        for part in missing:
-            if time.monotonic() - last > EVERY:
-                last = time.monotonic()
-                log(f"the teacher has read {read:,} of {size:,}")
-            numbers = cache.part_rows(part)
-            mine = [samples[row % len(samples)] for row in numbers]
-            keys = [mask_keys[row // len(samples)][row % len(samples)] if mask_keys else 0 for row in numbers]
-            data = part_bytes(_outputs(teacher, mine, keys, cache_format))
-            if not read:
-                _need(folder, len(data) * len(missing))
-            cache.write_part(part, data)
-            read += len(numbers)
+        _write_or_check_facts(folder / FACTS_FILE, json.loads(json.dumps(all_facts)))
+        _write_missing_parts(cache, teacher, samples, mask_keys, cache_format, log)
     ranks.barrier()
     return cache
 
 
-def _begin(path: Path, about: dict[str, object]) -> None:
+def _write_missing_parts(
+    cache: CachedOutputs,
+    teacher: Teacher,
+    samples: Sequence[Sample],
+    mask_keys: Sequence[Sequence[int]],
+    cache_format: CacheFormat,
+    log: Callable[[str], None],
+) -> None:
+    """Compute and write the parts that the cache lacks."""
+    missing_parts = cache.missing_parts()
+    total_rows, rows_done = sum(len(cache.part_rows(part)) for part in missing_parts), 0
+    if missing_parts:
+        log(f"the teacher reads {total_rows:,} samples, once; its outputs are kept")
+    last_report = time.monotonic()
+    for part in missing_parts:
+        if time.monotonic() - last_report > REPORT_SECONDS:
+            last_report = time.monotonic()
+            log(f"the teacher has read {rows_done:,} of {total_rows:,}")
+        rows = cache.part_rows(part)
+        part_samples = [samples[row % len(samples)] for row in rows]
+        keys = [mask_keys[row // len(samples)][row % len(samples)] if mask_keys else 0 for row in rows]
+        data = part_bytes(_part_outputs(teacher, part_samples, keys, cache_format))
+        if not rows_done:
+            _check_disk_space(cache.folder, len(data) * len(missing_parts))
+        cache.write_part(part, data)
+        rows_done += len(rows)
+
+
+def _write_or_check_facts(path: Path, facts: dict[str, object]) -> None:
+    """Write the facts of a new cache, or check that those of an existing one are equal."""
     if path.exists():
-        before = json.loads(path.read_bytes())
-        if changed := [name for name in {*before, *about} if before.get(name) != about.get(name)]:
+        stored = json.loads(path.read_bytes())
+        if changed := [name for name in {*stored, *facts} if stored.get(name) != facts.get(name)]:
             raise HeedfulError(
                 f"{path.parent} holds outputs of another teacher, or for other samples: {', '.join(sorted(changed))} "
                 "changed. Remove that folder, or give another one with --output"
             )
         return
-    with atomic_path(path) as part:
-        write_synced(part, [json.dumps(about, indent=1, allow_nan=False).encode()])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [json.dumps(facts, indent=1, allow_nan=False).encode()])
 
 
-def _need(folder: Path, size: int) -> None:
+def _check_disk_space(folder: Path, size: int) -> None:
+    """Raise a HeedfulError if the disk has fewer than `size` bytes left."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise HeedfulError(
@@ -124,27 +140,31 @@ def _need(folder: Path, size: int) -> None:
         )
 
 
-def _outputs(teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], form: CacheFormat) -> Outputs:
-    """The teacher's outputs for all samples, in the format of the cache."""
-    values: Outputs = {}
-    for group in split_microbatches([len(sample) for sample in samples], TOKENS):
-        outputs = teacher.outputs([samples[number] for number in group], [keys[number] for number in group])
-        if form.top is not None:
-            ids, shares = zip(
-                *(topk_with_rest(scores, form.top, form.temperature) for scores in outputs["scores"]), strict=True
-            )
-            outputs |= {"ids": [row_ids.to(torch.int32) for row_ids in ids], "scores": list(shares)}
-        for name, rows in outputs.items():
-            place = values.setdefault(name, [torch.empty(0)] * len(samples))
-            for number, value in zip(group, rows, strict=True):
-                place[number] = _kept(value.cpu(), form.half)
-    return values
+def _part_outputs(
+    teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], cache_format: CacheFormat
+) -> Outputs:
+    """The teacher's outputs for the samples of a part, in the format of the cache."""
+    part_outputs: Outputs = {}
+    for numbers in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
+        outputs = teacher.outputs([samples[number] for number in numbers], [keys[number] for number in numbers])
+        if cache_format.top is not None:
+            compressed = [
+                topk_with_rest(scores, cache_format.top, cache_format.temperature) for scores in outputs["scores"]
+            ]
+            ids, log_probabilities = zip(*compressed, strict=True)
+            outputs |= {"ids": [row_ids.to(torch.int32) for row_ids in ids], "scores": list(log_probabilities)}
+        for name, values in outputs.items():
+            by_sample = part_outputs.setdefault(name, [torch.empty(0)] * len(samples))
+            for number, value in zip(numbers, values, strict=True):
+                by_sample[number] = _in_cache_dtype(value.cpu(), cache_format.half)
+    return part_outputs
 
 
-def _kept(value: Tensor, half: bool) -> Tensor:
+def _in_cache_dtype(value: Tensor, half: bool) -> Tensor:
+    """Return floating-point values in float16 if `half` is set; raise a HeedfulError if one would become infinite."""
     if not half or not value.is_floating_point():
         return value
-    small = value.half()
-    if bool((small.isinf() & ~value.isinf()).any()):
+    halved = value.half()
+    if bool((halved.isinf() & ~value.isinf()).any()):
         raise HeedfulError("an output of the teacher is too large for float16: set teacher_cache.precision=float32")
-    return small
+    return halved

@@ -1,4 +1,4 @@
-"""Texts without labels, for which the teacher predicts targets; as examples with a label that means nothing."""
+"""Unlabelled texts that a student learns from. They become examples with a placeholder label, which no loss uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heedful.model.config import Classes, MaskedTokens, Pretraining
 from heedful.tasks.specs import specs_of_head
 from heedful.tasks.task import EncodedSplit, Task
 
-LABELLED = (".conll", ".iob", ".iob2", ".bio")  # formats whose labels are ignored
+TAG_SUFFIXES = (".conll", ".iob", ".iob2", ".bio")  # files of tagged words, whose tags are ignored
 
 
 def teacher_task(teacher: ModelBundle) -> str:
@@ -48,29 +48,29 @@ def teacher_tasks(teacher: ModelBundle) -> tuple[str, ...]:
         case MaskedTokens() | Pretraining():
             return ("masked",)
         case Classes(labels=labels):
-            what = f"gives {len(labels)} numbers, and data has one"
+            reason = f"gives {len(labels)} numbers, and data has one"
         case head:
-            what = f"has {'no head' if head is None else f'a {head.kind} head'}, whose answers no student learns here"
-    raise HeedfulError(f"{teacher.source} ({teacher.config.family}) {what}: fine-tune it for a task first")
+            reason = f"has {'no head' if head is None else f'a {head.kind} head'}, whose answers no student learns here"
+    raise HeedfulError(f"{teacher.source} ({teacher.config.family}) {reason}: fine-tune it for a task first")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unlabelled:
-    """Examples without labels, and what was left out of them."""
+    """Examples without labels, and counts of the rows and examples that were left out."""
 
     examples: tuple[Example, ...]
-    bad: int  # rows that cannot be read
-    known: int  # examples that are in dev or test
+    bad_rows: int  # rows that cannot be read
+    in_evaluation: int  # examples that were left out, because dev or test has their text
     notes: tuple[str, ...] = ()  # sentences about the files
 
 
 def read_unlabelled(
     files: Sequence[str],
-    kind: type[Example],
+    example_type: type[Example],
     head: str,
     labels: Sequence[str],
     settings: DataSettings,
-    measured: Sequence[Example] = (),
+    evaluated: Sequence[Example] = (),
     *,
     names: Sequence[str] = (),
     exclude: Path,
@@ -78,15 +78,15 @@ def read_unlabelled(
     """Read files and folders: plain texts, rows whose labels are ignored, or data of the task.
 
     Columns of the labelled data are used for a file that has all of them; otherwise columns are found by their usual
-    names. For pairs, examples with a text that is evaluated on are left out, before single texts become pairs.
+    names. For pairs, inputs with a text of dev or test are left out here, before single texts become pairs.
 
     Args:
         files: Paths.
-        kind: The class of the task's examples.
+        example_type: The class of the task's examples.
         head: The kind of the teacher's head.
-        labels: Of the teacher; the first one becomes the label of all examples.
+        labels: The teacher's labels; the first one is the placeholder label of all examples.
         settings: Data settings of the labelled data.
-        measured: Examples of dev and test.
+        evaluated: Examples of dev and test.
         names: File names of the labelled data.
         exclude: A folder whose files are not read.
 
@@ -95,81 +95,111 @@ def read_unlabelled(
     """
     texts: list[object] = []
     notes: list[str] = []
-    bad = 0
+    bad_rows = 0
     for path, _ in list_files([Path(name) for name in files], exclude)[0]:
-        holds = inherit_settings(settings, names, [path])
-        if _labelled(path, kind, replace(settings, encoding=holds.encoding)):
-            by_number = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
-            how = replace(settings, dev_fraction=0.0, columns=by_number or None, encoding=holds.encoding)
-            source = read_data(path, kind, how, on_bad_row=Skip())
-            texts += [example.to_input() for split in source.splits for example in source.examples(split)]
-            bad += sum(source.row_errors.bad.values())
-            notes += source.stated
-            continue
-        roles = {role for ask in INPUT_SPECS[head] for role in (*ask.needed, *ask.optional)}
-        columns = {role: name for role, name in (holds.columns or {}).items() if role in roles}
-        own = settings.format if stem_and_suffix(path)[1] not in FORMAT_BY_SUFFIX else None
-        plain = (own or FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1])) == "text"
-        how = without_split_settings(replace(holds, columns=None if plain else columns or None, format=own))
-        try:
-            several = open_inputs([path], head, how, exclude=exclude)
-        except HeedfulError as refused:
-            try:
-                several = open_inputs([path], head, replace(how, columns=None), exclude=exclude)
-            except MissingColumnError as lacking:
-                raise HeedfulError(
-                    f"{path}: which column is the {lacking.role}? "
-                    f'Call it "{COLUMN_NAMES[lacking.role][0]}" in its first row: '
-                    "data.columns names columns of the labelled data, and counts here where a file has all of them"
-                ) from None
-            except HeedfulError:
-                raise refused from None
-        for inputs in several:
-            notes += inputs.notes
-            for row in inputs.rows():
-                text, wrong = inputs.engine_input(row)
-                bad += wrong is not None
-                texts += [text] if wrong is None else []
-    if not texts and not bad:
+        inherited = inherit_settings(settings, names, [path])
+        if _has_labelled_format(path, example_type, replace(settings, encoding=inherited.encoding)):
+            file_texts, file_bad_rows, file_notes = _read_labelled(path, example_type, settings, inherited)
+        else:
+            file_texts, file_bad_rows, file_notes = _read_inputs(path, head, settings, inherited, exclude)
+        texts += file_texts
+        bad_rows += file_bad_rows
+        notes += file_notes
+    if not texts and not bad_rows:
         raise HeedfulError(f"{', '.join(files)}: no text to learn from, expected texts without labels: give others")
-    known = len(texts)
-    if kind is PairExample:
-        seen = {hash_text(normalise_text(text)) for example in measured for text in example.texts}
-        texts = [
-            pair
-            for pair in texts
-            if not any(
-                hash_text(normalise_text(text)) in seen
-                for text in (pair if isinstance(pair, list | tuple) else [str(pair)])
-            )
-        ]
-    examples = tuple(kind.from_inputs(texts, next(iter(labels), "")))
-    return Unlabelled(examples=examples, bad=bad, known=known - len(texts), notes=tuple(notes))
+    count = len(texts)
+    if example_type is PairExample:
+        evaluated_hashes = {hash_text(normalise_text(text)) for example in evaluated for text in example.texts}
+
+        def is_evaluated(item: object) -> bool:
+            item_texts = item if isinstance(item, list | tuple) else [str(item)]
+            return any(hash_text(normalise_text(text)) in evaluated_hashes for text in item_texts)
+
+        texts = [item for item in texts if not is_evaluated(item)]
+    examples = tuple(example_type.from_inputs(texts, next(iter(labels), "")))
+    return Unlabelled(examples=examples, bad_rows=bad_rows, in_evaluation=count - len(texts), notes=tuple(notes))
 
 
-def _labelled(path: Path, kind: type[Example], settings: DataSettings) -> bool:
+def _has_labelled_format(path: Path, example_type: type[Example], settings: DataSettings) -> bool:
     """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
     suffix = stem_and_suffix(path)[1]
-    if kind is TaggedExample and FORMAT_BY_SUFFIX.get(suffix) in (None, "text"):
+    if example_type is TaggedExample and FORMAT_BY_SUFFIX.get(suffix) in (None, "text"):
         file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
-        return suffix in LABELLED or settings.format == "conll" or is_conll(read_head(file))
-    return suffix in LABELLED or (kind is QuestionExample and suffix == ".json")
+        return suffix in TAG_SUFFIXES or settings.format == "conll" or is_conll(read_head(file))
+    return suffix in TAG_SUFFIXES or (example_type is QuestionExample and suffix == ".json")
 
 
-def without_evaluated(unlabelled: Unlabelled, measured: Iterable[Example]) -> Unlabelled:
-    """Leave out examples whose text is in dev or test, up to case, punctuation and spaces."""
-    seen = {_letters(example) for example in measured}
-    remaining = tuple(example for example in unlabelled.examples if _letters(example) not in seen)
-    return replace(unlabelled, examples=remaining, known=unlabelled.known + len(unlabelled.examples) - len(remaining))
+def _read_labelled(
+    path: Path, example_type: type[Example], settings: DataSettings, inherited: DataSettings
+) -> tuple[list[object], int, list[str]]:
+    """Read a file of labelled data without its labels: inputs, number of bad rows, sentences about the file."""
+    numbered_columns = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
+    file_settings = replace(settings, dev_fraction=0.0, columns=numbered_columns or None, encoding=inherited.encoding)
+    source = read_data(path, example_type, file_settings, on_bad_row=Skip())
+    texts: list[object] = [example.to_input() for split in source.splits for example in source.examples(split)]
+    return texts, sum(source.row_errors.bad.values()), list(source.stated)
 
 
-def _letters(example: Example) -> int:
-    """Hash of a text, however it is split into words: "do n't" is "don't"."""
+def _read_inputs(
+    path: Path, head: str, settings: DataSettings, inherited: DataSettings, exclude: Path
+) -> tuple[list[object], int, list[str]]:
+    """Read a file or folder of plain texts or rows: inputs of the head, number of bad rows, sentences about the files.
+
+    The columns that `inherited` names are used if the file has all of them, else the usual names.
+
+    Raises:
+        HeedfulError: If the file cannot be read, or a column is missing.
+    """
+    roles = {role for spec in INPUT_SPECS[head] for role in (*spec.needed, *spec.optional)}
+    columns = {role: name for role, name in (inherited.columns or {}).items() if role in roles}
+    suffix = stem_and_suffix(path)[1]
+    chosen_format = settings.format if suffix not in SUFFIXES else None
+    is_plain_text = (chosen_format or SUFFIXES.get(suffix)) == "text"
+    file_settings = without_split_settings(
+        replace(inherited, columns=None if is_plain_text else columns or None, format=chosen_format)
+    )
+    try:
+        input_files = open_inputs([path], head, file_settings, exclude=exclude)
+    except HeedfulError as error_with_columns:
+        try:
+            input_files = open_inputs([path], head, replace(file_settings, columns=None), exclude=exclude)
+        except MissingColumnError as missing:
+            raise HeedfulError(
+                f"{path}: which column is the {missing.role}? "
+                f'Call it "{COLUMN_NAMES[missing.role][0]}" in its first row: '
+                "data.columns names columns of the labelled data, and counts here where a file has all of them"
+            ) from None
+        except HeedfulError:
+            raise error_with_columns from None
+    texts: list[object] = []
+    notes: list[str] = []
+    bad_rows = 0
+    for inputs in input_files:
+        notes += inputs.notes
+        for row in inputs.rows():
+            text, error = inputs.engine_input(row)
+            if error is None:
+                texts.append(text)
+            else:
+                bad_rows += 1
+    return texts, bad_rows, notes
+
+
+def without_evaluated(unlabelled: Unlabelled, evaluated: Iterable[Example]) -> Unlabelled:
+    """Leave out examples whose text is in dev or test; case, punctuation and spaces are ignored."""
+    evaluated_hashes = {_text_hash(example) for example in evaluated}
+    remaining = tuple(example for example in unlabelled.examples if _text_hash(example) not in evaluated_hashes)
+    left_out = len(unlabelled.examples) - len(remaining)
+    return replace(unlabelled, examples=remaining, in_evaluation=unlabelled.in_evaluation + left_out)
+
+
+def _text_hash(example: Example) -> int:
+    """Hash of a text without spaces, which does not depend on the split into words: "do n't" is "don't"."""
     return hash_text(normalise_text(example.group).replace(" ", ""))
 
 
-def read_both(
+def encode_both(
     task: Task, labelled: Iterable[Example], unlabelled: Iterable[Example]
 ) -> tuple[EncodedSplit, EncodedSplit]:
-    """Encode labelled and unlabelled examples."""
+    """Encode labelled and unlabelled examples; return one split for each."""
     return task.encode_split(labelled), task.for_unlabelled().encode_split(unlabelled)

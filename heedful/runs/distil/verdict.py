@@ -1,4 +1,7 @@
-"""The verdict on a student: its quality, speed and size beside the teacher, and whether the teacher was worth it."""
+"""The verdict on a student: quality, speed and size compared with the teacher, and quality with the baseline.
+
+The baseline is the same student trained without the teacher.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +48,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT = "verdict.png"
-RANKING_METRICS = ("ndcg@10", "map", "mrr")  # a verdict on rankings has all of them
-NAMES_HEIGHT = 230.0  # about the height of the axes of the plot, in points
-BATCHES = 3, 50  # least and greatest number of times that all texts are answered in one batch
-LONG = 1.0  # seconds of the slowest model after which no further batch is timed
+RANKING_METRICS = ("ndcg@10", "map", "mrr")  # metrics in the verdict on a reranker
+AXES_HEIGHT = 230.0  # approximate height of the axes of the plot, in points
+WARM_UP_ROUNDS = 2  # latency measurements of each model that are not counted
+MIN_BATCH_ROUNDS, MAX_BATCH_ROUNDS = 3, 50  # timed batches of all texts, for the throughput of each model
+MAX_BATCH_SECONDS = 1.0  # time of the slowest model in batches after which no further batch is timed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSpeed:
-    """Speed of an engine from text to answer, tokenizing included."""
+    """Speed of an engine from text to answer, tokenization included."""
 
     precision: Precision
-    p50: float  # milliseconds of one text
-    p99: float
-    texts_per_second: float  # of all texts in one batch
-    tokens_per_second: float  # in the model's own tokens
+    p50: float  # median latency of one text, in milliseconds
+    p99: float  # 99th percentile of the latency of one text, in milliseconds
+    texts_per_second: float  # throughput of a batch of all texts
+    tokens_per_second: float  # throughput of a batch of all texts, in tokens of the model's own tokenizer
 
 
 def judge_student(
@@ -70,65 +74,68 @@ def judge_student(
     baseline: Path | None,
     reporter: Reporter,
 ) -> JsonObject:
-    """Measure quality and speed, compare, and write verdict.json and its plot.
+    """Measure quality and speed of teacher, student and baseline, and write verdict.json and its plot.
 
     Args:
         folder: The run folder.
-        teacher: The teacher.
-        source: The data.
-        settings: Of the distillation.
-        baseline: The folder of the run without the teacher, if there is one.
+        teacher: The teacher, whose parameters are counted.
+        source: The labelled data.
+        settings: The settings of the distillation.
+        baseline: The folder of the run without the teacher; None: no baseline.
         reporter: Receives progress.
+
+    Returns:
+        The content of verdict.json.
     """
     results = read_results(folder)
     split = next(name for name in (settings.verdict.split, "test", "dev") if name in results["splits"])
     reporter.message("measuring speed, side by side")
-    places = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
-    speeds = compare_speeds(places, settings.verdict)
+    model_folders = {"teacher": settings.teacher, "student": str(folder / RUN_MODEL)}
+    speeds = compare_speeds(model_folders, settings.verdict)
     seeds = [entry["seed"] for entry in results["seeds"]]
-    served = {
+    models_by_role = {
         "teacher": ([settings.teacher], speeds["teacher"].precision),
-        "student": (_models(folder, seeds), speeds["student"].precision),
+        "student": (_seed_models(folder, seeds), speeds["student"].precision),
     }
     if baseline is not None:
-        served["baseline"] = (_models(baseline, seeds), speeds["student"].precision)
+        models_by_role["baseline"] = (_seed_models(baseline, seeds), speeds["student"].precision)
     quality, metric = {}, results["metric"]
-    for name, (models, precision) in served.items():
-        reporter.message(f"measuring {NAMES[name]} on {split} in {precision}")
+    for role, (models, precision) in models_by_role.items():
+        reporter.message(f"measuring {NAMES[role]} on {split} in {precision}")
         score = partial(_served_metrics, source=source, split=split, long_inputs=settings.long_inputs)
         scores = [score(model, precision) for model in models]
-        quality[name] = across_numbers([float(numbers[metric]) for numbers in scores], precision)
+        quality[role] = quality_over_seeds([float(numbers[metric]) for numbers in scores], precision)
         if source.kind is RankExample:
-            quality[name]["metrics"] = {
+            quality[role]["metrics"] = {
                 ranking_metric: summarize_seeds([float(numbers[ranking_metric]) for numbers in scores])
                 for ranking_metric in RANKING_METRICS
                 if ranking_metric != metric
             }
     counts = {"teacher": teacher.count(), "student": results["model"]["parameters"]}
-    is_share = results["metric"] == "accuracy" and source.kind is not TaggedExample  # a share of the examples
-    resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share else 0.0
-    return write_verdict(folder, (results["metric"], split), quality, counts, speeds, resolution)
+    is_share_of_examples = metric == "accuracy" and source.kind is not TaggedExample
+    resolution = 1 / results["splits"][split]["numbers"]["count"] if is_share_of_examples else 0.0
+    return write_verdict(folder, (metric, split), quality, counts, speeds, resolution)
 
 
-def _models(run: Path, seeds: Sequence[int]) -> list[str]:
+def _seed_models(run: Path, seeds: Sequence[int]) -> list[str]:
     """The model folder of each seed of a run."""
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
 def _served_metrics(
-    place: str, precision: Precision, *, source: Dataset[Example], split: str, long_inputs: LongInputs
+    model: str, precision: Precision, *, source: Dataset[Example], split: str, long_inputs: LongInputs
 ) -> Result:
     """The metrics of a model on a split, in the precision in which it is served."""
-    engine = open_in_precision(place, precision)
+    engine = open_in_precision(model, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.max_length = task.truncation_length
     return task.compute_metrics(evaluate_task(task, engine, source.examples(split)))
 
 
-def across_numbers(numbers: Sequence[float], precision: str) -> JsonObject:
-    """Mean, standard deviation and numbers of the metric over seeds.
+def quality_over_seeds(numbers: Sequence[float], precision: str) -> JsonObject:
+    """Summarize the metric of one model over its seeds, for verdict.json; `precision` is that of the evaluation.
 
-    >>> across_numbers([0.75], "int8")
+    >>> quality_over_seeds([0.75], "int8")
     {'mean': 0.75, 'std': None, 'seeds': 1, 'numbers': [0.75], 'precision': 'int8'}
     """
     return summarize_seeds(numbers) | {"numbers": list(numbers), "precision": precision}
@@ -136,17 +143,30 @@ def across_numbers(numbers: Sequence[float], precision: str) -> JsonObject:
 
 def write_verdict(
     folder: Path,
-    measured: tuple[str, str],
+    metric_and_split: tuple[str, str],
     quality: JsonObject,
     counts: dict[str, int],
     speeds: dict[str, ServingSpeed],
     resolution: float = 0.0,
 ) -> JsonObject:
-    """Compare the models and write verdict.json and its plot; `measured`: metric and split."""
-    verdict = compare_models(*measured, quality, speeds, counts, resolution) | {"machine": environment()["machine"]}
+    """Compare the models and write verdict.json and its plot.
+
+    Args:
+        folder: The run folder.
+        metric_and_split: The metric, and the split on which it was measured.
+        quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
+        counts: Parameters of "teacher" and "student".
+        speeds: Speeds of "teacher" and "student".
+        resolution: The smallest difference that the metric can show; 0: unknown.
+
+    Returns:
+        The content of verdict.json.
+    """
+    verdict = compare_models(*metric_and_split, quality, speeds, counts, resolution)
+    verdict |= {"machine": environment()["machine"]}
     make_folder(folder / "plots")
     save_plot(folder / "plots" / PLOT, plot_verdict(verdict))
-    write_file(folder / VERDICT, verdict)  # last: a verdict has all of it
+    write_file(folder / VERDICT, verdict)  # after the plot, since a run with verdict.json is not judged again
     return verdict
 
 
@@ -154,68 +174,79 @@ def write_verdict(
 
 
 def compare_speeds(
-    places: dict[str, str],
+    model_folders: dict[str, str],
     settings: VerdictSettings,
     inputs: Sequence[object] | None = None,
     choose: Callable[[Sequence[Measurement]], Precision] = fastest_accepted,
 ) -> dict[str, ServingSpeed]:
-    """Time engines in turns, each in the precision in which it would be served.
+    """Time several models, each in the precision in which it would be served.
 
     Args:
-        places: Model folders by name.
+        model_folders: Model folders by name, "student" among them if `inputs` is None.
         settings: Number of texts and rounds, and the precision.
-        inputs: Texts; None: a sample of the student's.
-        choose: Chooses a precision by measurements, for "auto".
+        inputs: Texts; None: a sample of the texts that the student's run knows.
+        choose: Chooses a precision by its measurements, where the settings say "auto".
     """
     engines: dict[str, BundleEngine] = {}
     precisions: dict[str, Precision] = {}
-    for name, place in places.items():
-        chosen = settings.precision
-        precisions[name] = choose(measure_precisions(place)) if chosen == "auto" else chosen
-        engines[name] = open_in_precision(place, precisions[name])
+    for name, model_folder in model_folders.items():
+        wanted = settings.precision
+        precisions[name] = choose(measure_precisions(model_folder)) if wanted == "auto" else wanted
+        engines[name] = open_in_precision(model_folder, precisions[name])
     if inputs is None:
         inputs = calibration_inputs(engines["student"], settings.texts)
-    times = time_engines(engines, list(inputs)[: settings.texts], settings.rounds)
-    return {name: ServingSpeed(precision=precisions[name], **numbers) for name, numbers in times.items()}
+    speeds = time_engines(engines, list(inputs)[: settings.texts], settings.rounds)
+    return {name: ServingSpeed(precision=precisions[name], **numbers) for name, numbers in speeds.items()}
 
 
 def time_engines(
     engines: dict[str, BundleEngine], inputs: Sequence[object], rounds: int | None = None
 ) -> dict[str, dict[str, float]]:
-    """p50 and p99 of a single input, and inputs and tokens a second in one batch; engines take turns."""
-    single: dict[str, list[float]] = {name: [] for name in engines}
-    batch: dict[str, list[float]] = {name: [] for name in engines}
+    """Measure latency and throughput of engines, which take turns so that all see the same load of the machine.
+
+    Args:
+        engines: Engines by name.
+        inputs: Inputs of the engines. Latency is measured with one at a time, throughput with a batch of all.
+        rounds: Latency measurements of each engine; None: timing.ROUNDS.
+
+    Returns:
+        By name: the numbers of ServingSpeed.
+    """
+    single_seconds: dict[str, list[float]] = {name: [] for name in engines}
+    batch_seconds: dict[str, list[float]] = {name: [] for name in engines}
     names = list(engines)
     with timing.gc_disabled():
-        for turn in range(2 + (rounds or timing.ROUNDS)):  # two warm-up rounds
+        for turn in range(WARM_UP_ROUNDS + (rounds or timing.ROUNDS)):
             for name in names if turn % 2 else names[::-1]:
-                single[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
-        least, most = BATCHES
-        for turn in range(1 + most):
-            if turn > least and max(sum(seconds[1:]) for seconds in batch.values()) > LONG:
+                single_seconds[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
+        for turn in range(1 + MAX_BATCH_ROUNDS):  # the first batch of each engine is not counted
+            slowest = max(sum(seconds[1:]) for seconds in batch_seconds.values())
+            if turn > MIN_BATCH_ROUNDS and slowest > MAX_BATCH_SECONDS:
                 break
             for name in names if turn % 2 else names[::-1]:
-                batch[name].append(_seconds(engines[name], inputs))
+                batch_seconds[name].append(_seconds(engines[name], inputs))
     speeds = {}
     for name, engine in engines.items():
-        latencies, batch_seconds = sorted(single[name][2:]), statistics.median(batch[name][1:])
+        latencies = sorted(single_seconds[name][WARM_UP_ROUNDS:])
+        median_batch_seconds = statistics.median(batch_seconds[name][1:])
         tokens = sum(encoded.tokens for encoded in engine.tokenize(inputs))
         speeds[name] = {
             "p50": round(1000 * statistics.median(latencies), 3),
             "p99": round(1000 * timing.percentile(latencies, 99), 3),
-            "texts_per_second": round(len(inputs) / batch_seconds, 1),
-            "tokens_per_second": round(tokens / batch_seconds),
+            "texts_per_second": round(len(inputs) / median_batch_seconds, 1),
+            "tokens_per_second": round(tokens / median_batch_seconds),
         }
     return speeds
 
 
 def _seconds(engine: BundleEngine, inputs: Sequence[object]) -> float:
+    """Seconds in which the engine answers the inputs."""
     start = time.perf_counter()
     engine(list(inputs))
     return time.perf_counter() - start
 
 
-# -- what follows ---------------------------------------------------------------------------------------------
+# -- comparison -----------------------------------------------------------------------------------------------
 
 
 def compare_models(
@@ -226,12 +257,21 @@ def compare_models(
     counts: dict[str, int],
     resolution: float = 0.0,
 ) -> JsonObject:
-    """The contents of verdict.json; `resolution` is the smallest difference that the metric can show."""
-    models = {
-        name: {"quality": scores | {"interval": _interval(scores, resolution)}}
-        | (asdict(speeds[name]) | {"parameters": counts[name]} if name in speeds else {})
-        for name, scores in quality.items()
-    }
+    """Return the content of verdict.json without the machine.
+
+    Args:
+        metric: The metric.
+        split: The split on which it was measured.
+        quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
+        speeds: Speeds of "teacher" and "student".
+        counts: Parameters of "teacher" and "student".
+        resolution: The smallest difference that the metric can show; 0: unknown.
+    """
+    models: JsonObject = {}
+    for role, scores in quality.items():
+        models[role] = {"quality": scores | {"interval": _quality_interval(scores, resolution)}}
+        if role in speeds:
+            models[role] |= asdict(speeds[role]) | {"parameters": counts[role]}
     teacher, student = models["teacher"], models["student"]
     teacher_mean, student_mean = teacher["quality"]["mean"], student["quality"]["mean"]
     verdict: JsonObject = {
@@ -248,13 +288,17 @@ def compare_models(
     return verdict | {"sentence": verdict_sentence(verdict)}
 
 
-def _interval(quality: JsonObject, resolution: float) -> dict[str, float] | None:
-    """95 % interval: of the mean over ENOUGH seeds (Student's t), else of a share of examples (Wilson); else None."""
+def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float] | None:
+    """The 95 % confidence interval of a model's metric; None if it is unknown.
+
+    From ENOUGH seeds on: of the mean over seeds (Student's t). With one seed, and a metric that is a share of the
+    examples: of that share (Wilson).
+    """
     numbers = quality["numbers"]
     if len(numbers) >= ENOUGH:
-        ends = paired_t_interval(numbers, [0.0] * len(numbers), resolution=resolution)
-        bounds = (0.0, 1.0) if resolution else (-inf, inf)
-        return {"low": max(ends.low, bounds[0]), "high": min(ends.high, bounds[1])}
+        interval = paired_t_interval(numbers, [0.0] * len(numbers), resolution=resolution)
+        least, greatest = (0.0, 1.0) if resolution else (-inf, inf)
+        return {"low": max(interval.low, least), "high": min(interval.high, greatest)}
     if not resolution or len(numbers) > 1:
         return None
     (low,), (high,) = wilson(np.array([quality["mean"]]), np.array([1 / resolution]))
@@ -262,13 +306,13 @@ def _interval(quality: JsonObject, resolution: float) -> dict[str, float] | None
 
 
 def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
-    """Difference of student and baseline, paired by seed, with a 95 % interval from ENOUGH seeds on."""
+    """Difference of student and baseline, paired by seed; with a 95 % interval, which is None below ENOUGH seeds."""
     interval = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
-    enough = len(student["numbers"]) >= ENOUGH
+    has_interval = len(student["numbers"]) >= ENOUGH
     return {
         "difference": interval.mean,
-        "low": interval.low if enough else None,
-        "high": interval.high if enough else None,
+        "low": interval.low if has_interval else None,
+        "high": interval.high if has_interval else None,
         "seeds": len(student["numbers"]),
     }
 
@@ -283,7 +327,7 @@ def verdict_sentence(verdict: JsonObject) -> str:
     quality = f"reaches {student} beside the teacher's {teacher} ({metric})"
     if verdict["quality_ratio"] is not None:
         quality = f"keeps {100 * verdict['quality_ratio']:.1f} % of the teacher's {metric} ({student} of {teacher})"
-    throughput, latency = _times(verdict["throughput_ratio"]), _times(1 / verdict["latency_ratio"])
+    throughput, latency = _format_ratio(verdict["throughput_ratio"]), _format_ratio(1 / verdict["latency_ratio"])
     text = (
         f"The student {quality}, answers {throughput} times as many texts a second and one text {latency} times as "
         f"fast, and has {100 * verdict['parameter_ratio']:.0f} % of the parameters"
@@ -292,18 +336,19 @@ def verdict_sentence(verdict: JsonObject) -> str:
         return f"{text}; what it would have learned without the teacher was not measured."
     delta = verdict["delta_vs_baseline"]
     difference = format_difference(verdict["metric"], delta["difference"])
-    by = f"{difference} compared with the same student trained without the teacher"
+    comparison = f"{difference} compared with the same student trained without the teacher"
     if delta["seeds"] < ENOUGH:
-        few = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
-        return f"{text}; {by}, from {few} each, too few for a verdict: {ENOUGH} or more are needed."
-    by += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
+        seeds = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
+        return f"{text}; {comparison}, from {seeds} each, too few for a verdict: {ENOUGH} or more are needed."
+    comparison += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
     if delta["low"] <= 0 <= delta["high"]:
-        return f"{text}; {by}: no difference seen."
-    return f"{text}; {by}: {'the teacher was worth it' if delta['low'] > 0 else 'the teacher made it worse'}."
+        return f"{text}; {comparison}: no difference seen."
+    conclusion = "the teacher was worth it" if delta["low"] > 0 else "the teacher made it worse"
+    return f"{text}; {comparison}: {conclusion}."
 
 
-def _times(factor: float) -> str:
-    return f"{factor:.1f}" if factor >= 1 else f"{factor:.2f}"
+def _format_ratio(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
 
 
 def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Figure:
@@ -311,7 +356,7 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
 
     Args:
         verdict: The content of verdict.json.
-        frontier: Further students with "name", "p50" and "quality".
+        frontier: Further students to plot as points, with "name", "p50" and "quality".
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -319,70 +364,72 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
     axes = figure.subplots()
     models = verdict["models"]
     points: list[tuple[float, float, str, str]] = []  # latency, quality, name, colour
-    for (name, model), colour, mark in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
-        latency = (model if "p50" in model else models["student"])["p50"]
+    for (role, model), colour, marker in zip(models.items(), (ORANGE, BLUE, GREY), "sov", strict=False):
+        latency = (model if "p50" in model else models["student"])["p50"]  # the baseline is as fast as the student
         quality = model["quality"]
         if interval := quality.get("interval"):
             axes.vlines([latency], interval["low"], interval["high"], color=colour, lw=2.5, alpha=0.4)
-        axes.plot([latency], [quality["mean"]], color=colour, marker=mark, ms=7, ls="none", mec="white", zorder=4)
-        points.append((latency, quality["mean"], NAMES.get(name, name), colour))
+        axes.plot([latency], [quality["mean"]], color=colour, marker=marker, ms=7, ls="none", mec="white", zorder=4)
+        points.append((latency, quality["mean"], NAMES.get(role, role), colour))
     for shape in frontier:
         axes.plot([shape["p50"]], [shape["quality"]], marker=".", color=GREY, ls="none")
         points.append((shape["p50"], shape["quality"], shape["name"], GREY))
     if points[0][:2] != points[1][:2]:
         arrow = {"arrowstyle": "-|>", "color": INK, "lw": 0.8, "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
         axes.annotate("", points[1][:2], points[0][:2], arrowprops=arrow, zorder=2)
-    times = [latency for latency, *_ in points]
+    latencies = [latency for latency, *_ in points]
     axes.set_xscale("log")
-    axes.set_xlim(min(times) / 2.5, max(times) * 2.5)  # with room for names
+    axes.set_xlim(min(latencies) / 2.5, max(latencies) * 2.5)  # with space for names
     axes.margins(y=0.12)
-    low, high = metric_bounds(verdict["metric"])
+    least, greatest = metric_bounds(verdict["metric"])
     bottom, top = axes.get_ylim()
-    room = 0.02 * (top - bottom)  # so that a marker at the bound is whole
-    axes.set_ylim(max(bottom, low - room), min(top, high + room))
-    _name_points(axes, points, len(models))
+    margin = 0.02 * (top - bottom)  # shows the whole marker of a metric at its bound
+    axes.set_ylim(max(bottom, least - margin), min(top, greatest + margin))
+    _label_points(axes, points, len(models))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("milliseconds of one text, median")
     axes.set_ylabel(f"{verdict['metric']} on {verdict['split']}")
     style_axes(axes, grid="both")
-    about = "" if not any(model["quality"].get("interval") for model in models.values()) else "bars: 95 % intervals"
-    set_title(figure, _headline(verdict), about)
+    has_intervals = any(model["quality"].get("interval") for model in models.values())
+    set_title(figure, _headline(verdict), "bars: 95 % intervals" if has_intervals else "")
     return figure
 
 
 def _headline(verdict: JsonObject) -> str:
-    """The speed of the student and what it keeps of the quality, in a few words."""
-    ratio = 1 / verdict["latency_ratio"]
-    speed = f"{_times(ratio)}x faster" if ratio >= 1 else f"{_times(1 / ratio)}x slower"
-    quality = (
-        "" if verdict["quality_ratio"] is None else f", {100 * verdict['quality_ratio']:.0f} % of the quality kept"
-    )
-    return f"The student is {speed}{quality}"
+    """The title of the plot: how much faster the student is, and its share of the teacher's quality."""
+    speed_ratio = 1 / verdict["latency_ratio"]
+    if speed_ratio >= 1:
+        headline = f"The student is {_format_ratio(speed_ratio)}x faster"
+    else:
+        headline = f"The student is {_format_ratio(1 / speed_ratio)}x slower"
+    if verdict["quality_ratio"] is not None:
+        headline += f", {100 * verdict['quality_ratio']:.0f} % of the quality kept"
+    return headline
 
 
-def _name_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], models: int) -> None:
-    """Write the name of each point beside it, moved apart vertically where names would lie on each other.
+def _label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], models: int) -> None:
+    """Write the name of each point beside it, moved apart vertically where names would overlap.
 
-    The names of the first `models` points are on the outside of the arrow, further ones on the right.
+    Of the first `models` points, names of all but the slowest are on the left; all other names are on the right.
     """
     bottom, top = axes.get_ylim()
-    scale = NAMES_HEIGHT / (top - bottom)  # points of a unit of the metric
+    scale = AXES_HEIGHT / (top - bottom)  # points for a unit of the metric
     slowest = max(latency for latency, *_ in points[:models])
-    outside = [point for point in points[:models] if point[0] < slowest]
-    last = {"left": -inf, "right": -inf}  # height of the last name of each alignment
+    named_on_left = [point for point in points[:models] if point[0] < slowest]
+    last_height = {"left": -inf, "right": -inf}  # height of the last name with each alignment
     for point in sorted(points, key=lambda point: point[1]):
         latency, quality, name, colour = point
-        side: Literal["left", "right"] = "right" if point in outside else "left"
-        height = max(scale * (quality - bottom), last[side] + 12)
-        last[side] = height
+        alignment: Literal["left", "right"] = "right" if point in named_on_left else "left"
+        height = max(scale * (quality - bottom), last_height[alignment] + 12)
+        last_height[alignment] = height
         axes.annotate(
             name,
             (latency, quality),
-            xytext=(8 if side == "left" else -8, height - scale * (quality - bottom)),
+            xytext=(8 if alignment == "left" else -8, height - scale * (quality - bottom)),
             textcoords="offset points",
-            ha=side,
+            ha=alignment,
             va="center",
             fontsize=8.5,
             color=colour,

@@ -1,4 +1,4 @@
-"""Alignments: the attention of a decoder to the source text, for each token that it generated."""
+"""Plots of alignments: the attention of a decoder to the source text, for each token that it generated."""
 
 from __future__ import annotations
 
@@ -23,98 +23,119 @@ from heedful.tokenizer import Encoding
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 4  # alignments of a plot
-LONGEST = 28  # tokens of a source or target text that is shown
-CANDIDATES = 2000  # predictions among which short ones are searched
-SPACE = "\u2581"  # shown for a token of white space
+MAX_ALIGNMENTS = 4  # alignments in a plot
+MAX_TOKENS = 28  # tokens of a source or target text that is plotted
+MAX_PREDICTIONS = 2000  # predictions among which short ones are searched
+SPACE = "\u2581"  # name of a token of white space
 
 
 class Alignment(NamedTuple):
     """Attention weights of each target token over the source tokens; a row sums to 1 or less."""
 
-    read: tuple[str, ...]
-    written: tuple[str, ...]
-    weights: Float[np.ndarray, "written read"]
+    source: tuple[str, ...]  # names of the tokens
+    target: tuple[str, ...]  # names of the tokens, with the one that ends the text
+    weights: Float[np.ndarray, "target source"]
 
 
-def alignment(loaded: ModelBundle, text: str, written: str) -> Alignment | None:
-    """The alignment in the decoder's last layer, as the mean over its heads; None if the model has no cross-attention.
+def alignment(loaded: ModelBundle, source_text: str, target_text: str) -> Alignment | None:
+    """Return the attention in the decoder's last layer, as the mean over its heads.
 
-    The target is tokenized again; the row of a token is the one from which it was predicted.
+    The target is tokenized again. The row of a token is the attention at the position that predicts it.
+
+    Returns:
+        The alignment; None if the model has no cross-attention or records no weights.
     """
     tokenizer, model = loaded.tokenizer, loaded.config.model
     if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.traceable:
         return None
-    mark = sequence_ends(model, tokenizer)
-    assert mark.start is not None
-    source, target = tokenizer.encode_batch([text, written])
-    inner = [id for id, special in zip(target.ids, target.special, strict=True) if not special]
+    ends = sequence_ends(model, tokenizer)
+    assert ends.start is not None
+    source, target = tokenizer.encode_batch([source_text, target_text])
+    target_ids = [id for id, is_special in zip(target.ids, target.special, strict=True) if not is_special]
     layer = 0 if model.decoder is None else model.decoder.layers - 1
     trace = Trace(parts=("cross",), layers=[layer])
     with torch.inference_mode():
-        loaded.hidden_states(Packed.of([source.ids], [source.types]), Packed.of([[mark.start, *inner]]), trace=trace)
-    looked = trace.attention["cross", layer, 0].weights
-    assert looked is not None
-    names = [name for name, special in zip(_names(target, written), target.special, strict=True) if not special]
-    weights = looked.float().mean(0).numpy()
-    return Alignment(_names(source, text, loaded), (*names, tokenizer.name(mark.stop)), weights)
-
-
-def _names(encoded: Encoding, text: str, loaded: ModelBundle | None = None) -> tuple[str, ...]:
-    """The characters of each token, or SPACE; the names of special tokens."""
-    return tuple(
-        (loaded.tokenizer.name(id) if loaded is not None and loaded.tokenizer is not None else "")
-        if special
-        else text[start:stop].strip() or SPACE
-        for id, special, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
+        source_batch = Packed.of([source.ids], [source.types])
+        loaded.hidden_states(source_batch, Packed.of([[ends.start, *target_ids]]), trace=trace)
+    head_weights = trace.attention["cross", layer, 0].weights  # [heads, target, source]
+    assert head_weights is not None
+    target_names = [
+        name
+        for name, is_special in zip(_token_names(target, target_text), target.special, strict=True)
+        if not is_special
+    ]
+    return Alignment(
+        source=_token_names(source, source_text, loaded),
+        target=(*target_names, tokenizer.name(ends.stop)),
+        weights=head_weights.float().mean(0).numpy(),
     )
 
 
+def _token_names(encoding: Encoding, text: str, loaded: ModelBundle | None = None) -> tuple[str, ...]:
+    """Names of tokens: their characters, or SPACE. Special tokens have their names in the vocabulary of `loaded`."""
+    names = []
+    for id, is_special, (start, stop) in zip(encoding.ids, encoding.special, encoding.offsets, strict=True):
+        if not is_special:
+            names.append(text[start:stop].strip() or SPACE)
+        elif loaded is not None and loaded.tokenizer is not None:
+            names.append(loaded.tokenizer.name(id))
+        else:
+            names.append("")
+    return tuple(names)
+
+
 def plot_alignments(folder: Path, split: str) -> Figure | None:
-    """Plot the alignments of the first few short predictions of a split; None without any."""
+    """Plot the alignments of the first few short predictions of a split.
+
+    Returns:
+        The figure; None if the run has no model with cross-attention, or no prediction is short enough.
+    """
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
-    lines = islice(read_predictions(folder, split), CANDIDATES)
+    lines = islice(read_predictions(folder, split), MAX_PREDICTIONS)
     predictions = sorted(
         (line["id"], line["input"], line["prediction"]) for line in lines if isinstance(line["prediction"], str)
     )
     loaded = load(folder / RUN_MODEL)
     if loaded.tokenizer is None or not loaded.needs_target:
         return None
-    chosen: list[Alignment] = []
-    most = (
-        LONGEST if loaded.max_length is None else min(LONGEST, loaded.max_length - 1)
-    )  # one more token begins the target
+    alignments: list[Alignment] = []
+    max_tokens = MAX_TOKENS
+    if loaded.max_length is not None:
+        max_tokens = min(MAX_TOKENS, loaded.max_length - 1)  # the target begins with one more token
     for _, text, prediction in predictions:
-        if prediction and max(map(len, loaded.tokenizer.encode_batch([text, prediction]))) <= most:
-            plotted = alignment(loaded, text, prediction)
-            if plotted is None:
+        if prediction and max(map(len, loaded.tokenizer.encode_batch([text, prediction]))) <= max_tokens:
+            aligned = alignment(loaded, text, prediction)
+            if aligned is None:
                 return None
-            chosen.append(plotted)
-        if len(chosen) == SHOWN:
+            alignments.append(aligned)
+        if len(alignments) == MAX_ALIGNMENTS:
             break
-    about = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
-    return draw_alignments(chosen, f"Attention to the source on {split}", about) if chosen else None
+    if not alignments:
+        return None
+    legend = "rows: generated tokens; columns: source tokens; dark: attended to; last layer, mean of its heads"
+    return draw_alignments(alignments, f"Attention to the source on {split}", legend)
 
 
-def draw_alignments(alignments: Sequence[Alignment], *lines: str) -> Figure:
-    """Plot each alignment as a grid of weights, in two columns."""
+def draw_alignments(alignments: Sequence[Alignment], *title: str) -> Figure:
+    """Plot each alignment as a grid of weights, in two columns; `title` are lines above the figure."""
     columns = min(2, len(alignments))
     rows = -(-len(alignments) // columns)
-    size = 0.22 * max(max(len(aligned.read), len(aligned.written)) for aligned in alignments)
+    size = 0.22 * max(max(len(aligned.source), len(aligned.target)) for aligned in alignments)
     figure = new_figure(columns * (size + 1.5), rows * (size + 1.3) + 0.6)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, aligned in zip(grid, alignments, strict=False):
         axes.imshow(aligned.weights, cmap="Blues", vmin=0, vmax=1, aspect="equal")
         style_axes(axes)
-        for names, put in ((aligned.read, axes.set_xticks), (aligned.written, axes.set_yticks)):
-            different = list(dict.fromkeys(names))
-            shown = drawable_labels(different)
-            as_shown = dict(zip(different, shown.names, strict=True))
-            text: dict[str, Any] = {"parse_math": False, "fontfamily": list(shown.fonts), "fontsize": 7}
-            turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if names is aligned.read else {}
-            put(range(len(names)), [as_shown[name] for name in names], **text, **turned)
+        for names, set_ticks in ((aligned.source, axes.set_xticks), (aligned.target, axes.set_yticks)):
+            unique_names = list(dict.fromkeys(names))
+            labels = drawable_labels(unique_names)
+            label_of = dict(zip(unique_names, labels.names, strict=True))
+            text: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 7}
+            if names is aligned.source:
+                text |= {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+            set_ticks(range(len(names)), [label_of[name] for name in names], **text)
     for axes in grid[len(alignments) :]:
         axes.set_axis_off()
-    set_title(figure, *lines)
+    set_title(figure, *title)
     return figure

@@ -1,4 +1,4 @@
-"""Curves of a run: loss, dev metric and learning rate, over steps and epochs."""
+"""Training curves of a run: loss, dev metric and learning rate, over steps and epochs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Values = Float64[np.ndarray, " points"]
 Updates = Float64[np.ndarray, " updates"]
 Evals = Float64[np.ndarray, " evaluations"]
 Parts = Float64[np.ndarray, " parts"]
-FEW = 30  # points up to which each one gets a marker
-MANY = 2000  # steps above which the raw loss is drawn as the range of neighbouring steps
-SMOOTHED = 40  # the smoothed loss is a moving mean over 1 / SMOOTHED of the run on both sides
-STEEP = 50  # a loss of this multiple of the median gets a logarithmic axis
+MAX_MARKERS = 30  # points up to which each one gets a marker
+MAX_LOSS_POINTS = 2000  # steps above which the loss of each step is drawn as ranges of neighbouring steps
+SMOOTHING_PARTS = 40  # the smoothed loss is a moving mean over 1 / SMOOTHING_PARTS of the run on both sides
+LOG_AXIS_RATIO = 50  # the loss has a logarithmic axis if its greatest value is more than this times the median
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCurves:
-    """Columns of the journal; NaN if a record lacks a number."""
+    """Columns of the journal. A number that a record lacks is NaN."""
 
     step: Updates
     epoch: Updates
-    loss: Updates
-    lr: Updates
+    loss: Updates  # training loss
+    lr: Updates  # learning rate
     eval_steps: Evals  # steps after which dev was evaluated
     dev_loss: Evals
-    score: Evals
-    best: float  # step of the best metric; NaN without dev
+    score: Evals  # dev metric
+    best: float  # step of the best dev metric; NaN without dev
 
     @classmethod
     def of(cls, lines: Iterable[JsonObject]) -> TrainingCurves:
-        """Read the records of a journal once."""
+        """Read the records of a journal, in a single pass."""
         updates, evals, best = [], [], float("nan")
         for line in lines:
             if "loss" in line:
@@ -60,132 +60,146 @@ class TrainingCurves:
 
 
 def plot_curves(lines: Iterable[JsonObject], metric: str) -> Figure | None:
-    """Plot loss, dev metric and learning rate in panels over steps; None if the journal has no update.
+    """Plot loss, dev metric and learning rate over steps, in panels.
 
-    `metric` is the name of the dev metric.
+    Args:
+        lines: Records of a journal.
+        metric: Name of the dev metric.
+
+    Returns:
+        The figure; None if the journal has no training step.
     """
     from matplotlib.ticker import MaxNLocator
 
-    course = TrainingCurves.of(lines)
-    if not len(course.step):
+    curves = TrainingCurves.of(lines)
+    if not len(curves.step):
         return None
-    heights = [3.0, 2.2, 1.3] if len(course.eval_steps) else [3.0, 1.3]
+    heights = [3.0, 2.2, 1.3] if len(curves.eval_steps) else [3.0, 1.3]
     figure = new_figure(8.0, sum(heights) + 1.0)
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-    _loss(panels[0], course)
-    if len(course.eval_steps):
-        _score(panels[1], course, metric)
-    _rate(panels[-1], course)
+    _plot_loss(panels[0], curves)
+    if len(curves.eval_steps):
+        _plot_score(panels[1], curves, metric)
+    _plot_lr(panels[-1], curves)
     for axes in panels:
         style_axes(axes, grid="both")
-    _epochs(panels[0], course)
-    named = panels[0].get_legend_handles_labels()
-    figure.legend(*named, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
+    _add_epoch_axis(panels[0], curves)
+    handles_and_labels = panels[0].get_legend_handles_labels()
+    figure.legend(*handles_and_labels, loc="outside upper right", ncols=4, fontsize=8, frameon=False)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    panels[-1].set_xlim(0, 1.02 * course.step[-1])
+    panels[-1].set_xlim(0, 1.02 * curves.step[-1])
     figure.align_ylabels()
     return figure
 
 
-def _loss(axes: Axes, course: TrainingCurves) -> None:
-    step, loss = course.step, course.loss
+def _plot_loss(axes: Axes, curves: TrainingCurves) -> None:
+    """Plot the training loss, raw and smoothed, and the dev loss; steps whose loss is not finite are crosses."""
+    step, loss = curves.step, curves.loss
     finite = np.isfinite(loss)
-    width = max(1, len(step) // SMOOTHED)
-    if len(step) > MANY:
-        parts = -(-len(step) // (MANY // 2))
-        low, high, at = ranges(loss, step, parts)
-        axes.fill_between(at, low, high, color=SKY, alpha=0.5, lw=0, label=f"training, range of {parts} steps")
+    half_width = max(1, len(step) // SMOOTHING_PARTS)
+    if len(step) > MAX_LOSS_POINTS:
+        size = -(-len(step) // (MAX_LOSS_POINTS // 2))
+        low, high, mean_step = ranges(loss, step, size)
+        axes.fill_between(mean_step, low, high, color=SKY, alpha=0.5, lw=0, label=f"training, range of {size} steps")
     else:
-        shown = "training, each step"
-        axes.plot(step, np.where(finite, loss, np.nan), color=SKY, lw=0.8, **_dots(step), label=shown)
-    if width > 1:
-        axes.plot(step, smoothed(loss, width), color=BLUE, lw=1.6, label=f"training, mean of {2 * width + 1} steps")
-    if np.isfinite(course.dev_loss).any():
-        axes.plot(
-            course.eval_steps, course.dev_loss, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"), label="dev"
-        )
+        label = "training, each step"
+        axes.plot(step, np.where(finite, loss, np.nan), color=SKY, lw=0.8, **_markers(step), label=label)
+    if half_width > 1:
+        label = f"training, mean of {2 * half_width + 1} steps"
+        axes.plot(step, moving_mean(loss, half_width), color=BLUE, lw=1.6, label=label)
+    if np.isfinite(curves.dev_loss).any():
+        markers = _markers(curves.eval_steps, "o")
+        axes.plot(curves.eval_steps, curves.dev_loss, color=ORANGE, lw=1.4, **markers, label="dev")
     if not finite.all():
-        marks: dict[str, Any] = {"color": ORANGE, "marker": "x", "ls": "none", "clip_on": False}
-        at, zero = step[~finite], np.zeros((~finite).sum())
-        axes.plot(at, zero, transform=axes.get_xaxis_transform(), label="not finite: left out", **marks)
-    usual = loss[finite]
-    steep = len(usual) and usual.min() > 0 and usual.max() > STEEP * np.median(usual)
-    if steep:
+        cross: dict[str, Any] = {"color": ORANGE, "marker": "x", "ls": "none", "clip_on": False}
+        zeros = np.zeros((~finite).sum())
+        axes.plot(step[~finite], zeros, transform=axes.get_xaxis_transform(), label="not finite: left out", **cross)
+    values = loss[finite]
+    is_log = len(values) and values.min() > 0 and values.max() > LOG_AXIS_RATIO * np.median(values)
+    if is_log:
         axes.set_yscale("log")
-    axes.set_ylabel("loss (log)" if steep else "loss")
+    axes.set_ylabel("loss (log)" if is_log else "loss")
 
 
-def _score(axes: Axes, course: TrainingCurves, metric: str) -> None:
-    axes.plot(course.eval_steps, course.score, color=ORANGE, lw=1.4, **_dots(course.eval_steps, "o"))
+def _plot_score(axes: Axes, curves: TrainingCurves, metric: str) -> None:
+    """Plot the dev metric, with a star and a text at the best step."""
+    axes.plot(curves.eval_steps, curves.score, color=ORANGE, lw=1.4, **_markers(curves.eval_steps, "o"))
     axes.set_ylabel(f"{metric} on dev", parse_math=False)
     axes.margins(y=0.25)
-    low, high = metric_bounds(metric)
-    scores = course.score[np.isfinite(course.score)]
-    if len(scores) and low <= scores.min() and scores.max() <= high:
+    least, greatest = metric_bounds(metric)
+    scores = curves.score[np.isfinite(curves.score)]
+    if len(scores) and least <= scores.min() and scores.max() <= greatest:
         bottom, top = axes.get_ylim()
-        room = 0.03 * (min(top, high) - max(bottom, low))  # so that a marker at the bound is whole
-        axes.set_ylim(max(bottom, low - room), min(top, high + room))
-    rows = np.flatnonzero(course.eval_steps == course.best)
+        margin = 0.03 * (min(top, greatest) - max(bottom, least))  # shows the whole marker of a score at its bound
+        axes.set_ylim(max(bottom, least - margin), min(top, greatest + margin))
+    rows = np.flatnonzero(curves.eval_steps == curves.best)
     if len(rows):
-        best = float(course.score[rows[-1]])
-        axes.plot([course.best], [best], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
-        left = course.best > course.step[-1] / 2
+        best_score = float(curves.score[rows[-1]])
+        axes.plot([curves.best], [best_score], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
+        text_on_left = curves.best > curves.step[-1] / 2
         axes.annotate(
-            f"best: {best:.4g}, step {course.best:,.0f}",
-            (course.best, best),
-            xytext=(-9 if left else 9, 9),
+            f"best: {best_score:.4g}, step {curves.best:,.0f}",
+            (curves.best, best_score),
+            xytext=(-9 if text_on_left else 9, 9),
             textcoords="offset points",
-            ha="right" if left else "left",
+            ha="right" if text_on_left else "left",
             fontsize=8,
             color=BLUE,
         )
 
 
-def _rate(axes: Axes, course: TrainingCurves) -> None:
-    axes.plot(course.step, course.lr, color=GREY, lw=1.4, **_dots(course.step))
+def _plot_lr(axes: Axes, curves: TrainingCurves) -> None:
+    axes.plot(curves.step, curves.lr, color=GREY, lw=1.4, **_markers(curves.step))
     axes.set_ylabel("learning rate")
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
 
 
-def _epochs(axes: Axes, course: TrainingCurves) -> None:
-    """Add a second axis with epochs on top: a step is the same share of every epoch."""
-    share = course.epoch[-1] / course.step[-1]
-    if np.isfinite(share) and share > 0:
-        top = axes.secondary_xaxis("top", functions=(lambda step: step * share, lambda epoch: epoch / share))
+def _add_epoch_axis(axes: Axes, curves: TrainingCurves) -> None:
+    """Add an axis with epochs on top; all epochs have the same number of steps."""
+    epochs_per_step = curves.epoch[-1] / curves.step[-1]
+    if np.isfinite(epochs_per_step) and epochs_per_step > 0:
+        top = axes.secondary_xaxis(
+            "top", functions=(lambda step: step * epochs_per_step, lambda epoch: epoch / epochs_per_step)
+        )
         top.set_xlabel("epoch", fontsize=9)
         style_axes(top)
 
 
-def _dots(points: Values, marker: str = ".") -> dict[str, Any]:
-    """Markers for few points, so that a single one is visible."""
-    return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= FEW else {}
+def _markers(points: Values, marker: str = ".") -> dict[str, Any]:
+    """Arguments of `plot` that draw a marker at each point, if points are few: a single point has no line."""
+    return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= MAX_MARKERS else {}
 
 
-def smoothed(values: Values, width: int) -> Values:
-    """Moving mean of finite values over `width` neighbours on both sides; NaN if all of them are not finite.
+def moving_mean(values: Values, half_width: int) -> Values:
+    """Mean of the finite values among `half_width` neighbours on both sides and the value; NaN if none is finite.
 
-    >>> smoothed(np.array([1.0, np.nan, 3.0, 4.0]), 1)
+    >>> moving_mean(np.array([1.0, np.nan, 3.0, 4.0]), 1)
     array([1. , 2. , 3.5, 3.5])
     """
     finite: Bool[np.ndarray, " points"] = np.isfinite(values)
-    places = np.arange(len(values))
-    low, high = np.maximum(places - width, 0), np.minimum(places + width + 1, len(values))
-    sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
-    counts = np.concatenate(([0], np.cumsum(finite)))
-    count = counts[high] - counts[low]
-    return np.where(count > 0, (sums[high] - sums[low]) / np.maximum(count, 1), np.nan)
+    indices = np.arange(len(values))
+    start, stop = np.maximum(indices - half_width, 0), np.minimum(indices + half_width + 1, len(values))
+    cumulative_sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
+    cumulative_counts = np.concatenate(([0], np.cumsum(finite)))
+    count = cumulative_counts[stop] - cumulative_counts[start]
+    sums = cumulative_sums[stop] - cumulative_sums[start]
+    return np.where(count > 0, sums / np.maximum(count, 1), np.nan)
 
 
-def ranges(values: Values, at: Values, size: int) -> tuple[Parts, Parts, Parts]:
-    """Least and greatest finite value of each `size` neighbours, and their mean position; NaN if none is finite."""
+def ranges(values: Values, positions: Values, size: int) -> tuple[Parts, Parts, Parts]:
+    """Split the values into parts of `size` neighbours.
+
+    Returns:
+        The least and the greatest finite value of each part, NaN if none is finite, and the mean position of each part.
+    """
     starts = np.arange(0, len(values), size)
     finite = np.isfinite(values)
-    some = np.logical_or.reduceat(finite, starts)
-    low = np.where(some, np.minimum.reduceat(np.where(finite, values, np.inf), starts), np.nan)
-    high = np.where(some, np.maximum.reduceat(np.where(finite, values, -np.inf), starts), np.nan)
-    middles = [float(at[start : start + size].mean()) for start in starts]
-    return low, high, np.array(middles)
+    has_finite = np.logical_or.reduceat(finite, starts)
+    low = np.where(has_finite, np.minimum.reduceat(np.where(finite, values, np.inf), starts), np.nan)
+    high = np.where(has_finite, np.maximum.reduceat(np.where(finite, values, -np.inf), starts), np.nan)
+    mean_positions = [float(positions[start : start + size].mean()) for start in starts]
+    return low, high, np.array(mean_positions)

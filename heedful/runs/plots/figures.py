@@ -1,4 +1,4 @@
-"""Plots of a run: training curves, and the quality of its model on test, or on dev without test."""
+"""Plots of a run: training curves, and the quality of its model on test, or on dev if there is no test split."""
 
 from __future__ import annotations
 
@@ -38,17 +38,20 @@ if TYPE_CHECKING:
 Pairs = Float64[np.ndarray, "examples 2"]  # label, prediction
 Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
-Ideal = tuple[tuple[float, float], tuple[float, float]]  # two points of the line on which right predictions lie
-MOST_CONFUSED = 30  # labels of a confusion matrix
-MOST_SCORED = 50  # rows of scores
-THRESHOLD_SPACING = 0.12  # of coverage, between two thresholds that are written above the plot
+IdealLine = tuple[tuple[float, float], tuple[float, float]]  # two points (label, prediction) of correct predictions
+MAX_CONFUSION_LABELS = 30  # labels of a confusion matrix
+MAX_SCORE_ROWS = 50  # rows in a plot of scores
+THRESHOLD_SPACING = 0.12  # least difference of coverage between two thresholds that are written above the plot
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
-    """Write plots of the run to its folder plots/ as PNG and SVG files, and return the paths of the PNG files.
+    """Write plots of a run to its folder plots/ as PNG and SVG files.
 
-    Curves, confusion, calibration, scores, numbers and alignments, as far as they apply; a run that is not finished has
-    curves only.
+    The plots are curves, alignments, confusion, calibration, coverage, scores and numbers, as far as they apply to the
+    task. A run that is not finished has curves only.
+
+    Returns:
+        The paths of the PNG files.
 
     Raises:
         RunError: If the folder is not a run.
@@ -60,6 +63,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
+    """Yield the file name without suffix and the figure of each plot."""
     results: JsonObject = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
@@ -81,27 +85,34 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
         yield "calibration", plot_calibration(numbers, split)
     if numbers.get("coverage"):
         yield "coverage", plot_coverage(numbers, split)
-    for kind, what in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
-        if numbers.get(kind):
-            yield "scores", plot_scores(numbers[kind], split, what)
+    for key, row_kind in (("classes", "class"), ("labels", "label"), ("types", "type of entity")):
+        if numbers.get(key):
+            yield "scores", plot_scores(numbers[key], split, row_kind)
     if "pearson" in numbers:
         pairs = [(as_float(line["label"]), as_float(line["prediction"])) for line in read_predictions(folder, split)]
         if pairs:
-            yield "numbers", plot_scatter(np.array(pairs), numbers, split, _ideal(results, pairs))
+            yield "numbers", plot_scatter(np.array(pairs), numbers, split, _ideal_line(results, pairs))
 
 
 def plot_confusion(numbers: Result, split: str) -> Figure:
-    """Plot the confusion matrix, coloured by the share of each true label's examples."""
+    """Plot the confusion matrix, coloured by the share of each label's examples.
+
+    Args:
+        numbers: Metrics of the split, with "classes", "confusion" [label, prediction] and "count".
+        split: Name of the split.
+    """
     from matplotlib import colormaps
 
-    labels, counts = drawable_labels(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
-    chosen, about = most_confused(counts), ""
-    if len(chosen) < len(counts):
-        about = f"the {len(chosen)} most confused of {len(counts)} labels; shares and sums are of all examples"
-    support, size = counts.sum(1)[chosen], len(chosen)
-    shown = counts[np.ix_(chosen, chosen)]
-    shares = np.where(support[:, None] > 0, shown / np.maximum(support[:, None], 1), np.nan)
-    cell = min(1.1, max(0.38, 4 / size))
+    labels, all_counts = drawable_labels(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
+    chosen, selection_note = most_confused(all_counts), ""
+    if len(chosen) < len(all_counts):
+        selection_note = (
+            f"the {len(chosen)} most confused of {len(all_counts)} labels; shares and sums are of all examples"
+        )
+    support, size = all_counts.sum(1)[chosen], len(chosen)
+    counts = all_counts[np.ix_(chosen, chosen)]
+    shares = np.where(support[:, None] > 0, counts / np.maximum(support[:, None], 1), np.nan)
+    cell = min(1.1, max(0.38, 4 / size))  # inches
     names = [labels.names[number] for number in chosen]
     longest = max(map(len, names))
     figure = new_figure(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
@@ -109,64 +120,72 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     image = axes.imshow(shares, cmap=colormaps["Blues"].with_extremes(bad="#F4F4F4"), vmin=0, vmax=1)
     style_axes(axes)
     text: dict[str, Any] = {"parse_math": False, "fontfamily": list(labels.fonts), "fontsize": 8}
-    turned: dict[str, Any] = (
-        {"rotation": 55, "ha": "right", "rotation_mode": "anchor"} if size > 4 or longest > 10 else {}
-    )
-    axes.set_xticks(range(size), names, **text, **turned)
-    sides = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
-    axes.set_yticks(range(size), sides, **text)
+    rotated: dict[str, Any] = {}
+    if size > 4 or longest > 10:
+        rotated = {"rotation": 55, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(size), names, **text, **rotated)
+    names_with_support = [f"{name}  ({count:,})" for name, count in zip(names, support, strict=True)]
+    axes.set_yticks(range(size), names_with_support, **text)
     axes.set_xlabel("Prediction")
     axes.set_ylabel("Label (examples)", labelpad=8)
     axes.hlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
     axes.vlines(np.arange(size - 1) + 0.5, -0.5, size - 0.5, color="white", lw=1)
-    _cells(axes, shown, shares, cell)
+    _write_counts(axes, counts, shares, cell)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02)
     bar.set_label("share of the label's examples", fontsize=9)
     style_axes(bar.ax)
-    set_title(figure, f"Confusion on {split}, {numbers['count']:,} examples", about, labels.note)
+    set_title(figure, f"Confusion on {split}, {numbers['count']:,} examples", selection_note, labels.note)
     return figure
 
 
-def most_confused(counts: Counts, most: int = MOST_CONFUSED) -> list[int]:
-    """Classes of the most frequent confusions, in the order of the matrix; all classes if they are `most` or fewer.
+def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> list[int]:
+    """Return the labels of the most frequent confusions, at most `max_labels`, in the order of the matrix.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
     [0, 2]
     """
-    if len(counts) <= most:
+    if len(counts) <= max_labels:
         return list(range(len(counts)))
-    wrong = np.triu(counts + counts.T, 1)
-    order = np.argsort(-wrong, axis=None, kind="stable")
-    chosen: dict[int, None] = {}
-    for pair in zip(*np.unravel_index(order, wrong.shape), strict=True):
+    confusions = np.triu(counts + counts.T, 1)  # examples of each pair of labels that were confused, in both directions
+    order = np.argsort(-confusions, axis=None, kind="stable")
+    chosen: dict[int, None] = {}  # a set that keeps the order
+    for pair in zip(*np.unravel_index(order, confusions.shape), strict=True):
         for label in pair:
-            if len(chosen) < most:
+            if len(chosen) < max_labels:
                 chosen[int(label)] = None
     return sorted(chosen)
 
 
-def _cells(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
-    """Write the count into each cell; zeros only in small matrices."""
+def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
+    """Write the count into each cell of `cell` inches; zeros only in small matrices."""
     longest = len(f"{counts.max():,}")
-    size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
+    font_size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
     for row, column in np.ndindex(counts.shape):
-        if counts[row, column] or len(counts) <= 10:
-            dark = shares[row, column] > 0.55
-            colour = "white" if dark else INK if counts[row, column] else "#A0A0A0"
-            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=size, color=colour)
+        count = counts[row, column]
+        if not count and len(counts) > 10:
+            continue
+        colour = INK if count else "#A0A0A0"
+        if shares[row, column] > 0.55:  # a dark cell
+            colour = "white"
+        axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=font_size, color=colour)
 
 
 def plot_calibration(numbers: Result, split: str) -> Figure:
-    """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence."""
+    """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence.
+
+    Args:
+        numbers: Metrics of the split, with "calibration" and "ece".
+        split: Name of the split.
+    """
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
-    confidence, right = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
-    low, high = wilson(right, count)
+    confidence, accuracy = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
+    low, high = wilson(accuracy, count)
     figure = new_figure(5.6, 6.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
     above.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     above.vlines(confidence, low, high, color=SKY, lw=2.5, label="95 % interval")
-    above.plot(confidence, right, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
+    above.plot(confidence, accuracy, color=BLUE, marker="o", ms=5.5, ls="none", label="answers, by confidence")
     above.set_ylim(-0.02, 1.02)
     above.set_xlim(-0.02, 1.02)
     above.set_ylabel("share of right answers")
@@ -185,28 +204,33 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
 
 
 def plot_coverage(numbers: Result, split: str) -> Figure:
-    """Plot the accuracy of the most confident answers over their share of all answers."""
+    """Plot the accuracy of the most confident answers over their share of all answers.
+
+    Args:
+        numbers: Metrics of the split, with "coverage".
+        split: Name of the split.
+    """
     table = numbers["coverage"]
-    count, coverage, right, confidence = (
+    count, coverage, accuracy, confidence = (
         np.array([as_float(row[name]) for row in table]) for name in ("count", "coverage", "accuracy", "min_confidence")
     )
-    low, high = wilson(right, count)
+    low, high = wilson(accuracy, count)
     figure = new_figure(5.6, 4.2)
     axes = figure.subplots()
     axes.fill_between(coverage, low, high, color=SKY, alpha=0.5, lw=0, label="95 % interval")
-    axes.plot(coverage, right, color=BLUE, marker="o", ms=4, label="accuracy of these answers")
+    axes.plot(coverage, accuracy, color=BLUE, marker="o", ms=4, label="accuracy of these answers")
     axes.set_xlim(0, 1.02)
     axes.set_ylabel("share of right answers")
     axes.set_xlabel("coverage: share of texts that are answered")
-    marked: list[int] = []  # points whose threshold has room above the axes
+    labelled: list[int] = []  # points whose threshold is written above the axes
     for index in range(len(table)):
-        if not marked or coverage[marked[-1]] - coverage[index] >= THRESHOLD_SPACING:
-            marked.append(index)
-    above = axes.secondary_xaxis("top")
-    above.set_xticks(coverage[marked], [f"{confidence[index]:.4g}" for index in marked])
-    above.set_xlabel("least confidence of an answer (min_confidence)")
-    above.spines["top"].set_visible(False)
-    above.tick_params(labelsize=8, color=GREY, labelcolor=INK)
+        if not labelled or coverage[labelled[-1]] - coverage[index] >= THRESHOLD_SPACING:
+            labelled.append(index)
+    threshold_axis = axes.secondary_xaxis("top")
+    threshold_axis.set_xticks(coverage[labelled], [f"{confidence[index]:.4g}" for index in labelled])
+    threshold_axis.set_xlabel("least confidence of an answer (min_confidence)")
+    threshold_axis.spines["top"].set_visible(False)
+    threshold_axis.tick_params(labelsize=8, color=GREY, labelcolor=INK)
     figure.legend(loc="outside lower right", ncols=2, fontsize=8, frameon=False)
     style_axes(axes, grid="both")
     set_title(figure, f"Accuracy over coverage on {split}, {int(count[0]):,} examples")
@@ -220,80 +244,95 @@ def wilson(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares,
     >>> round(float(low[0]), 4), round(float(high[0]), 4)
     (0.2366, 0.7634)
     """
-    middle = shares + z**2 / (2 * counts)
-    half = z * np.sqrt(shares * (1 - shares) / counts + z**2 / (4 * counts**2))
-    whole = 1 + z**2 / counts
-    return (middle - half) / whole, (middle + half) / whole
+    centre = shares + z**2 / (2 * counts)
+    half_width = z * np.sqrt(shares * (1 - shares) / counts + z**2 / (4 * counts**2))
+    divisor = 1 + z**2 / counts
+    return (centre - half_width) / divisor, (centre + half_width) / divisor
 
 
-def plot_scores(scores: dict[str, JsonObject], split: str, what: str) -> Figure:
-    """Plot precision, recall and F1 of each label, the best on top."""
+def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Figure:
+    """Plot precision, recall and F1 of each label, the best on top.
+
+    Args:
+        scores: By label, "precision", "recall", "f1", and perhaps the number of examples as "count" or "gold".
+        split: Name of the split.
+        row_kind: The name of a row in the title: "class", "label" or "type of entity".
+    """
     labels = drawable_labels(scores)
-    rows = list(zip(labels.names, scores.values(), strict=True))
-    rows.sort(key=lambda row: as_float(row[1]["f1"]))
-    shown = rows[:MOST_SCORED]
-    longest = max(len(name) for name, _ in shown)
-    figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(shown)))
+    all_rows = list(zip(labels.names, scores.values(), strict=True))
+    all_rows.sort(key=lambda row: as_float(row[1]["f1"]))
+    rows = all_rows[:MAX_SCORE_ROWS]
+    longest = max(len(name) for name, _ in rows)
+    figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(rows)))
     axes = figure.subplots()
-    places = np.arange(len(shown))
+    heights = np.arange(len(rows))
     precision, recall, f1 = (
-        np.array([as_float(row[name]) for _, row in shown]) for name in ("precision", "recall", "f1")
+        np.array([as_float(row[name]) for _, row in rows]) for name in ("precision", "recall", "f1")
     )
-    axes.barh(places, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
-    marks: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
-    axes.plot(precision, places + 0.17, marker="v", color=BLUE, label="precision", **marks)
-    axes.plot(recall, places - 0.17, marker="^", color=ORANGE, label="recall", **marks)
-    axes.set_yticks(places, [name for name, _ in shown], parse_math=False, fontfamily=list(labels.fonts))
-    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.barh(heights, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
+    markers: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
+    axes.plot(precision, heights + 0.17, marker="v", color=BLUE, label="precision", **markers)
+    axes.plot(recall, heights - 0.17, marker="^", color=ORANGE, label="recall", **markers)
+    axes.set_yticks(heights, [name for name, _ in rows], parse_math=False, fontfamily=list(labels.fonts))
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlim(0, 1.02)
     style_axes(axes, grid="x")
-    sides = [f"{score:.3f}{_of(row)}" for score, (_, row) in zip(f1, shown, strict=True)]
-    beside = axes.twinx()
-    style_axes(beside)
-    beside.set_ylim(axes.get_ylim())
-    beside.set_yticks(places, sides)
-    beside.tick_params(length=0)
-    beside.set_ylabel("F1 (how many there are)" if _of(shown[0][1]) else "F1", fontsize=9)
+    f1_and_counts = [f"{score:.3f}{_count_in_parentheses(row)}" for score, (_, row) in zip(f1, rows, strict=True)]
+    right_axis = axes.twinx()
+    style_axes(right_axis)
+    right_axis.set_ylim(axes.get_ylim())
+    right_axis.set_yticks(heights, f1_and_counts)
+    right_axis.tick_params(length=0)
+    right_axis.set_ylabel("F1 (how many there are)" if _count_in_parentheses(rows[0][1]) else "F1", fontsize=9)
     figure.legend(loc="outside lower right", ncols=3, fontsize=8, frameon=False)
-    about = f"the {len(shown)} lowest of {len(rows)}" if len(shown) < len(rows) else ""
-    set_title(figure, f"Precision, recall and F1 of each {what} on {split}", about, labels.note)
+    selection_note = f"the {len(rows)} lowest of {len(all_rows)}" if len(rows) < len(all_rows) else ""
+    set_title(figure, f"Precision, recall and F1 of each {row_kind} on {split}", selection_note, labels.note)
     return figure
 
 
-def _of(row: JsonObject) -> str:
+def _count_in_parentheses(row: JsonObject) -> str:
     """The number of examples or entities with the label, in parentheses; "" if it is unknown."""
     count = row.get("count", row.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
-def _ideal(results: JsonObject, pairs: list[tuple[float, float]]) -> Ideal | None:
-    """Two points of the line on which right predictions lie; None for cosines without the range of scores."""
+def _ideal_line(results: JsonObject, pairs: list[tuple[float, float]]) -> IdealLine | None:
+    """Two points of the line of correct predictions; None for cosines, if the labels of cosines 0 and 1 are unknown."""
     if not SPECS[results["task"]].predicts_cosines:
         values = [value for pair in pairs if np.isfinite(pair).all() for value in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
-    scaling = results.get("label_scaling")  # the scores for a cosine of 0 and of 1
+    scaling = results.get("label_scaling")  # labels of a cosine of 0 and of 1
     return ((scaling["low"], 0.0), (scaling["high"], 1.0)) if scaling else None
 
 
-def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: Ideal | None) -> Figure:
-    """Plot predictions over labels, and the line on which right predictions lie."""
+def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: IdealLine | None) -> Figure:
+    """Plot predictions over labels, and the line of correct predictions.
+
+    Args:
+        pairs: Labels and predictions; pairs with a number that is not finite are left out.
+        numbers: Metrics of the split, with "count", "pearson" and perhaps "spearman".
+        split: Name of the split.
+        ideal: Two points of the line of correct predictions; None: no line.
+    """
     finite = np.isfinite(pairs).all(1)
-    gold, predicted = pairs[finite].T
+    label, prediction = pairs[finite].T
     figure = new_figure(6.0, 6.4)
     axes = figure.subplots()
-    alpha = float(np.clip(600 / max(1, len(gold)), 0.1, 0.75))
-    many = len(gold) > MAX_VECTOR_POINTS
-    axes.plot(gold, predicted, marker="o", ms=4.5, mec="none", ls="none", color=BLUE, alpha=alpha, rasterized=many)
+    alpha = float(np.clip(600 / max(1, len(label)), 0.1, 0.75))
+    points: dict[str, Any] = {"marker": "o", "ms": 4.5, "mec": "none", "ls": "none", "color": BLUE, "alpha": alpha}
+    axes.plot(label, prediction, rasterized=len(label) > MAX_VECTOR_POINTS, **points)
     if ideal is not None:
         axes.plot(*np.transpose(ideal), color=GREY, lw=1, ls="--", label="right predictions")
         figure.legend(loc="outside lower right", fontsize=8, frameon=False)
     style_axes(axes, grid="both")
     axes.set_xlabel("label")
     axes.set_ylabel("prediction")
-    rank = f", Spearman's ρ {numbers['spearman']:.3f}" if "spearman" in numbers else ""
+    title = f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}"
+    if "spearman" in numbers:
+        title += f", Spearman's ρ {numbers['spearman']:.3f}"
     count, finite_count = numbers["count"], int(finite.sum())
-    shown = (
-        f"{finite_count:,} examples" if finite_count == count else f"{finite_count:,} of {count:,} examples are shown"
-    )
-    set_title(figure, f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}{rank}", shown)
+    examples = f"{finite_count:,} examples"
+    if finite_count != count:
+        examples = f"{finite_count:,} of {count:,} examples are shown"
+    set_title(figure, title, examples)
     return figure

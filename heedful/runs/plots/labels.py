@@ -1,4 +1,4 @@
-"""Label names for plots: short, on one line, in fonts of this machine, and distinguishable."""
+"""Label names for plots: short, on one line, distinguishable, and in characters that fonts of this machine have."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FONT = "DejaVu Sans"  # comes with matplotlib
-FALLBACK = "Last Resort High-Efficiency"  # comes with matplotlib: placeholder boxes for all characters
+LAST_RESORT = "Last Resort High-Efficiency"  # comes with matplotlib: has a placeholder box for every character
 BOX, DOTS = "□", "…"
-LONGEST = 28  # columns; a wide character, such as a Chinese one, takes two
+MAX_COLUMNS = 28  # width of a name; a wide character, such as a Chinese one, takes two columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawableLabels:
-    """Names to draw for labels, and fonts: a character is drawn in the first one that has it."""
+    """Names to draw instead of labels, and the fonts for them."""
 
     names: tuple[str, ...]
-    fonts: tuple[str, ...]
-    note: str  # about characters that no font has; "" if all can be drawn
+    fonts: tuple[str, ...]  # each character is drawn in the first font that has it
+    note: str  # a sentence about characters that no font has; "" if all can be drawn
 
 
 def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
     """Shorten long labels, and replace characters that no font has by a box.
 
-    A label with a box, or that looks like another one, begins with its number, from 0.
+    The number of a label, from 0, is put before its name if that is empty, has a box, or is the name of another label.
     """
-    short = [shortened(_printable(label)) for label in labels]
-    fonts, missing = _fonts(set().union(*short))
-    boxed = ["".join(BOX if character in missing else character for character in name) for name in short]
-    alike = Counter(boxed)
-    names = [
-        f"{number}: {name}" if BOX in name or alike[name] > 1 or not name else name for number, name in enumerate(boxed)
-    ]
+    short_names = [shorten(_printable(label)) for label in labels]
+    fonts, missing = _find_fonts(set().union(*short_names))
+    names = ["".join(BOX if character in missing else character for character in name) for name in short_names]
+    occurrences = Counter(names)
+    for number, name in enumerate(names):
+        if not name or BOX in name or occurrences[name] > 1:
+            names[number] = f"{number}: {name}"
     note = f"{BOX}: no font here has this character; labels are numbered from 0" if missing else ""
     return DrawableLabels(names=tuple(names), fonts=fonts, note=note)
 
 
-def shortened(text: str, most: int = LONGEST) -> str:
-    """Shorten a text to `most` columns, by leaving out its middle.
+def shorten(text: str, max_columns: int = MAX_COLUMNS) -> str:
+    """Shorten a text to at most `max_columns` by leaving out its middle.
 
-    >>> shortened("a label that nobody wants to read", 16)
+    >>> shorten("a label that nobody wants to read", 16)
     'a label t…o read'
     """
-    if sum(map(_columns, text)) <= most:
+    if sum(map(_columns, text)) <= max_columns:
         return text
-    head = _fitting(text, most * 3 // 5)
-    tail = _fitting(text[::-1], most - 1 - most * 3 // 5)[::-1]
+    head_columns = max_columns * 3 // 5
+    head = _first_columns(text, head_columns)
+    tail = _first_columns(text[::-1], max_columns - 1 - head_columns)[::-1]
     return head.rstrip() + DOTS + tail
 
 
@@ -57,39 +58,42 @@ def _printable(label: str) -> str:
 
 
 def _columns(character: str) -> int:
+    """Width of a character in columns."""
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
-def _fitting(text: str, most: int) -> str:
-    """The beginning of the text, up to `most` columns."""
+def _first_columns(text: str, max_columns: int) -> str:
+    """The beginning of the text, up to `max_columns`."""
     end = width = 0
-    while end < len(text) and (width := width + _columns(text[end])) <= most:
+    while end < len(text) and (width := width + _columns(text[end])) <= max_columns:
         end += 1
     return text[:end]
 
 
-def _fonts(needed: set[str]) -> tuple[tuple[str, ...], set[str]]:
-    """Fonts that together have the characters, and the characters that no font has."""
+def _find_fonts(characters: set[str]) -> tuple[tuple[str, ...], set[str]]:
+    """Return fonts of this machine that together have the characters, and the characters that no font has."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager
 
-    missing = needed - _covered(findfont(FONT), needed)
+    missing = characters - _covered(findfont(FONT), characters)
     fonts = [FONT]
     files = {
-        entry.name: entry.fname for entry in fontManager.ttflist if entry.style == "normal" and entry.name != FALLBACK
+        entry.name: entry.fname
+        for entry in fontManager.ttflist
+        if entry.style == "normal" and entry.name != LAST_RESORT
     }
     for name in sorted(files):
         if not missing:
             break
         if _covered(files[name], missing):
-            used = findfont(FontProperties(family=[name]))  # matplotlib may take another file of that name
-            if covered := _covered(used, missing):
+            path = findfont(FontProperties(family=[name]))  # matplotlib may choose another file of that name
+            if covered := _covered(path, missing):
                 fonts.append(name)
                 missing -= covered
     return tuple(fonts), missing
 
 
 def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
-    """The characters that a font has; none if it cannot be read or scaled."""
+    """The characters that the font in a file has; an empty set if it cannot be read or scaled."""
     from matplotlib.font_manager import get_font
 
     try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
-DPI = 110
-FORMATS = {  # suffixes, with the metadata that is left out because it changes from one time to the next
+DPI = 110  # pixels of a PNG for an inch
+FORMATS = {  # suffix -> metadata that is left out, because it depends on the time or on versions
     ".png": ("Software",),
     ".svg": ("Date", "Creator"),
     ".pdf": ("CreationDate", "Creator", "Producer"),
@@ -33,7 +33,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> None:
-    """Draw thin axes, and a pale grid behind the data."""
+    """Draw thin axes, and grid lines behind the data; `grid` is the axis that gets them ("": none)."""
     axes.tick_params(labelsize=8, color=GREY, labelcolor=INK, which="both")
     axes.set_axisbelow(True)
     for side in axes.spines:
@@ -43,16 +43,17 @@ def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> 
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Put lines above the figure, aligned to the left; empty ones are left out."""
+    """Put lines of text above the figure, aligned to the left; "" is left out."""
     text = "\n".join(line for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=INK, parse_math=False)
 
 
 def save_plot(path: Path, figure: Figure) -> Path:
-    """Write a figure as PNG and beside it as SVG, atomically and with the same bytes every time.
+    """Write a figure as PNG and as SVG, atomically; equal figures give equal bytes.
 
     Args:
-        path: Of the PNG file; the SVG file has the same name but for its suffix.
+        path: Path of the PNG file. The SVG file is beside it, with the suffix .svg.
+        figure: The figure.
 
     Returns:
         `path`.
@@ -78,5 +79,5 @@ def write_figure(path: Path, figure: Figure, *, scale: float = 1.0) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "heedful"}):
         metadata = dict.fromkeys(FORMATS[path.suffix])
         figure.savefig(image, format=path.suffix[1:], metadata=metadata, dpi=scale * DPI)
-    with atomic_path(path) as part:
-        write_synced(part, [image.getvalue()])
+    with atomic_path(path) as temporary:
+        write_synced(temporary, [image.getvalue()])

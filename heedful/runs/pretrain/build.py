@@ -1,4 +1,4 @@
-"""Model, objective and samples of a pre-training run, from its settings, tokenizer and corpus."""
+"""The model, the objectives and the samples of a pre-training run, from its components."""
 
 from __future__ import annotations
 
@@ -32,44 +32,65 @@ DROPOUTS = ("dropout", "attention_dropout", "attention_out_dropout", "inner_drop
 
 
 def check_ignored_settings(settings: PretrainSettings, *, from_corpus: bool) -> None:
-    """Refuse settings that were changed and would change nothing; `from_corpus`: the data is a finished corpus."""
-    start, usual = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
-    own = "--tokenizer names one" if settings.tokenizer.path else f"{start or 'the corpus'} has its own"
-    of_new_one = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
-    trained = not (from_corpus or start or settings.tokenizer.path)
-    for table, names, used, why in (
+    """Refuse settings that differ from the defaults and would change nothing.
+
+    Args:
+        settings: The settings of the run.
+        from_corpus: Whether the data is a finished corpus, not files of text.
+
+    Raises:
+        HeedfulError: If there is such a setting.
+    """
+    init_from, defaults = settings.model.init_from, pretrain_defaults(settings.objective.kind, 1, continued=False)
+    trains_tokenizer = not (from_corpus or init_from or settings.tokenizer.path)
+    origin = "--tokenizer names one" if settings.tokenizer.path else f"{init_from or 'the corpus'} has its own"
+    training_options = [field.name for field in fields(PretrainTokenizer) if field.name != "path"]
+    corpus_options = [field.name for field in fields(CorpusSettings)]
+    for table, names, is_used, reason in (
         ("fit", ("eval_every_epochs",), False, "set eval_every_steps instead"),
         ("tokenizer", ("max_length",), False, "the greatest max_seq_length of all phases is used"),
-        ("tokenizer", of_new_one, trained, f"no tokenizer is trained, {own}"),
-        ("corpus", [field.name for field in fields(CorpusSettings)], not from_corpus, "the corpus was made before"),
-        ("model", ("family", "size", "layers", "width", "heads"), not start, f"{start} has a shape of its own"),
+        ("tokenizer", training_options, trains_tokenizer, f"no tokenizer is trained, {origin}"),
+        ("corpus", corpus_options, not from_corpus, "the corpus was made before"),
+        ("model", ("family", "size", "layers", "width", "heads"), not init_from, f"{init_from} has a shape of its own"),
     ):
-        table_settings, known = (getattr(source, table) for source in (settings, usual))
+        if is_used:
+            continue
+        table_settings, table_defaults = getattr(settings, table), getattr(defaults, table)
         for name in names:
-            if not used and getattr(table_settings, name) != getattr(known, name):
-                raise HeedfulError(f"{table}.{name} would change nothing: {why}; leave it out")
+            if getattr(table_settings, name) != getattr(table_defaults, name):
+                raise HeedfulError(f"{table}.{name} would change nothing: {reason}; leave it out")
 
 
 def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> None:
-    """Refuse a model that does not fit the objective, before text is read."""
+    """Check that the model to continue from, or the family, fits the objective, before text is read.
+
+    Raises:
+        HeedfulError: If the objective's head or the lengths do not fit the model.
+    """
     if init_model is None:
         name = _family(settings)
-        config = BundleConfig(family=name, model=_usual(name))
+        config = BundleConfig(family=name, model=_family_config(name))
     else:
         config, name, longest = init_model.config, init_model.source, max(settings.lengths)
         if init_model.max_length is not None and longest > init_model.max_length:
-            raise HeedfulError(f"max_seq_length is {longest}, but {name} reads {init_model.max_length} tokens")
+            raise HeedfulError(
+                f"max_seq_length is {longest}, but {name} reads {init_model.max_length} tokens: set it to that or less"
+            )
     make_head_config(config, settings.spec.head)
     builder_of(settings).check_model(config, name)
 
 
 def _family(settings: PretrainSettings) -> str:
+    """The family of a model with random weights.
+
+    Raises:
+        HeedfulError: If the settings name an unknown family, or one without published sizes.
+    """
     family = settings.model.family or settings.spec.family or DEFAULT_FAMILIES[settings.spec.name]
-    known = [
-        name for name, other_family in FAMILIES.items() if other_family.sizes
-    ]  # the others have no sizes to pre-train
-    if family not in known:
-        raise HeedfulError(f'"{family}" is no family{did_you_mean(family, known)}: {", ".join(known)}')
+    families_with_sizes = [name for name, known_family in FAMILIES.items() if known_family.sizes]
+    if family not in families_with_sizes:
+        hint = did_you_mean(family, families_with_sizes)
+        raise HeedfulError(f'"{family}" is no family{hint}: {", ".join(families_with_sizes)}')
     return family
 
 
@@ -77,31 +98,37 @@ def _family(settings: PretrainSettings) -> str:
 
 
 def build_model(components: Components) -> ModelBundle:
-    """Make the model, or take the one to continue from, with the head of the objective."""
+    """Make a model with random weights, or use the one to continue from; add the objective's head."""
     settings, seed = components.settings, components.settings.train.seed
     head = settings.spec.head
     if components.init_model is not None:
-        usual = components.init_model.config.model
-        started = _remade(components.init_model, with_dropout(usual, usual, settings.model.dropout))
-        return with_head(started, head, seed=seed)
+        config_before = components.init_model.config.model
+        config_of_run = with_dropout(config_before, config_before, settings.model.dropout)
+        return with_head(_with_config(components.init_model, config_of_run), head, seed=seed)
     config = config_of_size(_family(settings), settings, components.tokenizer)
     config = replace(config, model=with_dropout(config.model, config.model, settings.model.dropout))
-    bare = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
-    return with_head(bare, head, seed=seed)
+    headless = create(config, components.tokenizer.limited(max(settings.lengths)), seed=seed)
+    return with_head(headless, head, seed=seed)
 
 
-def _usual(family: str) -> ModelConfig:
+def _family_config(family: str) -> ModelConfig:
     """The config of a family's first published size."""
     values = next(iter(FAMILIES[family].sizes.values()))
     return read_config(dict(values) | {"model_type": family}, family).model
 
 
 def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer) -> BundleConfig:
-    """The config of a family with the layers, width and heads of the settings, for a tokenizer and a length."""
-    model = _usual(family)
+    """Return a config of a family, with the shape of the settings and the vocabulary of a tokenizer.
+
+    Args:
+        family: A family with published sizes. The first one is the source of all that is not resized.
+        settings: Layers, width, heads and lengths.
+        tokenizer: The tokenizer of the model.
+    """
+    model = _family_config(family)
     layers, width, heads = settings.model.shape
 
-    def stack(config: StackConfig | None) -> StackConfig | None:
+    def resize_stack(config: StackConfig | None) -> StackConfig | None:
         if config is None:
             return None
         return replace(
@@ -115,9 +142,9 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
             blocks=None if config.blocks is None else min(config.blocks, layers),
         )
 
-    def resized(embedding: EmbeddingConfig) -> EmbeddingConfig:
+    def resize_embedding(embedding: EmbeddingConfig) -> EmbeddingConfig:
         positions, new_width = embedding.positions, width
-        if embedding.width != model.width:  # it stays narrower
+        if embedding.width != model.width:  # a family with embeddings that are narrower than its layers
             new_width = min(embedding.width, max(1, width // 2))
         if isinstance(positions, Learned):
             padding = None if positions.padding is None else tokenizer.special.pad
@@ -135,33 +162,42 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
 
     model = replace(
         model,
-        embedding=resized(model.embedding),
-        encoder=stack(model.encoder),
-        decoder=stack(model.decoder),
-        decoder_embedding=None if model.decoder_embedding is None else resized(model.decoder_embedding),
+        embedding=resize_embedding(model.embedding),
+        encoder=resize_stack(model.encoder),
+        decoder=resize_stack(model.decoder),
+        decoder_embedding=None if model.decoder_embedding is None else resize_embedding(model.decoder_embedding),
         start=None if model.start is None else tokenizer.special.pad,
     )
-    own = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
-    return BundleConfig(family=family, model=replace(model, initialisation=own.initialisation))  # by its own layers
+    # the initialisation depends on the number of layers in some families: read it from the new config
+    reread = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
+    return BundleConfig(family=family, model=replace(model, initialisation=reread.initialisation))
 
 
-def with_dropout(model: ModelConfig, like: ModelConfig, rate: float | None = None) -> ModelConfig:
-    """The config with the dropout of another one, or with `rate` where the other one has any."""
+def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = None) -> ModelConfig:
+    """Return a copy of a config with the dropout rates of another one.
 
-    def of(config: Part, usual: Part) -> Part:
-        if config is None or usual is None:
+    Args:
+        model: The config.
+        source: The config whose rates are copied.
+        rate: Replaces all rates of `source` that are not 0; None: they stay.
+    """
+
+    def copy_rates(config: Part, source_config: Part) -> Part:
+        if config is None or source_config is None:
             return config
-        rates: dict[str, Any] = {name: getattr(usual, name) for name in DROPOUTS if hasattr(usual, name)}
+        rates: dict[str, Any] = {
+            name: getattr(source_config, name) for name in DROPOUTS if hasattr(source_config, name)
+        }
         if rate is not None:
-            rates |= {name: rate for name, own in rates.items() if own}
+            rates |= {name: rate for name, source_rate in rates.items() if source_rate}
         return replace(config, **rates)
 
     parts = ("embedding", "encoder", "decoder", "decoder_embedding")
-    return replace(model, **{name: of(getattr(model, name), getattr(like, name)) for name in parts})
+    return replace(model, **{name: copy_rates(getattr(model, name), getattr(source, name)) for name in parts})
 
 
-def _remade(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
-    """The model with another config and the same weights."""
+def _with_config(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
+    """A model in eval mode with another config and the same weights."""
     with skip_init():
         bundle = ModelBundle(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
     assign(bundle, {name: tensor.detach() for name, tensor in loaded.named_tensors().items()}, "cpu")
@@ -171,8 +207,9 @@ def _remade(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
 
 def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
     """The model with the dropout for fine-tuning: that of its family, or of the model that training continued from."""
-    usual = components.init_model.config.model if components.init_model is not None else _usual(loaded.config.family)
-    return _remade(loaded, with_dropout(loaded.config.model, usual))
+    init_model = components.init_model
+    source = _family_config(loaded.config.family) if init_model is None else init_model.config.model
+    return _with_config(loaded, with_dropout(loaded.config.model, source))
 
 
 # -- the objective ------------------------------------------------------------------------------------------------
@@ -181,7 +218,7 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
 def build_objectives(
     components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
 ) -> list[SelfSupervised]:
-    """Return the objective of each phase, the first one's in front."""
+    """Return the objective of each phase for a model with the objective's head; `samples` are those of each phase."""
     return components.builder.objectives(components, loaded, samples)
 
 
@@ -189,40 +226,46 @@ def build_objectives(
 
 
 def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
-    """Training samples of each phase, and validation samples in the form of the first phase.
+    """Return the training samples of each phase, and validation samples for at most `eval_tokens` and a last row.
+
+    Validation samples have the length of the first phase.
 
     Raises:
         HeedfulError: If the corpus has too few documents.
     """
     settings, corpus = components.settings, components.corpus
-    held = held_out(corpus, settings.eval_fraction)
-    learned, validation = np.flatnonzero(~held), np.flatnonzero(held)
-    if not len(learned) or not len(validation):
+    is_held_out = held_out(corpus, settings.eval_fraction)
+    train_documents, validation_documents = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
+    if not len(train_documents) or not len(validation_documents):
         raise HeedfulError(
             f"the number of different documents in {len(corpus):,} is too small to hold out a share of "
-            f"{settings.eval_fraction:g}: {len(validation)} would be held out. Give more documents, or set "
+            f"{settings.eval_fraction:g}: {len(validation_documents)} would be held out. Give more documents, or set "
             "corpus.sample_by: a line, a paragraph (up to an empty line) or the whole document is one"
         )
     builder, seed = components.builder, settings.train.seed
-    builder.check_documents(len(learned), len(validation))
+    builder.check_documents(len(train_documents), len(validation_documents))
     shape = _fixed_shape(components)
-    phases = [builder.rows(components, learned, length, seed, shape) for length in settings.lengths]
-    measured = builder.rows(
-        components, validation, settings.lengths[0], derive_seed(seed, Stream.VALIDATION), validation=True
+    train_rows = [builder.rows(components, train_documents, length, seed, shape) for length in settings.lengths]
+    validation_seed = derive_seed(seed, Stream.VALIDATION)
+    validation_rows = builder.rows(
+        components, validation_documents, settings.lengths[0], validation_seed, validation=True
     )
-    rows: list[Sample] = []
-    left = settings.eval_tokens
-    for number in epoch_order(
-        len(measured), derive_seed(settings.train.seed, Stream.VALIDATION), 0
-    ).tolist():  # shuffled, since long ones are together
-        if left <= 0:
+    chosen_rows: list[Sample] = []
+    tokens_left = settings.eval_tokens
+    for number in epoch_order(len(validation_rows), validation_seed, 0).tolist():  # shuffled, since rows are by length
+        if tokens_left <= 0:
             break
-        rows.append(measured[number])
-        left -= len(rows[-1])
-    return phases, rows
+        chosen_rows.append(validation_rows[number])
+        tokens_left -= len(chosen_rows[-1])
+    return train_rows, chosen_rows
 
 
 def _fixed_shape(components: Components) -> FixedShape | None:
+    """The fixed shape of all rows that `sequences_per_pack` asks for; None if it is unset.
+
+    Raises:
+        HeedfulError: If the objective or the tokenizer cannot have rows of fixed shape.
+    """
     settings, pad = components.settings, components.tokenizer.special.pad
     sequences = settings.sequences_per_pack
     if sequences is None:

@@ -1,6 +1,6 @@
-"""One builder for each pre-training objective: its samples and its loss, from settings, tokenizer, corpus and model.
+"""One builder for each pre-training objective, which makes its samples and its loss.
 
-See `spec.ObjectiveSpec`, which names the builder of an objective.
+`spec.ObjectiveSpec` names the builder of an objective.
 """
 
 from __future__ import annotations
@@ -37,26 +37,30 @@ from heedful.runs.pretrain.teacher import TeacherRun, WindowRows
 from heedful.runs.run import Run
 from heedful.tokenizer import Tokenizer
 
-GENERATOR = "generator"  # folder of the generator that was trained beside the model (ELECTRA)
+GENERATOR = "generator"  # folder of the generator in a run folder (ELECTRA)
 
 
 def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:
-    """Return the masked tokens of a row of fixed shape, enough for those of the longest text; None for other rows."""
+    """Return the number of targets of a row of fixed shape; None if rows have no fixed shape.
+
+    It is enough for a row in which nearly all tokens are text. Rows with fewer masked tokens are filled up with targets
+    of weight 0.
+    """
     if settings.sequences_per_pack is None:
         return None
-    longest = max(settings.pack_length, *settings.lengths)
-    text = longest - settings.sequences_per_pack - template.width  # where one sequence is all text
-    return max(1, round(mask_prob * text))
+    row_length = max(settings.pack_length, *settings.lengths)
+    text_tokens = row_length - settings.sequences_per_pack - template.width  # if one sequence has all the text
+    return max(1, round(mask_prob * text_tokens))
 
 
 MaskingT = TypeVar("MaskingT", MlmSettings, SentencePairSettings, DistillationSettings)
 
 
 class MaskingBuilder(ObjectiveBuilder[MaskingT]):
-    """Base class of the objectives that mask tokens."""
+    """Base class of builders for objectives that mask tokens."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer without a mask token, or one that cannot tell words."""
+        """Refuse a tokenizer without a mask token, or without marks of words where whole words are masked."""
         super().check_tokenizer(tokenizer)
         MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
 
@@ -94,7 +98,7 @@ class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
         *,
         validation: bool = False,
     ) -> SegmentPairs:
-        """Return rows of pairs, other ones in each epoch."""
+        """Return rows of segment pairs, which are sampled anew in each epoch."""
         return SegmentPairs(
             corpus=components.corpus,
             documents=documents,
@@ -125,7 +129,7 @@ class NspBuilder(SentencePairBuilder):
     label = "nsp"
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Refuse a single document: a segment that does not follow is from another one."""
+        """Refuse a single document: the second segment of a negative pair comes from another document."""
         if min(train, validation) < 2:
             raise HeedfulError(
                 f"a second segment of another document needs two documents at least, but of {train + validation:,} "
@@ -141,7 +145,7 @@ class SopBuilder(SentencePairBuilder):
 
 
 class PlmBuilder(ObjectiveBuilder[PlmSettings]):
-    """Permuted language modelling."""
+    """Permutation language modelling."""
 
     def objective(self, components: Components, loaded: ModelBundle, phase: PlmSettings) -> PermutationLM:
         """Return the objective."""
@@ -167,7 +171,7 @@ class SpanCorruptionBuilder(ObjectiveBuilder[SpanCorruptionSettings]):
         """Return the objective."""
         start = loaded.config.model.start
         if start is None:
-            raise HeedfulError("this model has no token with which its decoder starts: spans need one")
+            raise HeedfulError("this model has no decoder start token, which span corruption needs: take another model")
         return self._corruption(components.tokenizer, phase, start)
 
     def _corruption(self, tokenizer: Tokenizer, phase: SpanCorruptionSettings, start: int) -> SpanCorruption:
@@ -192,17 +196,19 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
     def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
         """Return the special tokens around a document: one at its beginning, and one at its end."""
-        template, end = super().template(tokenizer), tokenizer.special.eos_or_sep
-        before, after = template.runs
-        if len(after[0]):
+        template, end_id = super().template(tokenizer), tokenizer.special.eos_or_sep
+        prefix, suffix = template.runs
+        if len(suffix[0]):
             return template
-        if end is None:
-            raise HeedfulError("this tokenizer has no token for the end of a text, which a model has to learn")
-        ended = special_run([(end, 0)])
-        return replace(template, runs=(before if len(before[0]) else ended, ended))
+        if end_id is None:
+            raise HeedfulError(
+                "this tokenizer has no token for the end of a text, which the model has to predict: give another one"
+            )
+        end = special_run([(end_id, 0)])
+        return replace(template, runs=(prefix if len(prefix[0]) else end, end))
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
-        """Return the special tokens of a sequence whose document continues: no end."""
+        """Return the special tokens around a sequence whose document continues after it: none at its end."""
         return self.template(tokenizer).without_end
 
     def objective(self, components: Components, loaded: ModelBundle, phase: ClmSettings) -> CausalLM:
@@ -211,7 +217,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
 
 class RtdBuilder(ObjectiveBuilder[RtdSettings]):
-    """Replaced token detection, with a generator that is trained beside the model."""
+    """Replaced token detection (ELECTRA): the model is trained together with a generator."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer without a mask token."""
@@ -228,31 +234,37 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
         )
 
     def notes(self, components: Components) -> Iterable[str]:
-        """Yield where the generator of a model that is trained further comes from."""
-        if components.init_model is not None:
-            yield (
-                f"the generator in {folder} is trained further, too"
-                if (folder := self.generator_folder())
-                else f"{components.init_model.source} has no generator beside it: a new one is trained"
-            )
+        """Yield a sentence about the initial weights of the generator, if the model is trained further."""
+        if components.init_model is None:
+            return
+        folder = self.generator_folder()
+        if folder is not None:
+            yield f"the generator in {folder} is trained further, too"
+        else:
+            yield f"{components.init_model.source} has no generator beside it: a new one is trained"
 
     def generator_folder(self) -> Path | None:
-        """Return the folder of the generator of the model that training continues from; None if it has none."""
-        start = Path(self.settings.model.init_from)
-        folder = (start.parent if start.name == RUN_MODEL else start) / GENERATOR
+        """Return the folder of the generator that belongs to the model to continue from; None if it is missing."""
+        init_from = Path(self.settings.model.init_from)
+        folder = (init_from.parent if init_from.name == RUN_MODEL else init_from) / GENERATOR
         return folder if self.settings.model.init_from and folder.is_dir() else None
 
     def _generator(self, loaded: ModelBundle, size: float) -> ModelBundle:
-        """Make a generator that shares the model's embeddings; an earlier generator has its other weights."""
+        """Make a generator that shares the model's embeddings.
+
+        Its other weights are those of the earlier generator if the model is trained further, else random.
+
+        Raises:
+            HeedfulError: If the earlier generator has another shape.
+        """
         generator = tied_generator(loaded, generator_size=size, seed=self.settings.train.seed)
         if (folder := self.generator_folder()) is None:
             return generator
         shared = {id(parameter) for parameter in loaded.parameters()}
         own = {name: tensor for name, tensor in generator.named_tensors().items() if id(tensor) not in shared}
         earlier = load(folder, head="masked_lm").named_tensors()
-        if different := [
-            name for name, tensor in own.items() if name not in earlier or earlier[name].shape != tensor.shape
-        ]:
+        different = [name for name, tensor in own.items() if name not in earlier or earlier[name].shape != tensor.shape]
+        if different:
             raise HeedfulError(
                 f"{folder} is of another shape than a generator with objective.generator_size = {size:g} ("
                 f"{different[0]} differs): set it to the value of that run, or move the folder away to train a new one"
@@ -270,13 +282,13 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
         """Load the teacher.
 
         Raises:
-            HeedfulError: If it has a decoder beside its encoder.
+            HeedfulError: If it has both an encoder and a decoder.
         """
         teacher = load(self.phases[0].teacher)
         if teacher.config.model.has_encoder and teacher.config.model.has_decoder:
             raise HeedfulError(
-                f"{teacher.source} has a decoder beside its encoder, and a teacher is an encoder alone: write its "
-                "encoder alone with heedful convert --head-kind encoder"
+                f"{teacher.source} has an encoder and a decoder, but a teacher must be an encoder: write its encoder "
+                "to a folder with heedful convert --head-kind encoder"
             )
         return teacher
 
@@ -313,13 +325,13 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
     def objectives(
         self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
     ) -> list[SelfSupervised]:
-        """Return the objective of each phase; they share the teacher and what is trained beside the model."""
+        """Return the objective of each phase; all share the teacher and the modules trained beside the model."""
         assert components.teacher is not None
-        rows = [cast(WindowRows, rows) for rows in samples]
+        rows_by_phase = [cast(WindowRows, rows) for rows in samples]
         count = masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer))
-        return list(components.teacher.objectives(self.phases, rows, loaded.config.model.width, count))
+        return list(components.teacher.objectives(self.phases, rows_by_phase, loaded.config.model.width, count))
 
     def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective without cached vectors, which validation texts have not."""
+        """Return the objective without cached vectors, since only training texts are cached."""
         assert isinstance(objective, EncoderDistillation)
         return replace(objective, vectors=None)

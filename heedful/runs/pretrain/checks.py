@@ -1,4 +1,4 @@
-"""Warnings about settings and texts that make pre-training stall."""
+"""Warnings about settings and texts with which masked language modelling stalls at a high loss."""
 
 from __future__ import annotations
 
@@ -10,27 +10,36 @@ from heedful.errors import HeedfulWarning
 from heedful.objectives import Sample
 from heedful.runs.pretrain.settings import PretrainSettings
 
-FEW = 8  # sequences of a step up to which masked language modelling is known to stall
-REPEATED = 0.2  # share of repeated segments from which it stalls too
+STALLING_SEQUENCES = 8  # sequences in a step up to which masked language modelling is known to stall
+STALLING_REPEATED_SHARE = 0.2  # share of repeated text from which it is known to stall
+PROBED_ROWS = 8  # rows from which the number of sequences in a row is estimated
 
 
 def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
-    """Warn of steps with few sequences and of repeated text, which are known to stall masked language modelling."""
+    """Warn of steps with few sequences, and of repeated text, if the objective has a masked language model.
+
+    Args:
+        settings: The settings of the run.
+        corpus: The corpus, whose manifest has shares of repeated text.
+        samples: Packed rows of the first phase.
+    """
     if "mlm" not in settings.kind.split("+"):
         return
-    probe = [samples[number] for number in range(min(8, len(samples)))]
-    sequences = settings.train.batch_size * sum(len(sample.bounds) - 1 for sample in probe) / len(probe)
-    if sequences <= FEW:
+    rows = [samples[number] for number in range(min(PROBED_ROWS, len(samples)))]
+    sequences = settings.train.batch_size * sum(len(row.bounds) - 1 for row in rows) / len(rows)
+    if sequences <= STALLING_SEQUENCES:
         warnings.warn(
-            f"a step has about {sequences:.0f} sequences: with {FEW} or fewer, masked language modelling is known to "
-            "stall near the frequencies of tokens (a loss of about 7): raise train.batch_size",
+            f"a step has about {sequences:.0f} sequences: with {STALLING_SEQUENCES} or fewer, masked language "
+            "modelling is known to stall near the frequencies of tokens (a loss of about 7): raise train.batch_size",
             HeedfulWarning,
             stacklevel=2,
         )
-    repeated = corpus.about.get("repeated", {})
+    repeated = corpus.about.get("repeated", {})  # kind of text, such as documents or lines -> share that is repeated
     worst = max(repeated, key=lambda name: repeated[name], default=None)
-    if worst is not None and repeated[worst] >= REPEATED:
-        remedy = 'set corpus.dedup = "exact", or ' if repeated.get("documents", 0.0) >= REPEATED else ""
+    if worst is not None and repeated[worst] >= STALLING_REPEATED_SHARE:
+        remedy = ""
+        if repeated.get("documents", 0.0) >= STALLING_REPEATED_SHARE:
+            remedy = 'set corpus.dedup = "exact", or '
         warnings.warn(
             f"{100 * repeated[worst]:.0f} % of the {worst} of this text are repeated: on repeated lines masked "
             f"language modelling is known to stall: {remedy}clean the text",

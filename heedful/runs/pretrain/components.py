@@ -1,4 +1,4 @@
-"""Tokenizer, corpus and models of a pre-training run, loaded, or made from its text."""
+"""Tokenizer, corpus and models of a pre-training run: loaded, or made from its text."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_run_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
 
-SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
-PROGRESS_SECONDS = 10.0  # between two reports while a corpus is made
+MAX_SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
+PROGRESS_SECONDS = 10.0  # seconds between two progress messages while a corpus is made
 
 
 def load_components(
     settings: PretrainSettings, run: Run, on_bad_row: OnBadRow, corpus_folder: Path | None = None
 ) -> Components:
-    """Return what a run trains with. The first rank makes what is missing, and the others then read it.
+    """Load the components of a run. The first rank makes tokenizer and corpus if they are missing.
 
     Args:
-        settings: Of the run.
+        settings: The settings of the run.
         run: The run folder, reporter and ranks.
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
         corpus_folder: A corpus that another run has made from the same text; None: one in the run folder.
@@ -46,17 +46,18 @@ def load_components(
     builder = builder_of(settings)
     teacher = builder.load_teacher()
     check_model(settings, init_model)
-    tokenizer = _tokenizer(settings, run, init_model)
+    tokenizer = _load_tokenizer(settings, run, init_model)
     if init_model is not None and init_model.tokenizer is None:
-        if tokenizer.size > (size := init_model.config.model.embedding.vocabulary):
+        vocab_size = init_model.config.model.embedding.vocabulary
+        if tokenizer.size > vocab_size:
             raise TokenizerError(
-                f"the tokenizer has {tokenizer.size} tokens, but {init_model.source} has embeddings for {size}: give "
-                "the tokenizer of that model"
+                f"the tokenizer has {tokenizer.size} tokens, but {init_model.source} has embeddings for {vocab_size}: "
+                "give the tokenizer of that model"
             )
         init_model.tokenizer = tokenizer.limited(max(settings.lengths))
     builder.check_tokenizer(tokenizer)
     probes = tuple(ProbeSet(probe, tokenizer) for probe in settings.probes)
-    corpus = _corpus(settings, run, tokenizer, on_bad_row, corpus_folder)
+    corpus = _load_corpus(settings, run, tokenizer, on_bad_row, corpus_folder)
     teacher_run = None if teacher is None else builder.teacher_run(teacher, tokenizer, run)
     return Components(
         settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=init_model, teacher=teacher_run, probes=probes
@@ -64,17 +65,22 @@ def load_components(
 
 
 def _finished_corpus(settings: PretrainSettings) -> Corpus | None:
-    """The corpus that the data of the settings is; None if they name files of text."""
+    """The corpus that `data` of the settings names; None if it names files of text."""
     paths = [Path(path) for path in settings.data]
     return Corpus.open(paths[0]) if len(paths) == 1 and contains_corpus(paths[0]) else None
 
 
-def _tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | None) -> Tokenizer:
-    """The tokenizer of the settings, the model or the corpus; if none has one, it is trained on the text."""
+def _load_tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | None) -> Tokenizer:
+    """Load the tokenizer that the settings name, else that of the model or the corpus; else train one on the text.
+
+    Raises:
+        TokenizerError: If the settings name another tokenizer than that of the model.
+        ModelError: If the model has no tokenizer, and the settings name none.
+    """
     if settings.tokenizer.path:
         tokenizer = Tokenizer.load(settings.tokenizer.path)
-        known = init_model.tokenizer if init_model is not None else None
-        if init_model is not None and known and known.fingerprint != tokenizer.fingerprint:
+        model_tokenizer = init_model.tokenizer if init_model is not None else None
+        if init_model is not None and model_tokenizer and model_tokenizer.fingerprint != tokenizer.fingerprint:
             raise TokenizerError(
                 f"--tokenizer is {settings.tokenizer.path}, but {init_model.source} was trained with another "
                 "tokenizer, whose ids mean other tokens: leave --tokenizer out"
@@ -88,16 +94,17 @@ def _tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | N
     if corpus is not None and (corpus.folder / TOKENIZER).is_dir():
         return Tokenizer.load(corpus.folder / TOKENIZER)
     folder = run.folder / TOKENIZER
-    if run.ranks.is_main and not (folder / "tokenizer.json").exists():  # which is written last
+    if run.ranks.is_main and not (folder / "tokenizer.json").exists():  # the last file of a tokenizer that is written
         _train_tokenizer(settings, run).save(folder)
     run.ranks.barrier()
     return Tokenizer.load(folder)
 
 
 def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
+    """Train a tokenizer on a sample of the run's text."""
     options = replace(settings.tokenizer, max_length=max(settings.lengths))
     if settings.spec.sentinels and not options.num_sentinels:
-        options = replace(options, num_sentinels=max(1, min(SENTINELS, options.vocab_size // 20)))
+        options = replace(options, num_sentinels=max(1, min(MAX_SENTINELS, options.vocab_size // 20)))
     run.reporter.message(
         f"training a tokenizer on the text ({options.algorithm}, up to {options.vocab_size:,} tokens); "
         "--tokenizer takes one that is there"
@@ -108,10 +115,14 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
     return train_tokenizer(sample_documents(documents, options.train_chars), options)
 
 
-def _corpus(
+def _load_corpus(
     settings: PretrainSettings, run: Run, tokenizer: Tokenizer, on_bad_row: OnBadRow, corpus_folder: Path | None
 ) -> Corpus:
-    """The corpus of the settings, of another run, or of this run, which is made if it is missing."""
+    """Open the corpus that the settings name, or that of another run; else build one in the run folder, and open it.
+
+    Raises:
+        DataError: If the corpus was made with another tokenizer.
+    """
     corpus = _finished_corpus(settings)
     if corpus is not None:
         if corpus.fingerprint != tokenizer.fingerprint:
@@ -139,11 +150,15 @@ def _corpus(
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
-    """Refuse a corpus other than the one that the run in a folder began with; write down which one it is."""
-    about = {"stated": list(corpus.about.get("stated", ())), "files": {corpus.folder.name: corpus.digest}}
+    """Write the digest of the corpus to the folder of a new run; for a resumed run check that it is the same.
+
+    Raises:
+        RunError: If the run began with another corpus.
+    """
+    facts = {"stated": list(corpus.about.get("stated", ())), "files": {corpus.folder.name: corpus.digest}}
     if not (folder / DATA).exists():
-        write_file(folder / DATA, about)
-    elif read_run_json(folder / DATA) != about:
+        write_file(folder / DATA, facts)
+    elif read_run_json(folder / DATA) != facts:
         raise RunError(
             f"{corpus.folder} holds another corpus than the one with which {folder} began: put that one back, "
             "or give another folder with --output"
@@ -151,12 +166,13 @@ def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
 
 
 def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
-    last = time.monotonic()
+    """Return a function that reports the progress of a corpus every PROGRESS_SECONDS."""
+    last_report = time.monotonic()
 
     def report(progress: CorpusProgress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
+        nonlocal last_report
+        if time.monotonic() - last_report >= PROGRESS_SECONDS:
+            last_report = time.monotonic()
             speed = progress.characters / max(progress.seconds, 1e-9) / 1e6
             run.reporter.message(
                 f"reading text: {100 * progress.share:.0f} %, {progress.documents:,} documents, "
@@ -167,22 +183,29 @@ def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
 
 
 def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> list[str]:
-    """Clean documents of up to `max_chars` characters, at least one, from all over the text, which may be sorted.
+    """Return a random sample of cleaned documents, of at most `max_chars` characters unless it is a single document.
 
-    A document stays if a hash of its number is a multiple of a power of two that is doubled whenever the documents are
-    too many: each one has the same chance, their number need not be known, and equal texts give an equal sample.
+    A document is in the sample if the hash of its number is a multiple of a divisor, a power of two. The divisor is
+    doubled whenever the sample is too large. So all documents have the same chance, also if the text is sorted; their
+    number need not be known; and equal texts give equal samples.
 
     Args:
-        documents: Texts, and whether their line breaks mean something.
-        max_chars: Characters of the sample, at most.
+        documents: Texts, and whether each line of the text is a sentence.
+        max_chars: Maximum characters of the sample, before cleaning.
     """
-    sample: list[tuple[int, str, bool]] = []
-    size, every = 0, 1
-    for number, (text, lines) in enumerate(documents):
-        if (key := derive_seed(Stream.TOKENIZER_DOCUMENTS, number)) % every:
+    sample: list[tuple[int, str, bool]] = []  # hash of the number, text, whether lines are sentences
+    sample_chars, divisor = 0, 1
+    for number, (text, lines_are_sentences) in enumerate(documents):
+        key = derive_seed(Stream.TOKENIZER_DOCUMENTS, number)
+        if key % divisor:
             continue
-        sample.append((key, text, lines))
-        size += len(text)
-        while size > max_chars and (fewer := [document for document in sample if document[0] % (2 * every) == 0]):
-            sample, every, size = fewer, 2 * every, sum(len(text) for _, text, _ in fewer)
-    return [text for _, raw, lines in sample if (text := clean_text(raw, lines=lines))]
+        sample.append((key, text, lines_are_sentences))
+        sample_chars += len(text)
+        while sample_chars > max_chars:
+            smaller_sample = [document for document in sample if document[0] % (2 * divisor) == 0]
+            if not smaller_sample:
+                break
+            sample, divisor = smaller_sample, 2 * divisor
+            sample_chars = sum(len(text) for _, text, _ in sample)
+    cleaned = (clean_text(text, lines=lines_are_sentences) for _, text, lines_are_sentences in sample)
+    return [text for text in cleaned if text]

@@ -1,4 +1,4 @@
-"""Evaluation during pre-training: losses on validation samples, and probes."""
+"""Evaluation during pre-training: losses on validation samples, and scores of probes."""
 
 from __future__ import annotations
 
@@ -17,44 +17,56 @@ from heedful.train.trainer import Trainer
 
 
 def measure_share(
-    trainer: Trainer, objective: SelfSupervised, held: Sequence[Sample], probes: Sequence[ProbeSet]
+    trainer: Trainer, objective: SelfSupervised, validation: Sequence[Sample], probes: Sequence[ProbeSet]
 ) -> dict[str, tuple[float, float]]:
-    """Sums and counts over this rank's share of the validation samples, with the same masks each time; probe scores."""
+    """Evaluate this rank's share of the validation samples, with the same masks at each evaluation.
+
+    Returns:
+        For each metric of the objective its sum and the number of its targets; on the first rank also the probe scores,
+        with a count of 1.
+    """
     sums: dict[str, tuple[float, float]] = {}
     ranks, device = trainer.ranks, trainer.device
-    for number in range(ranks.rank, len(held), ranks.size):
-        batch = objective.batch([held[number]], [derive_seed(trainer.settings.seed, Stream.VALIDATION, number)]).to(
-            device
-        )
+    for number in range(ranks.rank, len(validation), ranks.size):
+        key = derive_seed(trainer.settings.seed, Stream.VALIDATION, number)
+        batch = objective.batch([validation[number]], [key]).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
-            for name, (total, count) in objective.measure(trainer.loaded, batch).items():
-                before = sums.get(name, (0.0, 0.0))
-                sums[name] = before[0] + total, before[1] + count
+            for name, (batch_sum, batch_count) in objective.measure(trainer.loaded, batch).items():
+                total, count = sums.get(name, (0.0, 0.0))
+                sums[name] = total + batch_sum, count + batch_count
     if ranks.is_main:
         sums |= {name: (score, 1.0) for name, score in probe_scores(probes, trainer.loaded).items()}
     return sums
 
 
 def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
-    """Means over all ranks, and the perplexity, exp of the first term's loss, if that is over a vocabulary.
+    """Combine the sums of all ranks to the result of an evaluation.
 
-    Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
+    The metrics are the weighted sum of the terms as "loss", the mean of each metric, and the number of targets of the
+    first term as "count". If the first term has an accuracy, it is a classification over a vocabulary: "perplexity" is
+    exp of its loss. Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
+
+    Args:
+        objective: The objective, for the weights of its terms.
+        shares: The values of `measure_share` on all ranks.
 
     Raises:
         HeedfulError: If the validation samples have no targets.
     """
     names = list(dict.fromkeys(name for share in shares for name in share))
-    sums = {name: [sum(share.get(name, (0.0, 0.0))[at] for share in shares) for at in (0, 1)] for name in names}
-    numbers: dict[str, float] = {name: total / count for name, (total, count) in sums.items() if count}
+    totals = {name: sum(share.get(name, (0.0, 0.0))[0] for share in shares) for name in names}
+    counts = {name: sum(share.get(name, (0.0, 0.0))[1] for share in shares) for name in names}
+    means: dict[str, float] = {name: totals[name] / counts[name] for name in names if counts[name]}
     terms = [name for name in names if name.endswith("_loss")]
-    if not terms or terms[0] not in numbers:
+    if not terms or terms[0] not in means:
         raise HeedfulError("the validation split has no target: raise eval_fraction, or give longer documents")
-    loss = sum(weight * numbers.get(name, 0.0) for weight, name in zip(objective.term_weights, terms, strict=True))
-    total = {"loss": loss}
-    if (accuracy := terms[0].removesuffix("_loss") + "_accuracy") in numbers:
-        total["perplexity"] = math.exp(min(numbers[terms[0]], 700.0))
+    loss = sum(weight * means.get(name, 0.0) for weight, name in zip(objective.term_weights, terms, strict=True))
+    metrics = {"loss": loss}
+    accuracy = terms[0].removesuffix("_loss") + "_accuracy"
+    if accuracy in means:
+        metrics["perplexity"] = math.exp(min(means[terms[0]], 700.0))  # e^700 is still a finite float
     return EvalResult(
-        metric_value=numbers.get(accuracy, -loss),
+        metric_value=means.get(accuracy, -loss),
         tie_breaker=-loss,
-        metrics=total | numbers | {"count": sums[terms[0]][1]},
+        metrics=metrics | means | {"count": counts[terms[0]]},
     )

@@ -1,4 +1,4 @@
-"""The base class of what builds an objective's samples and loss, and the components that it builds them from."""
+"""ObjectiveBuilder, the base class that builds samples and losses of pre-training, and Components, its inputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SettingsT = TypeVar("SettingsT", bound=ObjectiveSettings)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Components:
-    """Settings, tokenizer, corpus and models of a run."""
+    """Settings, tokenizer, corpus and models of a pre-training run."""
 
     settings: PretrainSettings
     tokenizer: Tokenizer
     corpus: Corpus
-    init_model: ModelBundle | None  # the trained model to continue from
-    teacher: TeacherRun | None = None
+    init_model: ModelBundle | None  # the trained model to continue from; None: random weights
+    teacher: TeacherRun | None = None  # None: the objective has no teacher
     probes: Sequence[ProbeSet] = ()
 
     @property
@@ -43,34 +43,39 @@ class Components:
 
 
 class ObjectiveBuilder(Generic[SettingsT]):
-    """Builds the samples and the objectives of a run; a subclass for each kind of objective overrides what differs."""
+    """Builds the samples and the objectives of a run.
+
+    A subclass for each kind of objective defines `objective` or `objectives`, and overrides other methods as needed.
+
+    Args:
+        settings: The settings of the run.
+    """
 
     def __init__(self, settings: PretrainSettings) -> None:
-        """`settings` are those of the run."""
         self.settings = settings
-        self.phases = cast("tuple[SettingsT, ...]", settings.objectives())  # the objective of each phase
+        self.phases = cast("tuple[SettingsT, ...]", settings.objectives())  # objective settings of each phase
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def check_model(self, config: BundleConfig, name: str) -> None:
-        """Refuse a model that does not fit the objective; `name` is for messages."""
+        """Raise a HeedfulError if a model does not fit the objective; `name` is the model's name in the message."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer or lengths that the objective cannot use."""
+        """Raise a HeedfulError if the objective cannot use the tokenizer, or a length leaves no tokens for text."""
         for length in self.settings.lengths:
             self.template(tokenizer).room(length)
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Refuse a number of documents that is too small for the objective."""
+        """Raise a HeedfulError if the numbers of documents in train and validation are too small."""
 
     # -- the teacher ------------------------------------------------------------------------------------------------
 
     def load_teacher(self) -> ModelBundle | None:
-        """Load the trained model whose outputs are learned; None for objectives without a teacher."""
+        """Load the model whose outputs are learned; None for objectives without a teacher."""
         return None
 
     def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:
-        """Return the teacher with its caches in the run folder."""
+        """Return the loaded teacher with its caches in the run folder."""
         return None
 
     # -- samples ----------------------------------------------------------------------------------------------------
@@ -92,11 +97,11 @@ class ObjectiveBuilder(Generic[SettingsT]):
         """Return packed rows of documents of the corpus.
 
         Args:
-            components: Of the run.
-            documents: Their numbers.
-            length: Tokens of a sequence, at most.
-            seed: Of the order in which sequences are packed.
-            shape: The shape of all rows; None: as many sequences as fit.
+            components: The components of the run.
+            documents: Numbers of documents.
+            length: Maximum tokens of a sequence.
+            seed: Random seed of the order in which sequences are packed.
+            shape: The fixed shape of all rows; None: as many sequences as fit.
             validation: Whether the rows are for evaluation.
         """
         template, corpus = self.template(components.tokenizer), components.corpus
@@ -109,7 +114,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
         return None
 
     def row_size(self, length: int) -> int:
-        """Return the tokens of a packed row, at most."""
+        """Return the maximum tokens of a packed row."""
         return max(self.settings.pack_length, length)
 
     # -- objectives ---------------------------------------------------------------------------------------------------
@@ -121,7 +126,13 @@ class ObjectiveBuilder(Generic[SettingsT]):
     def objectives(
         self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
     ) -> list[SelfSupervised]:
-        """Return the objective of each phase, the first one's in front; `samples` are those of each phase."""
+        """Return the objective of each phase.
+
+        Args:
+            components: The components of the run.
+            loaded: The model, with the objective's head.
+            samples: The samples of each phase.
+        """
         first = self.objective(components, loaded, self.phases[0])
         later = (
             first if phase == self.phases[0] else self.objective(components, loaded, phase) for phase in self.phases[1:]
@@ -129,11 +140,11 @@ class ObjectiveBuilder(Generic[SettingsT]):
         return [first, *later]
 
     def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective that validation samples are evaluated with."""
+        """Return the objective that validation samples are evaluated with, from the objective of training."""
         return objective
 
     def notes(self, components: Components) -> Iterable[str]:
-        """Yield sentences about the objective for the user."""
+        """Yield sentences about the objective for the log."""
         return ()
 
 

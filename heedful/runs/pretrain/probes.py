@@ -19,19 +19,27 @@ from heedful.model.heads import pool
 from heedful.packed import Packed
 from heedful.runs.pretrain.settings import Probe
 from heedful.tasks.metrics.regression import ranks
-from heedful.tokenizer import Tokenizer
+from heedful.tokenizer import Encoding, Tokenizer
 
-BATCH_TOKENS = 8192
-MAX_LENGTH = 128  # tokens of a text
-RIDGE = 1e-3  # of the linear classifier, relative to the mean square of the features
+BATCH_TOKENS = 8192  # tokens in a batch
+MAX_LENGTH = 128  # maximum tokens of a text
+RIDGE = 1e-3  # regularization of the linear classifier, for features with a mean square of 1
+MIN_TARGETS = 8  # fewest targets of a probe
 EXAMPLES: dict[str, type[Example]] = {"similarity": ScoredExample, "classify": LabelledExample, "tag": TaggedExample}
 
 
 class ProbeSet:
-    """The texts and targets of a probe, tokenised once."""
+    """The tokenized texts and the targets of a probe.
+
+    Args:
+        probe: Name, kind and file of the probe.
+        tokenizer: The tokenizer of the model.
+
+    Raises:
+        HeedfulError: If the file is missing, or lacks columns or targets.
+    """
 
     def __init__(self, probe: Probe, tokenizer: Tokenizer) -> None:
-        """Read the file; raises HeedfulError where it does not have what the probe needs."""
         self.probe = probe
         if not Path(probe.data).exists():
             raise HeedfulError(f"probe {probe.name}: {probe.data} does not exist; give a labelled file")
@@ -53,30 +61,26 @@ class ProbeSet:
         else:
             tagged = [example for example in examples if isinstance(example, TaggedExample)]
             texts = [" ".join(example.words) for example in tagged]
-        encoded = tokenizer.encode_batch(list(texts))
-        self.ids, self.types = [encoding.ids for encoding in encoded], [encoding.types for encoding in encoded]
-        self.rows: list[list[int]] = []  # of a tagging probe: the row of each word's first token, by text
+        encodings = tokenizer.encode_batch(list(texts))
+        self.ids, self.types = [encoding.ids for encoding in encodings], [encoding.types for encoding in encodings]
+        self.rows: list[list[int]] = []  # for a tagging probe: positions of the first tokens of words, for each text
         if probe.kind == "tag":
-            chosen: list[str] = []
-            for example, ids in zip(tagged, encoded, strict=True):
-                starts = np.cumsum([0, *(len(word) + 1 for word in example.words)])[:-1]
-                first = {
-                    offset[0]: row for row, offset in reversed(list(enumerate(ids.offsets))) if offset[1] > offset[0]
-                }
-                rows = [first.get(int(start), -1) for start in starts]
-                pairs_of = [(row, tag) for row, tag in zip(rows, example.tags, strict=True) if row >= 0 and tag != "O"]
-                self.rows.append([row for row, _ in pairs_of])
-                chosen += [tag for _, tag in pairs_of]
-            names = sorted(set(chosen))
-            self.targets = np.array([names.index(tag) for tag in chosen], dtype=np.float64)
-        if len(self.targets) < 8:
+            tags: list[str] = []
+            for example, encoding in zip(tagged, encodings, strict=True):
+                text_rows, text_tags = _tagged_rows(example, encoding)
+                self.rows.append(text_rows)
+                tags += text_tags
+            names = sorted(set(tags))
+            self.targets = np.array([names.index(tag) for tag in tags], dtype=np.float64)
+        if len(self.targets) < MIN_TARGETS:
             raise HeedfulError(
-                f"probe {probe.name}: {probe.data} has {len(self.targets)} targets for {probe.kind}; expected 8 or more"
+                f"probe {probe.name}: {probe.data} has {len(self.targets)} targets for {probe.kind}; expected "
+                f"{MIN_TARGETS} or more"
             )
 
     @torch.no_grad()
     def score(self, loaded: ModelBundle) -> float:
-        """The probe's score, from -1 to 1 for similarity and from 0 to 1 for the others."""
+        """Return the probe's score of a model: from -1 to 1 for similarity, from 0 to 1 for the other kinds."""
         features = self._features(loaded).double().cpu().numpy()
         if self.probe.kind == "similarity":
             unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
@@ -84,41 +88,64 @@ class ProbeSet:
         return _linear_accuracy(features, self.targets.astype(np.int64))
 
     def _features(self, loaded: ModelBundle) -> Float[Tensor, "vectors width"]:
-        """Mean vectors of texts, or the rows of words, in the order of the targets."""
+        """Mean vectors of texts, or hidden states of words, in the order of the targets."""
         device = next(loaded.parameters()).device
-        order = sorted(range(len(self.ids)), key=lambda number: len(self.ids[number]))
+        order = sorted(range(len(self.ids)), key=lambda text: len(self.ids[text]))
         vectors: list[Tensor] = [torch.zeros(0)] * len(order)
-        batch: list[int] = []
-        for place, number in enumerate(order):
+        batch: list[int] = []  # numbers of texts
+        for position, number in enumerate(order):
             batch.append(number)
-            if sum(len(self.ids[row]) for row in batch) < BATCH_TOKENS and place + 1 < len(order):
+            if sum(len(self.ids[text]) for text in batch) < BATCH_TOKENS and position + 1 < len(order):
                 continue
-            packed = Packed.of([self.ids[row] for row in batch], [self.types[row] for row in batch]).to(device)
-            rows = loaded.hidden_states(packed).float()
+            packed = Packed.of([self.ids[text] for text in batch], [self.types[text] for text in batch]).to(device)
+            states = loaded.hidden_states(packed).float()
             if self.rows:
-                for text, part in zip(batch, packed.unpack(rows), strict=True):
-                    vectors[text] = part[self.rows[text]]
+                for text, text_states in zip(batch, packed.unpack(states), strict=True):
+                    vectors[text] = text_states[self.rows[text]]
             else:
-                for text, vector in zip(batch, pool(rows, packed, "mean"), strict=True):
+                for text, vector in zip(batch, pool(states, packed, "mean"), strict=True):
                     vectors[text] = vector[None]
             batch = []
         return torch.cat(vectors)
 
 
-def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) -> float:
-    """Accuracy on the last third of a ridge regression to one-hot targets that is fitted on the rest.
+def _tagged_rows(example: TaggedExample, encoding: Encoding) -> tuple[list[int], list[str]]:
+    """Positions of the first tokens of an example's words, and their tags.
 
-    It has a closed form, so that a probe is the same on every machine and takes milliseconds.
+    The encoding is that of the words joined by spaces. Words that are tagged O, or whose first token is missing, are
+    left out.
     """
-    cut = 2 * len(features) // 3
-    mean, deviation = features[:cut].mean(0), features[:cut].std(0) + 1e-6
+    row_at_offset: dict[int, int] = {}  # character where a token starts -> position of the token
+    for row, (start, stop) in enumerate(encoding.offsets):
+        if stop > start:
+            row_at_offset.setdefault(start, row)
+    rows: list[int] = []
+    tags: list[str] = []
+    word_start = 0
+    for word, tag in zip(example.words, example.tags, strict=True):
+        row = row_at_offset.get(word_start)
+        if row is not None and tag != "O":
+            rows.append(row)
+            tags.append(tag)
+        word_start += len(word) + 1
+    return rows, tags
+
+
+def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) -> float:
+    """Accuracy of a linear classifier on the last third of the rows, fitted on the others.
+
+    The classifier is a ridge regression to one-hot targets. It has a closed form, so that a probe gives the same score
+    on every machine and takes milliseconds.
+    """
+    train_rows = 2 * len(features) // 3
+    mean, deviation = features[:train_rows].mean(0), features[:train_rows].std(0) + 1e-6
     inputs = np.concatenate([(features - mean) / deviation, np.ones((len(features), 1))], 1)
-    wanted = np.eye(int(targets.max()) + 1)[targets[:cut]]
-    gram = inputs[:cut].T @ inputs[:cut] + RIDGE * cut * np.eye(inputs.shape[1])
-    scores = inputs[cut:] @ np.linalg.solve(gram, inputs[:cut].T @ wanted)
-    return float((scores.argmax(1) == targets[cut:]).mean())
+    one_hot = np.eye(int(targets.max()) + 1)[targets[:train_rows]]
+    gram = inputs[:train_rows].T @ inputs[:train_rows] + RIDGE * train_rows * np.eye(inputs.shape[1])
+    scores = inputs[train_rows:] @ np.linalg.solve(gram, inputs[:train_rows].T @ one_hot)
+    return float((scores.argmax(1) == targets[train_rows:]).mean())
 
 
-def probe_scores(sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
-    """Scores by their names in the journal: probe_NAME."""
-    return {f"probe_{probe_set.probe.name}": probe_set.score(loaded) for probe_set in sets}
+def probe_scores(probe_sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
+    """Score a model on all probes; the keys are names of metrics, probe_NAME."""
+    return {f"probe_{probe_set.probe.name}": probe_set.score(loaded) for probe_set in probe_sets}

@@ -1,4 +1,4 @@
-"""Pre-training: from raw text to a run folder with a model that learned from it alone, and that transformers loads."""
+"""Pre-training: raw text becomes a run folder with a model that transformers can load."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def pretrain(
     Args:
         data: Files and folders of text, or one folder that holds a corpus (see data.corpus.build).
         output_dir: The run folder.
-        objective: Such as "mlm", or terms of a distillation, as "mlm+hidden_states+sentence_embedding".
-        size: Of a model with random weights.
-        model: A folder, or NAME[@REVISION] on the hub, to continue from.
-        tokenizer: A folder with a tokenizer; "": that of the model or the corpus, or one that is trained.
-        teacher: A trained encoder, for terms of a distillation.
+        objective: An objective such as "mlm", or terms of a distillation such as "mlm+hidden_states"; "": "mlm".
+        size: Size of a model with random weights, such as "mini"; "": "mini".
+        model: A model to continue from: a folder, or NAME[@REVISION] on the hub; "": random weights.
+        tokenizer: A folder with a tokenizer; "": that of the model or the corpus, else one is trained on the text.
+        teacher: A trained encoder as teacher of a distillation: a folder, or NAME[@REVISION] on the hub.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
         overrides: Settings by path or short name, or overrides that were collected before.
@@ -105,7 +105,11 @@ def pretrain_with(
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> RunResult:
-    """Pre-train as settings say, which name the text too; see `pretrain`."""
+    """Pre-train with complete settings, which also name the text; see `pretrain`.
+
+    Raises:
+        HeedfulError: If the text, a setting or the folder cannot be used.
+    """
     if not settings.data:
         raise DataError("no text was given: name files or folders of text, or put data into the recipe")
     check_ignored_settings(settings, from_corpus=len(settings.data) == 1 and contains_corpus(Path(settings.data[0])))
@@ -116,51 +120,62 @@ def pretrain_with(
         return run.execute(PretrainTraining(settings, run, TextLearner(settings, run), on_bad_row))
 
 
-# -- what is learned --------------------------------------------------------------------------------------------------
+# -- objectives and samples -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainLesson:
-    """The objective and samples of each phase, and the objective that validation samples are evaluated with."""
+    """Objectives and training samples of a pre-training run."""
 
-    objectives: Sequence[Objective]
-    samples: Sequence[Sequence[Sample]]
-    evaluated: SelfSupervised
+    objectives: Sequence[Objective]  # one for each phase
+    samples: Sequence[Sequence[Sample]]  # training samples of each phase
+    evaluated: SelfSupervised  # the objective that validation samples are evaluated with
 
 
 class PretrainLearner(Protocol):
-    """The objective and the initial weights of a pre-training run."""
+    """Decides what a pre-training run learns: from text alone, or from a teacher too."""
 
     @property
     def base(self) -> str:
         """A description of the initial weights, for results.json; "": random."""
 
     def settings(self) -> JsonObject:
-        """All settings that decided what the model is, for results.json."""
+        """Return all settings that the model depends on, for results.json."""
 
     def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
-        """Return what `model`, which has the objective's head, learns from the samples of each phase."""
+        """Return objectives and training samples.
+
+        Args:
+            components: The components of the run.
+            model: The model that is trained, with the objective's head.
+            samples: The packed rows of each phase.
+        """
 
 
 class TextLearner:
-    """Learns the objective of the settings, on the text alone or with a trained encoder as teacher."""
+    """Trains with the objective of the settings, which may have a trained encoder as teacher.
+
+    Args:
+        settings: The settings of the run.
+        run: The run folder, reporter and ranks.
+        base: A description of the initial weights; None: the name of the model that training continues from.
+    """
 
     def __init__(self, settings: PretrainSettings, run: Run, base: str | None = None) -> None:
-        """`base` describes the initial weights; None: the model that training continues from."""
         self._settings, self.run = settings, run
         self._base = settings.model.init_from if base is None else base
 
     @property
     def base(self) -> str:
-        """A description of the initial weights."""
+        """A description of the initial weights; "": random."""
         return self._base
 
     def settings(self) -> JsonObject:
-        """The settings of the run."""
+        """Return the settings of the run."""
         return to_mapping(self._settings)
 
     def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
-        """Return the objective of each phase."""
+        """Return the objectives of the settings, and the samples unchanged."""
         objectives = build_objectives(components, model, samples)
         for note in components.builder.notes(components):
             self.run.reporter.message(note)
@@ -172,12 +187,12 @@ class TextLearner:
 
 
 class PretrainTraining:
-    """Trains one model on text, and evaluates it on validation documents.
+    """Trains a model on text, and evaluates it on validation documents.
 
     Args:
-        settings: Of the run.
+        settings: The settings of the run.
         run: The run folder, reporter and ranks.
-        learner: What is learned.
+        learner: Makes the objectives and the samples.
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
         corpus_folder: A corpus that another run has made from the same text; None: one in the run folder.
     """
@@ -194,11 +209,11 @@ class PretrainTraining:
         self._load = partial(load_components, settings, run, on_bad_row, corpus_folder)
 
     def notes(self) -> Iterable[str]:
-        """A sentence about the run that is continued."""
+        """A sentence about the run whose model is trained further."""
         return (continued_run_note(self.settings.model.init_from, "pretrain"),)
 
     def train(self) -> bool:
-        """Train, and write the results; False if a signal interrupted it."""
+        """Train the model, and write the results; return False if a signal interrupted the training."""
         settings, run, components = self.settings, self.run, self._load()
         for note in corpus_notes(components.corpus.about):
             run.reporter.message(note)
@@ -206,12 +221,7 @@ class PretrainTraining:
         samples, validation = build_samples(components)
         model = build_model(components)
         lesson = self.learner.lesson(components, model, samples)
-        counts = components.corpus.about["counts"]
-        run.reporter.message(
-            f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {model.count():,} "
-            f"parameters; {len(lesson.samples[0]):,} rows of up to {settings.pack_length:,} tokens, "
-            f"{settings.train.batch_size} in a step"
-        )
+        self._report_sizes(components, model, lesson)
         if run.ranks.is_main:
             warn_of_stalling(settings, components.corpus, lesson.samples[0])
         later_phases = [
@@ -251,13 +261,24 @@ class PretrainTraining:
             remove_training_state(self.run.folder)
         self.run.illustrate(write_pretrained_card)
 
+    def _report_sizes(self, components: Components, model: ModelBundle, lesson: PretrainLesson) -> None:
+        """Report the sizes of corpus, model and first phase."""
+        counts = components.corpus.about["counts"]
+        self.run.reporter.message(
+            f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {model.count():,} "
+            f"parameters; {len(lesson.samples[0]):,} rows of up to {self.settings.pack_length:,} tokens, "
+            f"{self.settings.train.batch_size} in a step"
+        )
+
     def _score_before_training(
         self, trainer: Trainer, measure: Callable[[], dict[str, tuple[float, float]]], objective: SelfSupervised
     ) -> None:
-        """Evaluate the model that training continues from, on all ranks; once, also for a run that resumes.
+        """Evaluate the model that training continues from, and write its scores to the run folder.
+
+        Does nothing for random weights, or if the scores are in the folder already. All ranks must call this.
 
         Raises:
-            ModelError: If a number is not finite.
+            ModelError: If a score is not finite.
         """
         init_from, path, ranks = self.settings.model.init_from, self.run.folder / BEFORE, self.run.ranks
         if not init_from or init_from != self.learner.base or ranks.all_gather_object(path.exists())[0]:
@@ -274,7 +295,7 @@ class PretrainTraining:
             write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
 
     def _save_last(self, components: Components, model: ModelBundle) -> None:
-        """Save the last weights beside the best ones, which become the model."""
+        """Save the last weights as a checkpoint, since the model of the run will have the best ones."""
         if self.run.ranks.is_main:
             save(
                 model_to_save(model, components),
@@ -286,12 +307,14 @@ class PretrainTraining:
     def _write_results(
         self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: CheckpointEntry
     ) -> None:
+        """Save the model and, for ELECTRA, its generator; write results.json and results.csv."""
         folder, corpus = self.run.folder, components.corpus.about
         pooling = self.settings.objective.pooling
         save(model, folder / RUN_MODEL, overwrite=True, pooling=pooling)
-        if isinstance(generator := trainer.objective.extra_module, ModelBundle):
+        generator = trainer.objective.extra_module
+        if isinstance(generator, ModelBundle):
             save(generator, folder / GENERATOR, overwrite=True)
-        learned = {
+        results = {
             "task": "pretrain",
             "objective": self.settings.kind,
             "metric": next((name for name in scores.metrics if name.endswith("_accuracy")), "loss"),
@@ -306,4 +329,4 @@ class PretrainTraining:
         }
         baseline = read_run_json(folder / BEFORE) if (folder / BEFORE).exists() else None
         head = None if pooling is None or model.config.head is None else model.config.head.kind
-        self.run.write_results(learned, load(folder / RUN_MODEL, head=head), self.learner.settings(), baseline=baseline)
+        self.run.write_results(results, load(folder / RUN_MODEL, head=head), self.learner.settings(), baseline=baseline)

@@ -17,23 +17,24 @@ from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.tokenizer.settings import PretrainTokenizer
 from heedful.train.settings import AdamW, FitSettings, Linear, TrainSettings, check_uncached
 
-OBJECTIVE = MlmSettings()
-TOKENIZER = PretrainTokenizer()
-CORPUS = CorpusSettings()
+DEFAULT_OBJECTIVE = MlmSettings()
+DEFAULT_TOKENIZER = PretrainTokenizer()
+DEFAULT_CORPUS = CorpusSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """A score of frozen vectors on a small labelled file, measured at each evaluation of a run.
 
-    `similarity`: Spearman correlation of cosines of mean vectors with the scores of pairs. `classify`: accuracy of a
-    linear classifier (ridge regression to one-hot targets) on mean vectors. `tag`: accuracy of one on the first row of
-    each word, without words tagged O. Both are fitted on the first two thirds of the file and scored on the rest.
+    `similarity` is the Spearman correlation of the cosines of mean vectors with the scores of pairs. `classify` is the
+    accuracy of a linear classifier (ridge regression to one-hot targets) on mean vectors. `tag` is the accuracy of such
+    a classifier on the first hidden state of each word, without words tagged O. Classifiers are fitted on the first two
+    thirds of the file and scored on the rest.
     """
 
-    name: str
+    name: str  # name in the journal, after probe_
     kind: Literal["similarity", "classify", "tag"]
-    data: str  # a file as `finetune regress`, `classify` and `tag` read it
+    data: str  # a file as `finetune regress`, `finetune classify` or `finetune tag` reads it
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -52,7 +53,7 @@ class ModelSettings:
     """The model that is trained: a family and a size with random weights, or a trained model."""
 
     init_from: str = ""  # model to train further: a folder, or NAME[@REVISION] on the hub; "": random weights
-    family: str = ""  # model family; "": the usual one of the objective
+    family: str = ""  # model family; "": the default family of the objective
     size: Size = "mini"  # named shape: layers, width and heads
     layers: int | None = None  # Transformer blocks; none: those of the size
     width: int | None = None  # width of the hidden states; none: that of the size
@@ -78,7 +79,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the training with settings of its own; none: the setting of the run."""
+    """A part of the training with other settings; None: the setting of the run."""
 
     start_fraction: float  # share of the training, 0 to 1, after which the phase begins
     max_seq_length: int | None = None  # maximum tokens of a sequence
@@ -104,13 +105,13 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainSettings:
-    """Everything that decides what a run does."""
+    """Settings of a pre-training run."""
 
     data: tuple[str, ...] = ()  # files and folders of text, or the folder of a corpus
-    objective: ObjectiveSettings = OBJECTIVE
+    objective: ObjectiveSettings = DEFAULT_OBJECTIVE
     model: ModelSettings = ModelSettings()
-    tokenizer: PretrainTokenizer = TOKENIZER
-    corpus: CorpusSettings = CORPUS
+    tokenizer: PretrainTokenizer = DEFAULT_TOKENIZER
+    corpus: CorpusSettings = DEFAULT_CORPUS
     max_seq_length: int = 128  # maximum tokens of a sequence
     phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, such as longer sequences
     pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
@@ -123,17 +124,16 @@ class PretrainSettings:
     fit: FitSettings = FitSettings(load_best_at_end=False)
 
     def __post_init__(self) -> None:
-        lengths = self.lengths
-        shares = [phase.start_fraction for phase in self.phases]
-        for name, right, expected in (
-            ("max_seq_length", min(lengths) >= 8, "8 tokens or more in each phase"),
-            ("phases", shares == sorted(set(shares)), "each phase after the one before it"),
+        starts = [phase.start_fraction for phase in self.phases]
+        for name, is_valid, expected in (
+            ("max_seq_length", min(self.lengths) >= 8, "8 tokens or more in each phase"),
+            ("phases", starts == sorted(set(starts)), "each phase after the one before it"),
             ("pack_length", self.pack_length >= 8, "8 tokens or more"),
             ("eval_fraction", 0 < self.eval_fraction < 1, "a share between 0 and 1"),
             ("eval_tokens", self.eval_tokens >= 1, "a whole number from 1"),
             ("eval_every_steps", self.eval_every_steps >= 1, "a whole number from 1"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
         if self.train.freeze_layers and not self.model.init_from:
             raise HeedfulError(
@@ -143,17 +143,21 @@ class PretrainSettings:
         check_uncached(self.train)
         if len({probe.name for probe in self.probes}) < len(self.probes):
             raise HeedfulError(f"probes has a name twice: {', '.join(probe.name for probe in self.probes)}")
+        self._check_phases()
+
+    def _check_phases(self) -> None:
+        """Refuse settings of phases that the objective does not have."""
         for phase in self.phases:
             for name in phase.objective_values():
                 if name not in self.spec.phase_settings:
-                    names = [f'"{spec.name}"' for spec in OBJECTIVES.values() if name in spec.phase_settings]
+                    objectives = [f'"{spec.name}"' for spec in OBJECTIVES.values() if name in spec.phase_settings]
                     raise HeedfulError(
-                        f'{name} of a phase is for objective.kind = {" or ".join(names)}, not "{self.kind}"'
+                        f'{name} of a phase is for objective.kind = {" or ".join(objectives)}, not "{self.kind}"'
                     )
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The length of each phase, the first one's in front."""
+        """Maximum tokens of a sequence: of the run, and then of each later phase."""
         return self.max_seq_length, *(
             self.max_seq_length if phase.max_seq_length is None else phase.max_seq_length for phase in self.phases
         )
@@ -165,33 +169,34 @@ class PretrainSettings:
 
     @property
     def kind(self) -> str:
-        """The name of the objective; of a distillation its terms, joined by +."""
+        """The name of the objective in results; for a distillation its terms, joined by +."""
         return self.objective.name
 
     def objectives(self) -> tuple[ObjectiveSettings, ...]:
-        """The objective of each phase, the first one's in front."""
+        """Return the objective settings of the run, and then of each later phase."""
         return self.objective, *(self.objective.with_values(phase.objective_values()) for phase in self.phases)
 
     @property
     def corpus_key(self) -> tuple[object, ...]:
-        """All settings that decide which tokenizer and corpus are made from the text."""
+        """All settings that the tokenizer and the corpus depend on. Runs with equal keys can share them."""
         return self.data, self.corpus, self.tokenizer, self.model.init_from, self.spec.sentinels
 
 
 def pretrain_defaults(objective: str, width: int, *, continued: bool) -> PretrainSettings:
-    """Default settings for an objective and a width.
+    """Return the default settings for an objective and a model width.
 
-    The learning rate is 0.25 / width, which follows published ones; a trained model continues at a tenth of that.
+    The learning rate is 0.25 / width, at most 0.002, which is near published ones. It is a tenth of that if `continued`
+    is set: the model is trained already.
     """
-    rate = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
+    lr = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
     spec = OBJECTIVES[objective]
     return PretrainSettings(
         objective=spec.settings.defaults(),
-        tokenizer=replace(TOKENIZER, algorithm=spec.algorithm or TOKENIZER.algorithm),
+        tokenizer=replace(DEFAULT_TOKENIZER, algorithm=spec.algorithm or DEFAULT_TOKENIZER.algorithm),
         train=TrainSettings(
             max_steps=10_000,
             batch_size=4,
-            optimizer=AdamW(lr=rate, betas=(0.9, 0.98), eps=1e-6),
+            optimizer=AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6),
             schedule=Linear(warmup_ratio=0.05),
         ),
     )
@@ -210,18 +215,22 @@ def pretrain_overrides(
     flags: Mapping[str, Mapping[str, object]] | None = None,
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; `Overrides` are returned as they are."""
-    places = [str(path) for path in ([data] if isinstance(data, str | Path) else data) if str(path)]
-    if recipes := [path for path in places if path.endswith(".toml")]:
+    """Collect the settings of options, flags, recipe and assignments, and lay them over `overrides`.
+
+    Raises:
+        HeedfulError: If a recipe is among the text files, or an option has an unknown value.
+    """
+    paths = [str(path) for path in ([data] if isinstance(data, str | Path) else data) if str(path)]
+    if recipes := [path for path in paths if path.endswith(".toml")]:
         raise HeedfulError(
             f"{recipes[0]} is a recipe among text files: give it alone, to learn from the text that it names, or "
             f"as --recipe {recipes[0]}, to learn from other text"
         )
     flags = dict(flags or {})
-    if places:
-        flags[f"DATA {', '.join(places)}"] = {"data": places}
+    if paths:
+        flags[f"DATA {', '.join(paths)}"] = {"data": paths}
     if objective:
-        flags[f"--objective {objective}"] = _objective(objective)
+        flags[f"--objective {objective}"] = _objective_by_name(objective)
     for option, value, path in (
         ("--size", size, "model.size"),
         ("--model", model, "model.init_from"),
@@ -234,36 +243,45 @@ def pretrain_overrides(
 
 
 def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **options: Any) -> PretrainSettings:
-    """Return the defaults with overrides laid over them; the arguments are those of `pretrain_overrides`."""
+    """Return the defaults with overrides laid over them; the arguments are those of `pretrain_overrides`.
+
+    Raises:
+        HeedfulError: If a setting is wrong or would change nothing.
+    """
     overrides = pretrain_overrides(data, **options)
-    first = overrides.resolve(pretrain_defaults("mlm", 256, continued=False))
-    model, kind = first.settings.model, first.settings.objective.kind
-    if first.has("model.size") and model.init_from:
+    preview = overrides.resolve(pretrain_defaults("mlm", 256, continued=False))
+    model, objective = preview.settings.model, preview.settings.objective
+    if preview.has("model.size") and model.init_from:
         raise SettingError(
             f"model.size would change nothing: {model.init_from} has a shape of its own; leave it out",
             path="model.size",
         )
     width = model.shape[1]
-    if model.init_from and not first.has("train.optimizer.lr"):
-        width = _width(model.init_from)
-    usual = replace(pretrain_defaults(kind, width, continued=bool(model.init_from)), objective=first.settings.objective)
-    return overrides.resolve(usual).settings
+    if model.init_from and not preview.has("train.optimizer.lr"):
+        width = _model_width(model.init_from)
+    defaults = replace(pretrain_defaults(objective.kind, width, continued=bool(model.init_from)), objective=objective)
+    return overrides.resolve(defaults).settings
 
 
-def _objective(name: str) -> dict[str, object]:
-    """The settings that choose an objective by its name, or by some of its terms joined by +."""
+def _objective_by_name(name: str) -> dict[str, object]:
+    """Settings by path that choose an objective, by its name or by some of its terms joined by +.
+
+    Raises:
+        HeedfulError: If there is no such objective.
+    """
     if name in OBJECTIVES:
         return {"objective.kind": name}
     with_terms = [spec for spec in OBJECTIVES.values() if spec.terms]
+    terms = name.split("+")
     for spec in with_terms:
-        if set(terms := name.split("+")) <= set(spec.terms):
+        if set(terms) <= set(spec.terms):
             return spec.settings.of_terms(terms)
     hint = did_you_mean(name, [*OBJECTIVES, *(term for spec in with_terms for term in spec.terms)])
-    of_terms = "".join(f", or terms of a {spec.name} joined by +: {', '.join(spec.terms)}" for spec in with_terms)
-    raise HeedfulError(f'"{name}" is not an objective{hint}: use one of {", ".join(OBJECTIVES)}{of_terms}')
+    choices = "".join(f", or terms of a {spec.name} joined by +: {', '.join(spec.terms)}" for spec in with_terms)
+    raise HeedfulError(f'"{name}" is not an objective{hint}: use one of {", ".join(OBJECTIVES)}{choices}')
 
 
-def _width(start: str) -> int:
-    from heedful.checkpoint import config_of  # which imports torch
+def _model_width(model: str) -> int:
+    from heedful.checkpoint import config_of  # here, since it imports torch
 
-    return config_of(start).model.width
+    return config_of(model).model.width

@@ -1,4 +1,4 @@
-"""ObjectiveSpec: everything about a pre-training objective that the other parts of the library ask for, in one value.
+"""ObjectiveSpec: the facts about a pre-training objective that commands, settings and the training need.
 
 Imports nothing heavy, so that a wrong setting is refused at once.
 """
@@ -32,21 +32,21 @@ class ObjectiveSettings:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How rows become the sentence vectors that the model learns; None: it learns none."""
+        """How hidden states are pooled to the sentence vectors that the model learns; None: it learns none."""
         return None
 
     @classmethod
     def defaults(cls: type[SettingsT]) -> SettingsT:
-        """Return the default settings; those without a default have a placeholder."""
+        """Return the default settings. A setting without a default gets a placeholder."""
         return cls()
 
     @classmethod
     def of_terms(cls, terms: Sequence[str]) -> dict[str, object]:
-        """Return the settings, by path, of an objective whose loss is the sum of these terms of its spec."""
+        """Return settings by path that choose the objective with these terms of `ObjectiveSpec.terms` as its loss."""
         raise NotImplementedError
 
     def with_values(self: SettingsT, values: Mapping[str, object]) -> SettingsT:
-        """Return the settings with other values of some fields."""
+        """Return a copy of the settings with the values of some fields replaced."""
         return replace(self, **values)  # type: ignore[type-var]
 
 
@@ -63,15 +63,15 @@ class MaskingSettings(ObjectiveSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSpec:
-    """A pre-training objective: its settings, its usual model, and the class that builds its samples and its loss."""
+    """A pre-training objective: settings, default model, and the class that builds its samples and its loss."""
 
     name: str  # `kind` of its settings
     settings: type[ObjectiveSettings]
-    builder_ref: str  # the class of its builder as "module:name", imported when it is needed
+    builder_ref: str  # class of its builder as "module:name", imported when it is needed
     head: str  # kind of the head that is trained
-    family: str = ""  # of a model with random weights; "": that of families.DEFAULT_FAMILIES
-    terms: tuple[str, ...] = ()  # of its loss; users may choose the objective by some of them, joined by +
+    family: str = ""  # family of a model with random weights; "": that of families.DEFAULT_FAMILIES
+    terms: tuple[str, ...] = ()  # loss terms; users may choose the objective by some of them, joined by +
     phase_settings: tuple[str, ...] = ()  # settings that a phase may change, beside its lengths and batch size
-    fixed_shape: bool = False  # whether sequences_per_pack applies: padding has no targets
-    algorithm: Algorithm | None = None  # of a tokenizer that is trained; None: the default
+    fixed_shape: bool = False  # whether sequences_per_pack is allowed: padding must have no targets
+    algorithm: Algorithm | None = None  # algorithm of a tokenizer that is trained; None: the default
     sentinels: bool = False  # whether a tokenizer that is trained has sentinel tokens

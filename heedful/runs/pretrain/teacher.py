@@ -1,4 +1,4 @@
-"""The teacher of a pre-training run: its caches on disk, samples of windows and pairs, and objectives."""
+"""The teacher of a pre-training run: its caches on disk, and the samples and objectives that use it."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
 
 STATISTICS = "statistics.safetensors"
-FOLDER = "teacher"  # in a run's folder: statistics and cached vectors of the teacher
+FOLDER = "teacher"  # folder in a run folder: statistics and cached vectors of the teacher
 STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
-EVERY = 50  # chunks of a cache between two messages
+CHUNKS_PER_MESSAGE = 50  # chunks of a cache between two progress messages
 
 
 class WindowRows(PackedRows):
-    """Rows of windows and pairs; `windows` are all texts that their targets number."""
+    """Packed rows of windows of sentences and of pairs of them."""
 
-    windows: Ranges
+    windows: Ranges  # the text of each window; the targets of a row are numbers of windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRun:
-    """The teacher of a run, with its cached vectors and statistics on disk."""
+    """The teacher of a run, with its cached vectors and statistics in the run folder."""
 
     settings: DistillationSettings
     train: TrainSettings
-    loaded: ModelBundle
-    tokenizer: Tokenizer
-    folder: Path  # of the run
-    init_from: str  # the folder of the model or run that training continues from, "" if from random weights
-    shortest: int  # the least length of all phases, in tokens
+    loaded: ModelBundle  # the teacher
+    tokenizer: Tokenizer  # the student's tokenizer
+    folder: Path  # run folder
+    init_from: str  # folder of the model or run that training continues from; "": random weights
+    shortest: int  # least max_seq_length of all phases, in tokens
     ranks: Ranks
-    on_message: Callable[[str], None]
+    on_message: Callable[[str], None]  # receives progress messages
 
     @cached_property
     def teacher(self) -> EncoderTeacher:
         """The teacher, in the precision of the training."""
-        _ = self._digest  # of the weights as they were loaded
+        _ = self._digest  # computed and stored now, since `to` changes the weights
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
         return EncoderTeacher(self.loaded.to(resolve_device(self.train.device), dtype), self.tokenizer)
 
     @property
     def reads_cached(self) -> bool:
-        """Whether all targets are sentence vectors, which are computed once instead of in each step."""
+        """Whether the teacher's sentence vectors are cached: the loss needs them, but no hidden states of tokens."""
         weights = self.settings.term_weights
         return not weights.hidden_states and bool(weights.sentence_embedding or weights.pair_similarity)
 
@@ -85,17 +85,27 @@ class TeacherRun:
         *,
         held_out: bool,
     ) -> WindowRows:
-        """Rows of windows and pairs of these documents; held-out ones have no pairs with nearest texts."""
-        asked = self.settings
-        single, pair = (
-            SpecialTokenTemplate.of(self.tokenizer, pair=False),
-            SpecialTokenTemplate.of(self.tokenizer, pair=True),
-        )
-        planned = plan_windows(
+        """Return packed rows of windows and pairs of documents.
+
+        Args:
+            corpus: The corpus.
+            documents: Numbers of documents.
+            size: Maximum tokens of a packed row.
+            length: Maximum tokens of a sequence.
+            seed: Random seed of windows and packing.
+            shape: The fixed shape of all rows; None: as many sequences as fit.
+            held_out: Whether the documents are those of the validation split, which get no pairs of nearest neighbours.
+        """
+        settings = self.settings
+        single = SpecialTokenTemplate.of(self.tokenizer, pair=False)
+        pair = SpecialTokenTemplate.of(self.tokenizer, pair=True)
+        plan = plan_windows(
             corpus,
             documents,
             WindowSettings(
-                short_window_prob=asked.short_window_prob, max_sentences=asked.max_sentences, pair_prob=asked.pair_prob
+                short_window_prob=settings.short_window_prob,
+                max_sentences=settings.max_sentences,
+                pair_prob=settings.pair_prob,
             ),
             single=single,
             pair=pair,
@@ -103,50 +113,62 @@ class TeacherRun:
             seed=seed,
             neighbours=None if held_out else self._neighbours(corpus, documents, pair.room(self.shortest) // 2),
         )
-        rows = WindowRows(corpus, single, planned.ranges, size, seed, planned.targets, shape, pair=pair)
-        rows.windows = planned.texts
+        rows = WindowRows(corpus, single, plan.ranges, size, seed, plan.targets, shape, pair=pair)
+        rows.windows = plan.texts
         return rows
 
-    def _neighbours(self, corpus: Corpus, documents: NDArray[np.int64], room: int) -> Neighbours | None:
-        """Texts of at most `room` tokens and the nearest of each by the teacher's vectors; the same for all phases."""
-        asked = self.settings
-        if not (asked.neighbour_texts and asked.term_weights.pair_similarity):
+    def _neighbours(self, corpus: Corpus, documents: NDArray[np.int64], max_tokens: int) -> Neighbours | None:
+        """Sample texts of at most `max_tokens`, and find the nearest of each by the teacher's vectors.
+
+        The result is cached in the run folder, and is the same for all phases. None if the settings ask for none.
+        """
+        settings = self.settings
+        if not (settings.neighbour_texts and settings.term_weights.pair_similarity):
             return None
-        place = self.folder / FOLDER / "neighbours"
-        windows = WindowSettings(max_sentences=asked.max_sentences)
-        texts = sample_texts(corpus, documents, asked.neighbour_texts, room, windows, self.train.seed)
+        folder = self.folder / FOLDER / "neighbours"
+        windows = WindowSettings(max_sentences=settings.max_sentences)
+        texts = sample_texts(corpus, documents, settings.neighbour_texts, max_tokens, windows, self.train.seed)
         if len(texts) < 2:
             return None
-        cache = self._filled(place, corpus, texts, "candidate texts for pairs of nearest neighbours")
-        path = place / "nearest.npy"
+        cache = self._vector_cache(folder, corpus, texts, "candidate texts for pairs of nearest neighbours")
+        path = folder / "nearest.npy"
         if self.ranks.is_main and not path.exists():
             vectors = cache[np.arange(len(texts))].numpy()
-            with atomic_path(path) as part, part.open("wb") as file:
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
                 np.save(file, nearest_texts(vectors, device=resolve_device(self.train.device)))
         self.ranks.barrier()
         return Neighbours(texts=texts, nearest=np.load(path, allow_pickle=False))
 
-    def _filled(self, place: Path, corpus: Corpus, windows: Ranges, what: str) -> VectorCache:
-        """A cache in that folder with all vectors in it."""
-        cache = VectorCache(place, self.teacher, self._digest, corpus, windows)
-        known = 0
+    def _vector_cache(self, folder: Path, corpus: Corpus, texts: Ranges, name: str) -> VectorCache:
+        """Return a cache with the teacher's vectors of all texts, which the ranks fill together.
 
-        def report(done: int, count: int) -> None:
-            nonlocal known
-            known += 1
-            if known % EVERY == 0:
-                self.on_message(f"the teacher encodes {what}: {done:,} of {count:,}")
+        Args:
+            folder: The folder of the cache.
+            corpus: The corpus.
+            texts: Ranges of tokens in the corpus.
+            name: What the texts are, for messages.
+        """
+        cache = VectorCache(folder, self.teacher, self._digest, corpus, texts)
+        chunks_done = 0
 
-        cache.fill(self._ordinary, rank=self.ranks.rank, size=self.ranks.size, on_progress=report)
+        def report(texts_done: int, count: int) -> None:
+            nonlocal chunks_done
+            chunks_done += 1
+            if chunks_done % CHUNKS_PER_MESSAGE == 0:
+                self.on_message(f"the teacher encodes {name}: {texts_done:,} of {count:,}")
+
+        cache.fill(self._is_text_token, rank=self.ranks.rank, size=self.ranks.size, on_progress=report)
         self.ranks.barrier()
         return cache
 
     @cached_property
     def _digest(self) -> str:
+        """Digest of the teacher's weights as they were loaded."""
         return self.loaded.weights_digest()
 
     @cached_property
-    def _ordinary(self) -> NDArray[np.bool_]:
+    def _is_text_token(self) -> NDArray[np.bool_]:
+        """Whether each token of the vocabulary is one of text, not a special token. [vocabulary]"""
         return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
     # -- objectives -------------------------------------------------------------------------------------------------
@@ -154,63 +176,65 @@ class TeacherRun:
     def objectives(
         self, phases: Sequence[DistillationSettings], samples: Sequence[WindowRows], width: int, count: int | None
     ) -> list[EncoderDistillation]:
-        """Return the objective of each phase; they share the teacher and the modules beside the student.
+        """Return the objective of each phase. All share the teacher and the modules trained beside the student.
 
         Args:
-            phases: The settings of each phase.
+            phases: The objective settings of each phase.
             samples: The rows of each phase.
-            width: Of the student.
-            count: Masked tokens of each row; None: as `mask_prob` gives.
+            width: Width of the student.
+            count: Targets of each row, filled up with targets of weight 0; None: as many as `mask_prob` gives.
         """
-        self._estimate(samples[0])
+        self._load_statistics(samples[0])
         modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
         return [
-            self._objective(asked, rows, modules, count, f"phase-{number}")
-            for number, (asked, rows) in enumerate(zip(phases, samples, strict=True))
+            self._objective(phase, rows, modules, count, f"phase-{number}")
+            for number, (phase, rows) in enumerate(zip(phases, samples, strict=True))
         ]
 
     def _objective(
-        self, asked: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, count: int | None, name: str
+        self, phase: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, count: int | None, name: str
     ) -> EncoderDistillation:
-        weights = asked.term_weights
+        """Return the objective of a phase; `name` is the folder of its cache."""
+        weights = phase.term_weights
+        vectors = None
+        if replace(self, settings=phase).reads_cached:
+            vectors = self._vector_cache(self.folder / FOLDER / name, rows.corpus, rows.windows, f"windows ({name})")
         return EncoderDistillation(
             tokenizer=self.tokenizer,
             teacher=self.teacher,
             modules=modules,
             weight_by_term={term: getattr(weights, term) for term in weights.names},
-            masked_sequence_prob=asked.masked_sequence_prob,
-            vectors=self._cache(name, rows) if replace(self, settings=asked).reads_cached else None,
-            mask_prob=asked.mask_prob,
-            mask_unit=asked.mask_unit,
-            target_count=count,
+            masked_sequence_prob=phase.masked_sequence_prob,
+            vectors=vectors,
+            mask_prob=phase.mask_prob,
+            mask_unit=phase.mask_unit,
+            target_count=target_count,
         )
 
-    def _cache(self, name: str, rows: WindowRows) -> VectorCache:
-        return self._filled(self.folder / FOLDER / name, rows.corpus, rows.windows, f"windows ({name})")
+    def _load_statistics(self, rows: Sequence[Sample]) -> None:
+        """Load statistics of the teacher's outputs. The first rank estimates them from some rows if they are missing.
 
-    def _estimate(self, rows: Sequence[Sample]) -> None:
-        """Statistics of the teacher's outputs: estimated once, then read, so that a resumed run has the same ones.
-
-        A run that continues from one with the same teacher takes over its statistics: its model learned vectors in the
-        basis of those principal components.
+        They are saved in the run folder, so that a resumed run has the same ones. A run that continues from another run
+        with the same teacher copies its statistics, since its model has learned vectors in the basis of those principal
+        components.
         """
-        path, about = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
+        path, owner = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
         if self.ranks.is_main and not path.exists():
             make_folder(path.parent)
-            start = Path(self.init_from)
-            earlier = (start.parent if start.name == RUN_MODEL else start) / FOLDER / STATISTICS
-            if self.init_from and earlier.is_file() and _about(earlier) == about:
+            init_from = Path(self.init_from)
+            earlier = (init_from.parent if init_from.name == RUN_MODEL else init_from) / FOLDER / STATISTICS
+            if self.init_from and earlier.is_file() and _statistics_owner(earlier) == owner:
                 self.teacher.load_statistics(load_file(earlier))
             else:
-                some = range(min(STATISTICS_ROWS, len(rows)))
-                self.teacher.estimate_statistics([rows[number] for number in some], self._ordinary)
-            with atomic_path(path) as part:
-                save_file(self.teacher.statistics(), part, metadata={"about": json.dumps(about)})
+                first_rows = [rows[number] for number in range(min(STATISTICS_ROWS, len(rows)))]
+                self.teacher.estimate_statistics(first_rows, self._is_text_token)
+            with atomic_path(path) as temporary:
+                save_file(self.teacher.statistics(), temporary, metadata={"about": json.dumps(owner)})
         self.ranks.barrier()
         self.teacher.load_statistics(load_file(path))
 
 
-def _about(path: Path) -> object:
-    """Read which teacher a file of statistics belongs to; None if it does not say."""
+def _statistics_owner(path: Path) -> object:
+    """Read which teacher a file of statistics belongs to; None if the file does not say."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("about", "null"))

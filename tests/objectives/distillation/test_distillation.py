@@ -39,7 +39,7 @@ from heedful.objectives.masked_lm import MaskedLM
 from heedful.packed import Packed
 from heedful.runs.distil import teacher_cache as outputs
 from heedful.runs.distil.settings import LayersStudent
-from heedful.runs.distil.students import _fitting, evenly_spread, student_from_layers
+from heedful.runs.distil.students import _matching_layers, evenly_spread, student_from_layers
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.tasks.classify import Classify, ClassifyMultiLabel
 from heedful.tasks.embed import Embed
@@ -388,10 +388,10 @@ def test_what_fills_a_row_up_is_not_compared(folders: Callable[[str], Path]) -> 
 def test_a_layer_sees_as_far_as_the_one_whose_place_it_takes() -> None:
     stack = StackConfig(width=8, layers=22, heads=2, head_width=4, inner_width=8, window=4, global_every=3)
     for count in range(1, 23):
-        taken = _fitting(stack, evenly_spread(22, count))
+        taken = _matching_layers(stack, evenly_spread(22, count))
         assert [each % 3 == 0 for each in taken] == [n % 3 == 0 for n in range(count)] and len({*taken}) == count
-    assert _fitting(stack, evenly_spread(22, 6)) == (0, 4, 8, 12, 17, 20)
-    assert _fitting(replace(stack, window=None), evenly_spread(22, 6)) == evenly_spread(22, 6)
+    assert _matching_layers(stack, evenly_spread(22, 6)) == (0, 4, 8, 12, 17, 20)
+    assert _matching_layers(replace(stack, window=None), evenly_spread(22, 6)) == evenly_spread(22, 6)
 
 
 def test_layers_that_cannot_stand_in_a_place_are_refused(tmp_path: Path) -> None:

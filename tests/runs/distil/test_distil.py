@@ -44,7 +44,7 @@ from heedful.runs.distil.settings import (
 )
 from heedful.runs.distil.students import resolve_losses, sentence_vector_width, student_from_layers
 from heedful.runs.distil.unlabelled import read_unlabelled, without_evaluated
-from heedful.runs.distil.verdict import ServingSpeed, across_numbers, compare_models, compare_speeds
+from heedful.runs.distil.verdict import ServingSpeed, compare_models, compare_speeds, quality_over_seeds
 from heedful.runs.distil.verdict import plot_verdict as drawn
 from heedful.runs.finetune.build import build_task
 from heedful.runs.run_folder import sha256_of
@@ -432,7 +432,7 @@ def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
     assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
     assert found[1:] == ["zzzz", ""] and found[0] != texts[0]
     assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
-    signs = [n for n, may in enumerate(replacer._words.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
+    signs = [n for n, may in enumerate(replacer._is_word.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
     assert not signs, "a sign is no word: no word takes its place, nor it that of a word"
     (words,) = replacer([PreTokenized(["ada", "lives", "here", "qqq"])], [1])
     assert len(words) == 4 and words[3] == "qqq" and words != ["ada", "lives", "here", "qqq"]
@@ -442,7 +442,7 @@ def test_the_sentence_says_what_was_seen() -> None:
     speed = [ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)]
     speed.append(ServingSpeed(precision="float32", p50=1.0, p99=5.0, texts_per_second=30.0, tokens_per_second=300))
     several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
-    models = {name: across_numbers(numbers, "float32") for name, numbers in several.items()}
+    models = {name: quality_over_seeds(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
     found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     said, gain = found["sentence"], found["delta_vs_baseline"]
@@ -464,7 +464,7 @@ def test_the_sentence_says_what_was_seen() -> None:
 
 def test_names_of_points_do_not_lie_on_each_other() -> None:
     speed = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
-    models = {name: across_numbers([0.9], "float32") for name in ("teacher", "student", "baseline")}
+    models = {name: quality_over_seeds([0.9], "float32") for name in ("teacher", "student", "baseline")}
     found = compare_models("f1", "dev", models, {"teacher": speed, "student": speed}, {"teacher": 9, "student": 9})
     (axes,) = drawn(found).axes
     heights = sorted(text.xyann[1] for text in axes.texts if text.get_text())
@@ -485,7 +485,7 @@ def test_names_of_points_do_not_lie_on_each_other() -> None:
 def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[float], ending: str) -> None:
     fast = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
     several = {"teacher": [0.9], "student": student, "baseline": baseline}
-    models = {name: across_numbers(numbers, "int8") for name, numbers in several.items()}
+    models = {name: quality_over_seeds(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
     found = compare_models("f1", "dev", models, speeds, counts, 0.01)
     assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
@@ -559,7 +559,7 @@ def test_what_can_be_foreseen_is_refused_before_anything_is_written(
     with pytest.raises(HeedfulError, match=r"pretrain.max_seq_length is 64, but .* reads 48 tokens"):
         distil(masked, text, no, student="tiny", assignments=["pretrain.max_seq_length=64", *MASKED[:2]])
     overrides = distil_overrides(str(masked), student="layers=1")
-    assert distil_masked._resolve(load(masked), overrides, text).pretrain.max_seq_length == 48, (
+    assert distil_masked._resolve_settings(load(masked), overrides, text).pretrain.max_seq_length == 48, (
         "by default, as it reads"
     )
     assert not no.exists()
@@ -622,7 +622,7 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
         [str(path)], TaggedExample, "token_classification", ("O",), settings, exclude=tmp_path / "run"
     )
     assert [each.words for each in found.examples if isinstance(each, TaggedExample)] == [("Ada", "wrote"), ("it",)]
-    assert found.bad == bool(bad)
+    assert found.bad_rows == bool(bad)
 
 
 def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
@@ -644,13 +644,13 @@ def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> Non
     found = read_unlabelled(
         [str(tmp_path / "more.txt")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.known == 2
-    assert without_evaluated(found, measured).known == 2
+    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.in_evaluation == 2
+    assert without_evaluated(found, measured).in_evaluation == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
     found = read_unlabelled(
         [str(tmp_path / "more.csv")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "old")] and found.known == 2
+    assert [each.texts for each in found.examples] == [("new", "old")] and found.in_evaluation == 2
 
 
 def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_path: Path) -> None:
@@ -660,13 +660,13 @@ def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_
     found = without_evaluated(
         read_unlabelled(files, TaggedExample, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
-    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.known == 1
+    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.in_evaluation == 1
     assert found.notes == ('more.csv: columns: text="text"; not used: "id"',)
 
 
 def test_a_word_is_replaced_without_the_space_before_it() -> None:
     encoded = Encoding(ids=(1, 2), types=(0, 0), segments=(0, 0), offsets=((0, 3), (3, 7)), words=(0, 1))
-    assert distil_more._written("the cat sat", encoded, {1: "dog"}) == "the dog sat"
+    assert distil_more._with_replaced_words("the cat sat", encoded, {1: "dog"}) == "the dog sat"
 
 
 def last(assignments: Sequence[str]) -> list[str]:
@@ -828,7 +828,7 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
         return seconds if engine.name == "slow" else seconds / 10
 
     monkeypatch.setattr(distil_verdict, "_seconds", took)
-    monkeypatch.setattr(distil_verdict, "LONG", 1.0)
+    monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 1.0)
     tokenize = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
     engines: Any = {name: SimpleNamespace(name=name, tokenize=tokenize) for name in calls}
     found = distil_verdict.time_engines(engines, ["a", "b"], 1)

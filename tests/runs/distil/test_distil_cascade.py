@@ -16,7 +16,7 @@ from heedful.errors import DataError, HeedfulError, ModelError, SettingError
 from heedful.infer.engine import Engine
 from heedful.runs.card.cascade import cascade_sentence, cascade_table
 from heedful.runs.data_settings import data_settings_for
-from heedful.runs.distil.cascade import NEVER, fit_thresholds, split_rows
+from heedful.runs.distil.cascade import UNREACHABLE, fit_thresholds, split_rows
 from heedful.runs.distil.run import distil
 from heedful.runs.evaluate import evaluate
 from tests.support.distillation import NO_BASELINE, Told
@@ -71,9 +71,9 @@ def test_the_ends_of_thresholds() -> None:
     confidences = np.array([[1.0, 1.0, 0.5, 0.5]])
     right, wrong = np.ones(4, bool), np.zeros(4, bool)
     assert fit_thresholds(confidences, np.stack([right, wrong]), 0.0) == (0.0,)
-    assert fit_thresholds(confidences, np.stack([wrong, right]), 0.0) == (NEVER,)
+    assert fit_thresholds(confidences, np.stack([wrong, right]), 0.0) == (UNREACHABLE,)
     assert fit_thresholds(confidences, np.stack([wrong, right]), 0.5) == (0.75,)
-    assert fit_thresholds(confidences, np.stack([wrong, right]), 0.49) == (NEVER,), (
+    assert fit_thresholds(confidences, np.stack([wrong, right]), 0.49) == (UNREACHABLE,), (
         "rows of equal confidence go together"
     )
 

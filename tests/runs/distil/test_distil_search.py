@@ -103,7 +103,7 @@ def test_a_search_without_dev_says_that_it_chose_on_test(tmp_path: Path, teacher
     wishes = [*NO_BASELINE, "data.dev_fraction=0"]
     done = search(teacher, files, tmp_path / "run", shapes=["bag"], assignments=wishes, reporter=told)
     assert done.results["search"]["split"] == "test"
-    assert f"bag is taken, {distil_search.FLATTERED}" in told.sentences
+    assert f"bag is taken, {distil_search.CHOSEN_ON_TEST}" in told.sentences
 
 
 def test_usual_shapes_begin_with_classic_ones(tmp_path: Path, teacher: Path) -> None:

@@ -17,7 +17,7 @@ from heedful.model.classic_config import ClassicConfig
 from heedful.runs.distil import static
 from heedful.runs.distil.run import distil
 from heedful.runs.distil.settings import StaticStudent, parse_student
-from heedful.runs.distil.static import static_student, token_states, weighted_components
+from heedful.runs.distil.static import mean_token_states, static_student, weighted_components
 from tests.support.distillation import NO_BASELINE
 from tests.support.generated_data import data
 from tests.support.model_folders import make, make_writer
@@ -40,7 +40,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_states_are_those_of_transformers(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "TOKENS", 16)  # several batches
+    monkeypatch.setattr(static, "BATCH_TOKENS", 16)  # several batches
     theirs = transformers.BertModel.from_pretrained(teacher).eval()
     tokenizer = transformers.BertTokenizer.from_pretrained(teacher)
     expected: dict[int, list[torch.Tensor]] = {}
@@ -48,7 +48,7 @@ def test_states_are_those_of_transformers(teacher: Path, monkeypatch: pytest.Mon
         ids = tokenizer(text).input_ids
         for id, state in zip(ids, theirs(torch.tensor([ids])).last_hidden_state[0], strict=True):
             expected.setdefault(id, []).append(state)
-    states, counts = token_states(load(teacher), TEXTS)
+    states, counts = mean_token_states(load(teacher), TEXTS)
     around = {tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id}
     for id, own in expected.items():
         if id not in around:
@@ -61,8 +61,8 @@ def test_states_are_those_of_transformers(teacher: Path, monkeypatch: pytest.Mon
 
 
 def test_long_texts_are_read_in_parts(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static, "LONGEST", 7)
-    _, counts = token_states(load(teacher), [" ".join(["cat", "dog", "mat"] * 20)])
+    monkeypatch.setattr(static, "MAX_CHUNK_TOKENS", 7)
+    _, counts = mean_token_states(load(teacher), [" ".join(["cat", "dog", "mat"] * 20)])
     assert counts.sum() == 60 and sorted(counts[counts > 0].tolist()) == [20, 20, 20]
 
 
@@ -141,5 +141,5 @@ def test_a_writer_with_two_parts_is_no_teacher_of_vectors(tmp_path: Path) -> Non
     decoder = load(make_writer(tmp_path / "writer"))
     student = static_student(decoder, StaticStudent(width=8), ["a b c"], print)
     assert student.config.model.embedding.vocabulary == 11
-    with pytest.raises(HeedfulError, match="is no encoder, from whose hidden states the vectors"):
+    with pytest.raises(HeedfulError, match="is not an encoder or decoder alone, whose hidden states"):
         static_student(student, StaticStudent(width=8), ["a b c"], print)

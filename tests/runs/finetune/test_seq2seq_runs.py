@@ -32,7 +32,7 @@ from heedful.runs.finetune.init_settings import Positions, TransformerInit
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.finetune.seq2seq import transformer_config
-from heedful.runs.plots.alignments import LONGEST, SPACE, _names, alignment, plot_alignments
+from heedful.runs.plots.alignments import MAX_TOKENS, SPACE, _token_names, alignment, plot_alignments
 from heedful.runs.plots.figures import draw_run_plots
 from heedful.runs.results import RunResult
 from heedful.tasks.generation import GenerationConfig
@@ -97,7 +97,9 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
     words = train_tokenizer(["a cat"] * 3, TokenizerSettings(algorithm="bpe", vocab_size=264))
     encoded = words.encode("a \N{GRINNING FACE}")
     names = [
-        name for name, around in zip(_names(encoded, "a \N{GRINNING FACE}"), encoded.special, strict=True) if not around
+        name
+        for name, around in zip(_token_names(encoded, "a \N{GRINNING FACE}"), encoded.special, strict=True)
+        if not around
     ]
     assert names == ["a", SPACE, *["\N{GRINNING FACE}"] * 4]
 
@@ -286,9 +288,9 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 
     found = alignment(loaded, *ROWS[0])
     assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.eos_or_sep is not None
-    assert found.read[1] == "ada"[: len(found.read[1])] and found.written[0] == "yesterday"[: len(found.written[0])]
-    assert found.written[-1] == loaded.tokenizer.name(loaded.tokenizer.special.eos_or_sep)
-    assert found.weights.shape == (len(found.written), len(found.read))
+    assert found.source[1] == "ada"[: len(found.source[1])] and found.target[0] == "yesterday"[: len(found.target[0])]
+    assert found.target[-1] == loaded.tokenizer.name(loaded.tokenizer.special.eos_or_sep)
+    assert found.weights.shape == (len(found.target), len(found.source))
     assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
     lines = [json.dumps({"id": n, "input": text, "prediction": said}) for n, (text, said) in enumerate(ROWS[:3])]
     (tmp_path / "whole/predictions-dev.jsonl").write_text("\n".join(lines))
@@ -370,7 +372,7 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
     )
     heedful.save(with_head(made, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
-    assert len(words.encode(short)) < 12 < len(words.encode(long)) <= LONGEST
+    assert len(words.encode(short)) < 12 < len(words.encode(long)) <= MAX_TOKENS
     for texts, shown in (((short, long), True), ((long,), False)):
         lines = [json.dumps({"id": n, "input": text, "prediction": "him"}) for n, text in enumerate(texts)]
         (tmp_path / "predictions-dev.jsonl").write_text("\n".join(lines))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from heedful.runs.plots.curves import TrainingCurves, plot_curves, ranges, smoothed
+from heedful.runs.plots.curves import TrainingCurves, moving_mean, plot_curves, ranges
 from heedful.runs.plots.figures import draw_run_plots
 from tests.support import run_folders as made
 
@@ -126,7 +126,7 @@ def test_smoothed_is_the_mean_of_its_neighbours() -> None:
     values[draw.integers(200, size=30)] = NAN
     values[50:60] = INFINITY
     for width in (1, 4, 500):
-        for place, found in enumerate(smoothed(values, width)):
+        for place, found in enumerate(moving_mean(values, width)):
             near = values[max(0, place - width) : place + width + 1]
             near = near[np.isfinite(near)]
             assert found == pytest.approx(near.mean()) if len(near) else np.isnan(found)

@@ -8,7 +8,7 @@ import matplotlib
 import matplotlib.font_manager as fonts
 import pytest
 
-from heedful.runs.plots.labels import BOX, FONT, LONGEST, drawable_labels, shortened
+from heedful.runs.plots.labels import BOX, FONT, MAX_COLUMNS, drawable_labels, shorten
 
 GOTHIC = "\U00010331\U00010332"
 
@@ -52,8 +52,8 @@ def test_labels_are_on_one_line() -> None:
 def test_long_labels_lose_their_middle() -> None:
     found = drawable_labels(["a label that begins like others, first", "a label that begins like others, second"])
     assert found.names == ("a label that beg…hers, first", "a label that beg…ers, second")
-    assert all(len(name) <= LONGEST for name in found.names)
-    assert shortened("中" * 30, 9) == "中中…中"
+    assert all(len(name) <= MAX_COLUMNS for name in found.names)
+    assert shorten("中" * 30, 9) == "中中…中"
 
 
 def test_labels_that_look_alike_are_numbered() -> None:

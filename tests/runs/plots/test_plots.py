@@ -17,7 +17,7 @@ from matplotlib.image import imread
 
 from heedful.errors import HeedfulError
 from heedful.runs.plots.figures import (
-    _ideal,
+    _ideal_line,
     draw_run_plots,
     most_confused,
     plot_calibration,
@@ -264,9 +264,9 @@ def test_numbers_against_what_is_right(tmp_path: Path) -> None:
 
 def test_where_the_points_should_lie() -> None:
     pairs = [(0.5, 4.0), (3.0, -1.0), (9.0, float("nan"))]
-    assert _ideal({"task": "regress"}, pairs) == ((-1.0, -1.0), (4.0, 4.0))
-    assert _ideal({"task": "embed", "label_scaling": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
-    assert _ideal({"task": "embed"}, pairs) is None, "a cosine is no score"
+    assert _ideal_line({"task": "regress"}, pairs) == ((-1.0, -1.0), (4.0, 4.0))
+    assert _ideal_line({"task": "embed", "label_scaling": {"low": 0.0, "high": 5.0}}, pairs) == ((0.0, 0.0), (5.0, 1.0))
+    assert _ideal_line({"task": "embed"}, pairs) is None, "a cosine is no score"
 
 
 def test_a_run_that_has_not_ended_has_curves(tmp_path: Path) -> None:

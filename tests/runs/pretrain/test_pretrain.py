@@ -875,7 +875,7 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
         (
             "distillation",
             {"objective.teacher": "whole"},
-            "whole has a decoder beside its encoder, .* convert --head-kind encoder",
+            "whole has an encoder and a decoder, .* convert --head-kind encoder",
         ),
         ("clm", {"model.family": "t5"}, "t5 has an encoder, .* take --objective span_corruption"),
         ("span_corruption", {"model.family": "gpt2"}, "gpt2 is not an encoder-decoder, .* take --objective clm"),

@@ -1,4 +1,4 @@
-"""The pre-training objectives, registered by name; another one is added with `register_objective`."""
+"""The pre-training objectives by name. `register_objective` adds one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from heedful.runs.pretrain.specs.rtd import RTD
 from heedful.runs.pretrain.specs.span_corruption import SPAN_CORRUPTION
 from heedful.settings import clear_type_caches
 
-OBJECTIVES: dict[str, ObjectiveSpec] = {}  # by name
+OBJECTIVES: dict[str, ObjectiveSpec] = {}  # name -> specification
 
 
 def register_objective(spec: ObjectiveSpec) -> None:
-    """Add an objective.
+    """Add an objective to OBJECTIVES and its settings to the choices of `objective`.
 
     Raises:
-        HeedfulError: If another objective has its name.
+        HeedfulError: If an objective of that name is registered already.
     """
     if spec.name in OBJECTIVES:
         raise HeedfulError(f'an objective named "{spec.name}" is registered already: choose another name')
@@ -29,7 +29,7 @@ def register_objective(spec: ObjectiveSpec) -> None:
 
 
 def unregister_objective(name: str) -> None:
-    """Remove an objective that was registered."""
+    """Remove a registered objective."""
     ObjectiveSettings.MEMBERS.remove(OBJECTIVES.pop(name).settings)
     clear_type_caches()
 

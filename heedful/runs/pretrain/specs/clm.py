@@ -20,5 +20,5 @@ CLM = ObjectiveSpec(
     settings=ClmSettings,
     builder_ref="heedful.runs.pretrain.builders:ClmBuilder",
     head="language_model",
-    algorithm="bpe",  # as published
+    algorithm="bpe",  # that of the published decoders
 )

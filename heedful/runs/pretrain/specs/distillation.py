@@ -1,4 +1,4 @@
-"""Distillation of a trained encoder, in four terms."""
+"""Distillation of a trained encoder: a loss of up to four terms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from heedful.runs.pretrain.specs.mlm import MaskUnit
 if TYPE_CHECKING:
     from heedful.model.config import Pooling
 
-TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}  # usual weights
+# loss terms and their weights where a term is chosen without a weight
+TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TermWeights:
-    """Weights of the terms of a distillation; 0 leaves a term out. See objectives.encoder_distillation."""
+    """Weights of the loss terms; 0 leaves a term out. See heedful.objectives.distillation.encoder."""
 
     mlm: float = TERMS["mlm"]  # weight of masked language modelling
     hidden_states: float = TERMS["hidden_states"]  # weight of the squared error of the last hidden states
@@ -36,13 +37,13 @@ class TermWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The terms whose weight is above 0."""
+        """The terms with a weight above 0."""
         return tuple(name for name in TERMS if getattr(self, name) > 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationSettings(ObjectiveSettings):
-    """A trained encoder as teacher: masked tokens, hidden states, sentence vectors and similarities of pairs."""
+    """Distillation of a trained encoder by masked tokens, hidden states, sentence vectors and similarities of pairs."""
 
     kind: Literal["distillation"] = "distillation"
     teacher: str  # a model folder, or NAME[@REVISION] on the hub
@@ -52,11 +53,11 @@ class DistillationSettings(ObjectiveSettings):
     masked_sequence_prob: float = 1.0  # share of the sequences that are masked; the others have no mlm loss
     short_window_prob: float = 0.0  # probability that a window has 1 to max_sentences sentences and not the full length
     max_sentences: int = 3  # maximum sentences of a short window
-    pair_prob: float = 0.0  # probability that a short window begins a pair; for pair_similarity
-    neighbour_texts: int = 0  # texts among which nearest neighbours (by the teacher) make pairs; 0: no such pairs
+    pair_prob: float = 0.0  # probability that a short window is the first text of a pair; for pair_similarity
+    neighbour_texts: int = 0  # texts that are paired with their nearest neighbours by the teacher's vectors; 0: none
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("mask_prob", 0 < self.mask_prob < 1, "a share between 0 and 1"),
             ("masked_sequence_prob", 0 < self.masked_sequence_prob <= 1, "a probability above 0, at most 1"),
             ("short_window_prob", 0 <= self.short_window_prob <= 1, "a probability from 0 to 1"),
@@ -64,7 +65,7 @@ class DistillationSettings(ObjectiveSettings):
             ("pair_prob", 0 <= self.pair_prob <= 1, "a probability from 0 to 1"),
             ("neighbour_texts", self.neighbour_texts == 0 or self.neighbour_texts >= 2, "0, or 2 or more"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
         if self.term_weights.pair_similarity and not (self.pair_prob and self.short_window_prob):
             raise HeedfulError(
@@ -78,7 +79,7 @@ class DistillationSettings(ObjectiveSettings):
 
     @property
     def pooling(self) -> Pooling | None:
-        """The mean of the rows, if it learns the teacher's sentence vectors."""
+        """Mean pooling if the model learns the teacher's sentence vectors, else None."""
         return "mean" if self.term_weights.sentence_embedding else None
 
     @classmethod
@@ -88,7 +89,7 @@ class DistillationSettings(ObjectiveSettings):
 
     @classmethod
     def of_terms(cls, terms: Sequence[str]) -> dict[str, object]:
-        """Return the settings, by path, of a distillation with these terms at their usual weights."""
+        """Return settings by path that choose a distillation with these terms, at their weights in TERMS."""
         settings: dict[str, object] = {"objective.kind": "distillation"}
         for term, weight in TERMS.items():
             settings[f"objective.term_weights.{term}"] = weight if term in terms else 0.0

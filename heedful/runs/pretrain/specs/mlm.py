@@ -1,4 +1,4 @@
-"""Masked language modelling, alone or with labels of sentence pairs."""
+"""Masked language modelling, alone or with next sentence or sentence order prediction."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MaskUnit = Literal["tokens", "words", "spans"]
 
 
 class _StaticMasks(MaskingSettings):
+    """Base class of settings with a number of static masks; checks that number."""
+
     __slots__ = ()
     mask_unit: MaskUnit
     num_static_masks: int | None

@@ -1,4 +1,4 @@
-"""Permuted language modelling."""
+"""Permutation language modelling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heedful.runs.pretrain.spec import ObjectiveSettings, ObjectiveSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlmSettings(ObjectiveSettings):
-    """Permuted language modelling, with two-stream attention."""
+    """Permutation language modelling, with two-stream attention."""
 
     kind: Literal["plm"] = "plm"
 

@@ -10,7 +10,7 @@ from heedful.runs.pretrain.spec import MaskingSettings, ObjectiveSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpanCorruptionSettings(MaskingSettings):
-    """Span corruption: a decoder writes the spans that were taken out."""
+    """Span corruption: spans are removed from the encoder's input, and the decoder generates them."""
 
     kind: Literal["span_corruption"] = "span_corruption"
     mask_prob: float = 0.15  # share of the tokens that are removed (noise density)
