@@ -139,7 +139,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 
 def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
+    """Beams, tokens and metric are those of the run; F1 replaces BLEU where sacrebleu is not installed."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
@@ -158,7 +158,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     )
     assert whole.numbers == found.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
-    with pytest.warns(HeedfulWarning, match=r"run led with BLEU, for which sacrebleu is missing: F1 leads"):
+    with pytest.warns(HeedfulWarning, match=r"run ranked models by BLEU, but sacrebleu is not installed: F1 is"):
         assert again("other.jsonl").metric == "f1"
 
 
