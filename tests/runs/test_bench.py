@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.csv").write_text(ROWS)
     monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 1e9)  # nothing is so slow that it is left out
     monkeypatch.setattr(precision_gate, "ROUNDS", 1)
-    monkeypatch.setattr(timing, "BATCH", 512)
+    monkeypatch.setattr(timing, "BATCH_TOKENS", 512)
     usual = module.measure_latency
     monkeypatch.setattr(module, "measure_latency", lambda loaded: usual(loaded, 5))
     monkeypatch.setattr(module, "_resident_memory", lambda *given: resident_bytes())
