@@ -217,13 +217,13 @@ def _refuse_ineffective(rnn: RecurrentSeq2Seq) -> None:
     match rnn.look:
         case None if not rnn.feed:
             raise HeedfulError(
-                "rnn.feed says whether what was looked at goes into the next step, but look is none: leave "
-                "feed out, or look at something"
+                "rnn.feed is false, which would change nothing: rnn.look is none, so that no attended vector could be "
+                "fed into the next step; leave feed out, or choose a kind of attention in rnn.look"
             )
         case GlobalAttention() | HardAttention() as look if (
             look.score != "location" and look.longest != GlobalAttention().longest
         ):
             raise HeedfulError(
-                f'rnn.look.longest is of location scores, but look.score is "{look.score}", for which a text '
-                "may have any length: leave longest out, or set look.score=location"
+                f'rnn.look.longest is for location scores, but look.score is "{look.score}", with which a text may '
+                "have any length: leave longest out, or set look.score=location"
             )

@@ -394,8 +394,8 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("seq2seq", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
         ("seq2seq", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
-        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed says .* but look is none"),
-        ("seq2seq", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
+        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed is false, .* look is none"),
+        ("seq2seq", "", (*TWO, LOOK), "longest is for location scores, but look.score"),
         (
             "seq2seq",
             "",
