@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, one thread, few steps of contrastive training."""
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    monkeypatch.setattr("heedful.runs.finetune.settings.CONTRASTIVE_STEPS", 5)
+    monkeypatch.setattr("heedful.runs.finetune.settings.MIN_CONTRASTIVE_STEPS", 5)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
