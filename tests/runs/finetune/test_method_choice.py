@@ -79,7 +79,7 @@ def test_nothing_is_compared_for_a_folder_with_a_finished_run(
     tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     run(tmp_path / "run", encoder, method=before)
-    monkeypatch.setattr("heedful.runs.finetune.method_choice._measured", lambda *arguments: pytest.fail("compared"))
+    monkeypatch.setattr("heedful.runs.finetune.method_choice._compare", lambda *arguments: pytest.fail("compared"))
     with pytest.raises(RunError, match=r"train\.seed was 1 and is 2 now"):
         run(tmp_path / "run", encoder, **{"train.seed": 2})
     with pytest.raises(RunError, match="holds a run on other data"):
