@@ -56,7 +56,7 @@ class PrecisionBench:
 class Bench:
     """Benchmark of a model in all precisions on this machine; written as bench.json."""
 
-    model: str  # its folder or name
+    model: str  # folder or name of the model
     machine: JsonObject  # processor, threads, versions
     metric: str | None  # name of the task's metric; None without data
     split: str | None  # split that was evaluated; None without data

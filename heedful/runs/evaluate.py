@@ -49,7 +49,7 @@ from heedful.tasks.specs import specs_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings, has_bleu
 from heedful.tasks.task import Task
 
-GLUE_FOLDERS = {  # by folder of a task: its entries in the suite, with the split on which each entry is scored
+GLUE_FOLDERS = {  # entries of the suite by folder of a task, each with the split on which it is scored
     "CoLA": {"cola": "dev"},
     "SST-2": {"sst2": "dev"},
     "MRPC": {"mrpc": "dev"},

@@ -93,7 +93,7 @@ class Overrides:
             self._by_hand += _parse_assignment(assignment)
         for name, value in _as_plain_table(values or {}, "values").items():
             self._by_hand += _entries({name: value}, f"{name}={as_json(value)}")
-        self._over_all: list[Entry] = []  # of `with_values`
+        self._over_all: list[Entry] = []  # values given to `with_values`
         # layers with full paths, and full paths by foreign names, for each class of settings
         self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
         self._resolved: list[tuple[object, Resolved[Any]]] = []  # defaults, and what they were resolved to
@@ -447,7 +447,7 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
             names, path = [".".join(setting_path) for setting_path in group], ".".join(last.path)
             if len({entry.text for entry in conflicting}) > 1:
                 conflict = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
-            else:  # of one table: its paths tell the values apart
+            else:  # all values are from one table: paths tell them apart
                 paths = " and ".join(".".join(entry.path) for entry in conflicting)
                 conflict = f"{last.source}: {paths}" if last.source else paths
             message = f"{conflict} are given: give one of {', '.join(names)}"

@@ -276,7 +276,7 @@ def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> s
         head: Cells of the head; an empty one has no heading.
         rows: Cells of each row, and whether the row is emphasised.
     """
-    attributes = ["", *['class="number"'] * (len(head) - 1)]  # of the cells of a row
+    attributes = ["", *['class="number"'] * (len(head) - 1)]  # HTML attribute of each cell in a row
     head_cells = "".join(
         f'<th scope="col" {attribute}>{_text(cell)}</th>' if cell else "<td></td>"
         for attribute, cell in zip(attributes, head, strict=True)

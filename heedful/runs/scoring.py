@@ -101,7 +101,7 @@ class PredictionFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ranks: Sequence[int] = ()  # in retrieval: rank of the right answer of each line; 1 is correct
+        self.ranks: Sequence[int] = ()  # rank of the right answer of each line in retrieval; 1 is correct
         self._wrong, self._losses, self._offsets = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 

@@ -139,7 +139,7 @@ def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
         models += 1  # the model of the run, that of one of the seeds
     if not model_name(settings.init):
         models += settings.seeds  # the initial models
-    seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # at the same time
+    seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at a time
     checkpoints = seeds_with_state * settings.fit.keep_last + 1
     return models + CHECKPOINT_VALUES * checkpoints
 

@@ -90,10 +90,11 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
         weight, bias = _fit_softmax(features, targets, weights, len(task.labels))
     else:
         positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
+        # a softmax over two classes for each label: class 1 has the label, class 0 does not
         fits = [
             _fit_softmax(features, column.astype(int), weights * np.where(column > 0, positive, 1.0), 2)
             for column, positive in zip(targets.T, positive_weights, strict=True)
-        ]  # for each label: class 1 has it, class 0 does not
+        ]
         weight = np.array([label_weight[1] - label_weight[0] for label_weight, _ in fits])
         bias = np.array([label_bias[1] - label_bias[0] for _, label_bias in fits])
     with torch.no_grad():

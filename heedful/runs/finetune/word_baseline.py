@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 TRAINING_SHARE = 0.1  # share of the training time that the baseline may take
 MIN_SECONDS, MAX_SECONDS = 1.0, 10.0  # limits of that time
 MAX_ROWS = 50_000  # rows of a split that are read
-READ_SECONDS = 1.1e-7  # to read a character
-SCORE_SECONDS = 7e-5  # to score a row
-FIT_ROW_SECONDS = 1e-5  # to fit to a training row, for each output of the linear model
-FIT_CHARACTER_SECONDS = 3e-8  # to fit to a character of the training rows, for each output
+READ_SECONDS = 1.1e-7  # seconds to read a character
+SCORE_SECONDS = 7e-5  # seconds to score a row
+FIT_ROW_SECONDS = 1e-5  # seconds for each training row and each output of the linear model
+FIT_CHARACTER_SECONDS = 3e-8  # seconds for each character of the training rows and each output
 CPU_FLOPS, GPU_FLOPS = 3e11, 1e14  # operations per second, to estimate the training time
 MAX_WEIGHTS = 1_000_000  # weights of the linear model; its optimizer needs 200 bytes for each
 CHUNK = 512  # rows of a batch
@@ -146,7 +146,7 @@ class WordBaseline:
         from sklearn.multiclass import OneVsRestClassifier
 
         self.task, self.kind = task, linear_model_of(task)
-        self.thresholds: dict[str, float] = {}  # by label, if an example has any number of labels; else 0.5
+        self.thresholds: dict[str, float] = {}  # threshold by label, for tasks with any number of labels; default 0.5
         self.pairs = False  # whether examples are pairs of texts
         self.product_scale = 1.0  # factor of the third block of features
         balanced = "balanced" if getattr(task, "weights", ()) else None
