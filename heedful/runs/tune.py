@@ -225,9 +225,10 @@ class _Search:
         if path.exists():
             state = read_run_json(path)
             if changed := [name for name in facts if state.get(name) != facts[name]]:
+                names = " and ".join(changed)
                 raise RunError(
-                    f"{self.folder} holds a search with another {' and '.join(changed)}: give another folder with "
-                    "--output, or the same to resume it"
+                    f"{self.folder} holds a search with another {names}: give another folder with --output, or the "
+                    f"same {names} to resume it"
                 )
             return state | {"minutes": minutes}
         estimate = dry_run(
