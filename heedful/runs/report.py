@@ -86,6 +86,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _body(folder: Path, results: JsonObject) -> Iterator[str]:
+    """Yield the HTML of all sections; a section without content is left out."""
     yield f"<h1>{_text(_title(folder, results))}</h1>"
     yield f'<p class="soft">{_text(_subtitle(results))}</p>'
     yield from _scores(results)
