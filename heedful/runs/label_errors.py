@@ -85,8 +85,8 @@ def find_label_errors(
     Linear models over frozen sentence vectors and words are fitted by cross-validation, with near duplicates in the
     same fold. An example is listed for one of two reasons:
 
-    - Another label is the most probable one, and more probable than on average over the examples that have that label
-      (Northcutt et al. 2021, section 3).
+    - The models predict another label, and its own label is among the least probable ones. As many are listed as
+      confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
     - Most near duplicates of its text have another label.
 
     All splits are examined together.
