@@ -22,7 +22,14 @@ from report import RESULTS, check_destination, grid, write
 
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
-from heedful.runs.finetune.word_baseline import ROWS, SECONDS, WordBaseline, measure_words, rows_of_splits, sample_mask
+from heedful.runs.finetune.word_baseline import (
+    MAX_ROWS,
+    MAX_SECONDS,
+    WordBaseline,
+    measure_words,
+    rows_of_splits,
+    sample_mask,
+)
 from heedful.tasks.classify import Classify
 
 TASKS = ("SST-2", "IMDB", "AG News")
@@ -41,7 +48,7 @@ def measured(name: str, arm: Arm, seed: int) -> dict[str, Any]:
             split: sum(len(t) for example in examples for t in example.texts) for split, examples in splits.items()
         }
         outputs = len(data.labels) if len(data.labels) > 2 else 1
-        rows = rows_of_splits(counts, sizes, outputs, SECONDS)
+        rows = rows_of_splits(counts, sizes, outputs, MAX_SECONDS)
     chosen = {
         split: list(compress(enumerate(examples), sample_mask(len(examples), rows[split], seed)))
         for split, examples in splits.items()
@@ -100,8 +107,8 @@ def about(results: dict[str, dict[str, dict[str, Any]]], seed: int, note: str) -
     data = "; ".join(next(iter(result.values()))["about"] for result in results.values())
     return (
         f"TF-IDF and logistic regression by scikit-learn {version('scikit-learn')}, as `finetune classify` fits "
-        f'them beside every model, seed {seed}. "As in a run" is limited to {ROWS:,} rows of a split and about '
-        f"{SECONDS:g} s. Nothing was chosen by what is measured. Data: {data}. "
+        f'them beside every model, seed {seed}. "As in a run" is limited to {MAX_ROWS:,} rows of a split and about '
+        f"{MAX_SECONDS:g} s. Nothing was chosen by what is measured. Data: {data}. "
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}.{' ' if note else ''}{note}"
     )
 

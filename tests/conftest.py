@@ -116,7 +116,7 @@ def _little_timing() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", 2)
-        patch.setattr(timing, "BATCH", 256)
+        patch.setattr(timing, "BATCH_TOKENS", 256)
         yield
 
 

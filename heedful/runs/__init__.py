@@ -1,1 +1,1 @@
-"""Layer 9: what a person asks for, made of the layers below."""
+"""The commands that read data or write a run folder: finetune, pretrain, distil, tune, evaluate, bench, push."""

@@ -1,7 +1,7 @@
 """Names that other libraries give to settings, flags and tasks, and what they are called here.
 
-A foreign name of the same meaning is accepted, and the command says the name used here once. Another one is refused
-with the setting that is meant and how to convert the value.
+A foreign name with the same meaning is accepted, and the command prints the name used here once. A foreign name with
+another meaning is refused: the error names the setting here and says how to convert the value.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class ForeignName(NamedTuple):
     """A name in other libraries.
 
     Args:
-        name: The setting or flag there, with underscores.
-        meant: Full paths of the settings here, the first one that a command has; or something else, such as
-            "--output".
+        name: The setting or flag of the other library, with underscores.
+        meant: Full paths of settings here; the first one that a command has is used. Or one flag, argument or command,
+            such as "--output".
         advice: How to convert the value; "" if the meaning is the same, so that the name is accepted.
     """
 
@@ -29,47 +29,50 @@ class ForeignName(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether a value is taken as it is."""
+        """Whether the name may be used, with its value unchanged."""
         return not self.advice
 
     @property
     def is_setting(self) -> bool:
-        """Whether a setting is meant, and not a flag, an argument or another command."""
+        """Whether the name means a setting, not a flag, an argument or another command."""
         return not self.meant[0].startswith(("--", "DATA", "heedful "))
 
     def path(self, known: Mapping[str, object]) -> str:
-        """The path of the setting among those that are known, "" if none of them is meant."""
-        places = (place for path in self.meant for place in (path, f"pretrain.{path}"))
-        return next((place for place in places if place in known), "")
+        """Return the full path of the setting in `known`, the settings of a command; "" if it has no such setting."""
+        for path in self.meant:
+            for full_path in (path, f"pretrain.{path}"):
+                if full_path in known:
+                    return full_path
+        return ""
 
 
 LR = "train.optimizer.lr"
-DECAY = "train.optimizer.weight_decay"
+WEIGHT_DECAY = "train.optimizer.weight_decay"
 MICROBATCH = "train.max_tokens_per_microbatch"
-RATIO = "train.schedule.warmup_ratio"
-EVERY = ("eval_every_steps", "fit.eval_every_epochs")
-MODEL = ("init.model", "model.init_from")
-LENGTH = ("max_length", "max_seq_length")
-PRECISION = "set precision=bfloat16, float32 or auto; float16 is not supported"
-ACCUMULATE = (
+WARMUP_RATIO = "train.schedule.warmup_ratio"
+EVAL_EVERY = ("eval_every_steps", "fit.eval_every_epochs")
+INIT_MODEL = ("init.model", "model.init_from")
+MAX_LENGTH = ("max_length", "max_seq_length")
+PRECISION_ADVICE = "set precision=bfloat16, float32 or auto; float16 is not supported"
+ACCUMULATION_ADVICE = (
     "batch_size is the batch of an update; it is split into micro-batches by max_tokens_per_microbatch without "
     "changing the result"
 )
-FILES = "give files as arguments: train=FILE dev=FILE test=FILE"
-RESUME = "give the same command again: a run that was interrupted resumes"
-STEPS = "give a share of the training: warm-up steps divided by all steps"
+DATA_ADVICE = "give files as arguments: train=FILE dev=FILE test=FILE"
+RESUME_ADVICE = "give the same command again: a run that was interrupted resumes"
+WARMUP_ADVICE = "give a share of the training: warm-up steps divided by all steps"
 
-_SAME: tuple[tuple[tuple[str, ...], str], ...] = (
-    # what is meant, and names of the same meaning
+_SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
+    # paths here, and names of the same meaning in other libraries
     ((LR,), "learning_rate lr0 body_learning_rate learning_rate_init initial_rate peak_lr"),
-    ((DECAY,), "l2_weight_decay"),
+    ((WEIGHT_DECAY,), "l2_weight_decay"),
     (("train.optimizer.max_grad_norm",), "gradient_clip_val grad_clip clip_grad_norm max_gradient_norm clip_norm"),
     (("train.optimizer.eps",), "adam_epsilon epsilon optimizer_eps"),
     (("train.optimizer.layer_decay",), "layerwise_lr_decay llrd lr_layer_decay"),
     (("train.epochs",), "num_train_epochs max_epochs num_epochs n_epochs"),
     (("train.max_steps",), "num_train_steps num_training_steps total_steps train_steps"),
     (("train.batch_size",), "batch train_batch_size"),
-    ((RATIO,), "warmup_proportion warmup_fraction"),
+    ((WARMUP_RATIO,), "warmup_proportion warmup_fraction"),
     (("train.schedule.min_lr_ratio",), "lrf min_lr_rate"),
     (("train.schedule.kind",), "lr_scheduler_type lr_scheduler scheduler"),
     (("train.gradient_checkpointing",), "activation_checkpointing use_gradient_checkpointing"),
@@ -83,7 +86,7 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("fit.keep_last",), "save_total_limit"),
     (("fit.load_best_at_end",), "load_best_model_at_end"),
     (("data.dev_fraction", "eval_fraction"), "validation_fraction val_fraction validation_split dev_split"),
-    (("max_length", "max_seq_length"), "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
+    (MAX_LENGTH, "max_source_length model_max_length max_sequence_length max_len max_seq_length"),
     (("max_seq_length",), "block_size seq_length"),
     (("task.max_new_tokens",), "max_target_length generation_max_length"),
     (("task.num_beams",), "generation_num_beams beam_size"),
@@ -95,7 +98,7 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("objective.num_static_masks",), "dupe_factor"),
     (("objective.mean_noise_span_length",), "mean_noise_span"),
     (("objective.disc_weight",), "discriminator_weight rtd_loss_weight"),
-    (MODEL, "model_name_or_path model_name pretrained_model_name_or_path base_model model_id"),
+    (INIT_MODEL, "model_name_or_path model_name pretrained_model_name_or_path base_model model_id"),
     (("init.revision",), "model_revision"),
     (("teacher", "objective.teacher"), "teacher_model teacher_name_or_path teacher_model_name_or_path"),
     (("tokenizer.path",), "tokenizer_name tokenizer_name_or_path tokenizer_path"),
@@ -109,8 +112,8 @@ _SAME: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--track",), "report_to"),
     (("--nproc",), "nproc_per_node num_processes"),
 )
-_OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    # what is meant, names of another meaning, and how to convert
+_OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    # paths here, names of another meaning in other libraries, and how to convert the value
     (
         ("train.batch_size",),
         "per_device_train_batch_size per_gpu_train_batch_size",
@@ -125,18 +128,22 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         (MICROBATCH,),
         "gradient_accumulation_steps accumulate_grad_batches accumulate_gradient grad_accum_steps",
-        ACCUMULATE,
+        ACCUMULATION_ADVICE,
     ),
-    ((RATIO,), "warmup_steps num_warmup_steps warmup", STEPS),
-    ((RATIO,), "warmup_epochs", "give a share of the training: warm-up epochs divided by all epochs"),
-    ((DECAY,), "l2", "weight decay is decoupled from the gradient here, so the value is another one"),
-    (("loss.kd_weight", DECAY), "alpha", "of a distillation it weighs the teacher's outputs, of an optimizer it is L2"),
+    ((WARMUP_RATIO,), "warmup_steps num_warmup_steps warmup", WARMUP_ADVICE),
+    ((WARMUP_RATIO,), "warmup_epochs", "give a share of the training: warm-up epochs divided by all epochs"),
+    ((WEIGHT_DECAY,), "l2", "weight decay is decoupled from the gradient here, so the value is another one"),
+    (
+        ("loss.kd_weight", WEIGHT_DECAY),
+        "alpha",
+        "in distillation it weighs the teacher's outputs, in an optimizer it is L2",
+    ),
     (("train.optimizer.betas",), "adam_beta1 adam_beta2 beta_1 beta_2 momentum", "give both, as betas=[0.9, 0.999]"),
     (("train.optimizer.kind",), "optim optimizer_name solver", "AdamW is the only optimizer"),
     (("train.schedule.kind",), "cos_lr", 'set schedule.kind="cosine"'),
     (("train.epochs",), "max_iter", "give passes over the training data, or the number of updates in max_steps"),
     (("train.time_budget",), "max_time time max_train_time", "give a duration, as 90s, 10m or 2h"),
-    (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION),
+    (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION_ADVICE),
     (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu, device=cuda or device=auto"),
     (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device"),
     (
@@ -146,7 +153,7 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (("train.ema_decay",), "ema use_ema", "give the decay per step, as 0.999; 0 turns averaging off"),
     (
-        EVERY,
+        EVAL_EVERY,
         "eval_steps eval_strategy evaluation_strategy eval_frequency val_check_interval val_every",
         "give steps in eval_every_steps of pretrain, and epochs, or parts of one, in fit.eval_every_epochs elsewhere",
     ),
@@ -184,26 +191,26 @@ _OTHER: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "validation_split_percentage test_size val_size",
         "give a share from 0 to 1",
     ),
-    (("DATA",), "train_file validation_file test_file dataset_name data_path train_data_file", FILES),
+    (("DATA",), "train_file validation_file test_file dataset_name data_path train_data_file", DATA_ADVICE),
     (("--output",), "project run_name", "give the run folder"),
     (("--overwrite",), "exist_ok force", "the run that is there is moved aside"),
-    (("--output",), "resume resume_from_checkpoint ckpt_path resume_from", RESUME),
+    (("--output",), "resume resume_from_checkpoint ckpt_path resume_from", RESUME_ADVICE),
     (("--track",), "logger loggers logging_steps", "the journal has every step; trackers are csv, tensorboard, ..."),
     (("heedful push",), "push_to_hub hub_model_id hub_token", "give the run folder and the name on the hub"),
     (("--dry-run",), "fast_dev_run overfit_batches", "it estimates time and memory and trains nothing"),
 )
 
 
-def _foreign() -> Iterator[ForeignName]:
-    for meant, names in _SAME:
+def _foreign_names() -> Iterator[ForeignName]:
+    for meant, names in _SAME_MEANING:
         yield from (ForeignName(name, meant) for name in names.split())
-    for meant, names, advice in _OTHER:
+    for meant, names, advice in _OTHER_MEANING:
         yield from (ForeignName(name, meant, advice) for name in names.split())
 
 
-ALIASES: dict[str, ForeignName] = {alias.name: alias for alias in _foreign()}
+ALIASES: dict[str, ForeignName] = {alias.name: alias for alias in _foreign_names()}
 
-_NO_TASK: dict[str, str] = {  # commands for tasks that are not fine-tuned
+_COMMANDS_BY_TASK: dict[str, str] = {  # for tasks that are not fine-tuned
     "fill-mask": "heedful pretrain --objective mlm",
     "masked-lm": "heedful pretrain --objective mlm",
     "language-modeling": "heedful pretrain --objective mlm, or clm",
@@ -215,15 +222,15 @@ _NO_TASK: dict[str, str] = {  # commands for tasks that are not fine-tuned
 
 
 def task_aliases() -> dict[str, str]:
-    """Return tasks by the names of pipelines and of other libraries."""
+    """Return the names of tasks by their aliases: names of Hugging Face's pipelines and of other libraries."""
     return {alias: spec.public_name for spec in SPECS.values() for alias in spec.aliases}
 
 
 def canonical_task(task: str) -> str:
-    """Return the task that a name means.
+    """Return the name of a task from that name or an alias, such as "ner" for "tag".
 
     Raises:
-        HeedfulError: If it means none.
+        HeedfulError: If no task has this name or alias.
     """
     name = task.strip().lower().replace("_", "-")
     known, aliases = task_names(), task_aliases()
@@ -232,7 +239,7 @@ def canonical_task(task: str) -> str:
     for candidate in (name, aliases.get(name, ""), aliases.get(task, "")):
         if candidate in known:
             return candidate
-    if name in _NO_TASK:
-        raise HeedfulError(f'"{task}" is not a task of finetune: use {_NO_TASK[name]}')
+    if name in _COMMANDS_BY_TASK:
+        raise HeedfulError(f'"{task}" is not a task of finetune: use {_COMMANDS_BY_TASK[name]}')
     close = did_you_mean(name, [*known, *aliases])
     raise HeedfulError(f'"{task}" is not a task{close}: use one of {", ".join(known)}')

@@ -27,6 +27,7 @@ from heedful.runs.run_folder import SETTINGS, write_file
 from heedful.runs.timing import measure_latency
 
 BENCH = "bench.json"
+# a script for a new process: loads the model, predicts once and prints its resident memory
 RESIDENT_CODE = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
@@ -41,26 +42,26 @@ print(resident_bytes())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionBench:
-    """A model in one precision on this machine; the fields are those of bench.json."""
+    """Benchmark of a model in one precision on this machine; the fields are those of bench.json."""
 
-    trial: Measurement  # on the sample texts, by which "auto" decides
-    # p50 and p99 in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
+    trial: Measurement  # speed and scores on the sample texts, by which "auto" decides
+    # "p50" and "p99" in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
     latency: dict[str, dict[str, float]]
     # tokens a second without tokenizing, of texts of 64 tokens; of the sample texts if it was timed briefly
     throughput: int
-    resident_bytes: int  # of a process after one prediction, PyTorch included
+    resident_bytes: int  # resident memory of a process after one prediction, PyTorch included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """All precisions, float32 first, and the one that `precision="auto"` takes from now on; written as bench.json."""
+    """Benchmark of a model in all precisions on this machine; written as bench.json."""
 
-    model: str
-    machine: JsonObject
+    model: str  # folder or name of the model
+    machine: JsonObject  # processor, threads, versions
     metric: str | None  # name of the task's metric; None without data
-    split: str | None
-    results: tuple[PrecisionBench, ...]
-    auto_precision: Precision  # the fastest on the sample texts that is not refused
+    split: str | None  # split that was evaluated; None without data
+    results: tuple[PrecisionBench, ...]  # float32 first
+    auto_precision: Precision  # what `precision="auto"` takes from now on: the fastest one that is not refused
 
 
 def bench(
@@ -75,24 +76,27 @@ def bench(
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8.
 
-    In a run folder the result is kept as bench.json; if that cannot be written, `log` receives a warning.
+    In a run folder the result is written to bench.json; if that cannot be written, `log` receives a warning.
 
     Args:
         run: A run, a model folder, or NAME[@REVISION] on the hub.
-        data: Data on which quality is measured; None: only speed and memory are.
-        split: Split of the data.
+        data: Data on which quality is measured; None: only speed and memory are measured.
+        split: Split of the data; None: test, else dev, else the first one.
         revision: Revision of a model on the hub.
         head: Kind of head, instead of the one that config.json names.
         device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
-        log: Receives progress.
+        log: Receives progress, a line at a time.
+
+    Raises:
+        HeedfulError: If the model is a cascade, the data do not fit the model, or a new process cannot load it.
     """
     if read_notes(folder_of(run, revision)).stage_thresholds:
         raise cascade_refusal(run, "measured in each precision")
-    evaluated: dict[str, str] = {}  # names of metric and split
+    evaluated: dict[str, str] = {}  # names of metric and split, once a precision has been evaluated
     data_settings, long_inputs = data_settings_for(run, data)
     generation = run_generation(run)
 
-    def metric(engine: BundleEngine) -> tuple[str, float]:
+    def measure_metric(engine: BundleEngine) -> tuple[str, float]:
         log(f"evaluating {engine.plan.precision if engine.plan else ''}")
         result = evaluate(
             engine.loaded, data, split=split, settings=data_settings, long_inputs=long_inputs, generation=generation
@@ -113,19 +117,19 @@ def bench(
         revision=revision,
         head=head,
         device=resolved_device,
-        measure_metric=None if data is None else metric,
+        measure_metric=None if data is None else measure_metric,
         anew=True,
     )
     results = []
     for trial in trials:
         log(f"timing {trial.precision}")
         engine = open_in_precision(run, trial.precision, revision=revision, head=head, device=resolved_device)
-        times: JsonObject = (
-            {"latency": {}, "throughput": round(trial.speed)} if trial.brief else measure_latency(engine.loaded)
-        )
-        size = _resident(run, trial.precision, revision, head, device)
+        times: JsonObject = {"latency": {}, "throughput": round(trial.speed)}
+        if not trial.brief:
+            times = measure_latency(engine.loaded)
+        memory = _resident_memory(run, trial.precision, revision, head, device)
         results.append(
-            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident_bytes=size)
+            PrecisionBench(trial=trial, latency=times["latency"], throughput=times["throughput"], resident_bytes=memory)
         )
     report = Bench(
         model=engine.loaded.source,
@@ -143,19 +147,19 @@ def bench(
 
 @contextmanager
 def _warn_if_unwritable(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Report an I/O error of bench.json instead of losing the result."""
+    """Report an I/O error to `log` instead of raising it, so that the results are still shown."""
     try:
         yield
     except OSError as error:
         log(f"{Path(run) / BENCH} cannot be written: {error.strerror or error}: results are shown and not saved")
 
 
-def _resident(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:
+def _resident_memory(run: str | Path, precision: Precision, revision: str | None, head: str | None, device: str) -> int:
     """Return the resident memory of a new process after one prediction, in bytes."""
     options = {"precision": precision, "revision": revision, "head": head, "device": device}
     code = RESIDENT_CODE.format(path=sys.path, name=str(run), **options)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
         raise HeedfulError(f"a new process cannot predict with {run}: {reason}")
-    return int(done.stdout.split()[-1])
+    return int(process.stdout.split()[-1])

@@ -1,4 +1,4 @@
-"""Checkpoints of a finished run: which are kept, whether dev is large enough to choose one, and their folders."""
+"""Checkpoints of a finished run: their entry in results.json, whether dev can choose among them, their folders."""
 
 from __future__ import annotations
 
@@ -12,38 +12,52 @@ from heedful.errors import RunError
 from heedful.runs.results import RESULTS, read_results
 from heedful.tasks.metrics import format_difference
 
-CHECKPOINTS, STATE = "checkpoints", "state"  # folders of a run: weights beside those of its model, and training state
-LAST = "last"  # in CHECKPOINTS
+CHECKPOINTS = "checkpoints"  # folder of a run with weights other than those of its model
+LAST = "last"  # folder in CHECKPOINTS: the weights of the last step
+STATE = "state"  # folder of a run with its training state
 
 
 class ScoredStep(TypedDict):
-    """A step, and the metric of its weights."""
+    """A step, and the metric of its weights on dev."""
 
     step: int
-    metric_value: float | None
+    metric_value: float | None  # None: the step was not evaluated
 
 
 class CheckpointEntry(TypedDict):
-    """An entry of results.json: the best and the last weights, and which of them the model has."""
+    """The entry "checkpoints" of results.json: the best and the last weights, and which of them the model has."""
 
     model: Literal["best", "last"]
-    best: ScoredStep | None
+    best: ScoredStep | None  # None: nothing was evaluated on dev during training
     last: ScoredStep
 
 
 def checkpoint_entry(
-    best_step: int, best: float | None, last_step: int, last: float | None, load_best: bool
+    best_step: int, best_metric: float | None, last_step: int, last_metric: float | None, load_best: bool
 ) -> CheckpointEntry:
-    """The entry of results.json: step and metric of the best and the last weights, and which of them the model has."""
-    chosen: Literal["best", "last"] = "best" if load_best and best is not None else "last"
-    best_entry: ScoredStep | None = None if best is None else {"step": best_step, "metric_value": best}
-    return {"model": chosen, "best": best_entry, "last": {"step": last_step, "metric_value": last}}
+    """Return the entry "checkpoints" of results.json.
+
+    Args:
+        best_step: Step of the best weights on dev.
+        best_metric: Their metric; None without evaluations.
+        last_step: Step of the last weights.
+        last_metric: Their metric; None without evaluations.
+        load_best: Whether the model gets the best weights (`fit.load_best_at_end`).
+    """
+    chosen: Literal["best", "last"] = "best" if load_best and best_metric is not None else "last"
+    best: ScoredStep | None = None if best_metric is None else {"step": best_step, "metric_value": best_metric}
+    return {"model": chosen, "best": best, "last": {"step": last_step, "metric_value": last_metric}}
 
 
 def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, float] | None) -> str:
-    """A sentence if dev is too small to prefer the best checkpoint to the last one; "" if it is not.
+    """Return a sentence if dev is too small to prefer the best checkpoint to the last one, else "".
 
-    It is too small if the 95 % interval of the metric is wider than the gain of the best checkpoint over the last one.
+    Dev is too small if the 95 % interval of the metric is wider than the gain of the best checkpoint over the last one.
+
+    Args:
+        entry: The checkpoints of a run.
+        metric: Name of the metric.
+        interval: "low" and "high" of the metric of the model on dev; None: unknown.
     """
     best, last = entry["best"], entry["last"]
     if entry["model"] != "best" or best is None or best["step"] == last["step"] or interval is None:
@@ -53,16 +67,16 @@ def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, f
     gain, width = best["metric_value"] - last["metric_value"], interval["high"] - interval["low"]
     if width <= gain:
         return ""
-    above, wide = (format_difference(metric, value, sign="") for value in (gain, width))
+    gain_text, width_text = (format_difference(metric, value, sign="") for value in (gain, width))
     return (
-        f"dev is too small to choose a checkpoint: its {metric} of the best one (step {best['step']:,}) is {above} "
-        f"above that of the last one (step {last['step']:,}), but its 95 % interval is {wide} wide; evaluate and "
+        f"dev is too small to choose a checkpoint: the {metric} of the best one (step {best['step']:,}) is {gain_text} "
+        f"above that of the last one (step {last['step']:,}), but its 95 % interval is {width_text} wide; evaluate and "
         "predict take the last one with --checkpoint last"
     )
 
 
 def continued_run_note(model: str, task: str) -> str:
-    """A sentence if a finished run of the same task is trained further, else ""."""
+    """Return a sentence if `model` is the folder of a finished run of the same task, else ""."""
     folder = Path(model)
     if not model or not (folder / RESULTS).is_file() or read_results(folder)["task"] != task:
         return ""
@@ -70,7 +84,7 @@ def continued_run_note(model: str, task: str) -> str:
 
 
 def remove_training_state(folder: Path) -> None:
-    """Remove the training state of a finished run; if its folder is a link, the folder that it points to is emptied."""
+    """Remove the training state of a finished run. If its folder is a link, the folder that it points to is emptied."""
     state = folder / STATE
     if state.is_symlink():
         for path in state.iterdir() if state.exists() else ():
@@ -80,7 +94,7 @@ def remove_training_state(folder: Path) -> None:
 
 
 def find_checkpoint(run: str | Path, which: str) -> Path:
-    """The folder of a checkpoint of a finished run, for `load`.
+    """Return the folder of a checkpoint of a finished run, for `load`.
 
     Args:
         run: The run folder.
@@ -96,13 +110,15 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
         raise RunError(f"{run} is not a finished run and has no checkpoint {which}: leave --checkpoint out")
     results = read_results(folder)
     seed_folder = folder / f"seed-{results.get('seed')}"
-    folder = seed_folder if seed_folder.is_dir() else folder  # the model of several seeds is that of one of them
+    folder = seed_folder if seed_folder.is_dir() else folder  # a run of several seeds has the model of one of them
     entry = results[CHECKPOINTS]
     steps = {name: entry[name]["step"] for name in ("best", LAST) if entry[name] is not None}
-    named = which if which.isdecimal() else None
-    if named is None and which not in steps:
+    if which.isdecimal():
+        step = int(which)
+    elif which in steps:
+        step = steps[which]
+    else:
         raise RunError(f"{run} was not evaluated on dev while it trained, so it has no best checkpoint: use last")
-    step = int(named) if named is not None else steps[which]
     if step == steps[entry["model"]]:
         return folder
     if step == steps[LAST] and (folder / CHECKPOINTS / LAST).is_dir():
@@ -110,14 +126,15 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
     states = {number: path for path in sorted((folder / STATE).glob("step-*")) if (number := _step(path)) is not None}
     if step in states:
         return states[step]
-    known = sorted({steps[entry["model"]], *([steps[LAST]] if (folder / CHECKPOINTS).is_dir() else ()), *states})
+    available = sorted({steps[entry["model"]], *([steps[LAST]] if (folder / CHECKPOINTS).is_dir() else ()), *states})
+    wanted = f"step {step}" if which.isdecimal() else f"its {which} checkpoint, step {step}"
     raise RunError(
-        f"{run} has no weights of {f'step {step}' if named else f'its {which} checkpoint, step {step}'}: it has "
-        f"{'those of step' if len(known) == 1 else 'those of steps'} {', '.join(map(str, known))}; a run keeps more "
-        "with fit.keep_checkpoints"
+        f"{run} has no weights of {wanted}: it has those of step{'s' * (len(available) != 1)} "
+        f"{', '.join(map(str, available))}; a run keeps more with fit.keep_checkpoints"
     )
 
 
 def _step(path: Path) -> int | None:
+    """Return the step of a folder with a training state, such as step-00000120; None for any other path."""
     match = re.fullmatch(r"step-([0-9]{8,18})(?:-[0-9]+)?", path.name)
     return int(match[1]) if match else None

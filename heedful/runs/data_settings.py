@@ -1,4 +1,4 @@
-"""Data settings of a run, for reading other data as it read its own."""
+"""Data settings of a run, so that other data is read as the run read its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from heedful.runs.finetune.settings import LongInputs, run_data_settings
 
 
 def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
-    """A run's data settings, with names of columns if its files have a header, and the names of its files.
+    """Return a run's data settings, with names of columns if its files have a header, and the names of its files.
 
-    Defaults and () if `run` is not a run folder.
+    If `run` is not a run folder, the settings are the defaults, and there are no names.
     """
     settings = run_data_settings(run)[0]
     try:
-        about = json.loads((Path(run) / "data.json").read_text(encoding="utf-8"))
-        return columns_by_name(settings, about.get("columns", {})), tuple(about["files"])
+        data_facts = json.loads((Path(run) / "data.json").read_text(encoding="utf-8"))
+        return columns_by_name(settings, data_facts.get("columns", {})), tuple(data_facts["files"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return settings, ()
 
@@ -29,20 +29,24 @@ def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ..
 def input_settings_for(
     run: str | Path, kind: str, files: Sequence[Path], chosen: DataSettings, *, exclude: Path | None = None
 ) -> DataSettings:
-    """The run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
+    """Return the run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
     from heedful.runs.run_folder import label_layout  # it imports torch
 
-    trained, names = run_settings_and_files(run)
-    trained = replace(trained, format=trained.format or label_layout(run))
-    return settings_for_inputs(trained, kind, files, chosen, exclude=exclude, names=names)
+    run_settings, names = run_settings_and_files(run)
+    run_settings = replace(run_settings, format=run_settings.format or label_layout(run))
+    return settings_for_inputs(run_settings, kind, files, chosen, exclude=exclude, names=names)
 
 
 def data_settings_for(
     run: str | Path, data: object, chosen: DataSettings | None = None
 ) -> tuple[DataSettings, LongInputs]:
-    """The run's data settings that apply to `data`, and how it treats long texts; see `run_data_settings`.
+    """Return the run's data settings that apply to `data`, and how the run treats long texts.
 
-    `chosen` are settings given by hand, which override them.
+    Args:
+        run: A run folder; any other model has the defaults.
+        data: The data to read.
+        chosen: Settings given by hand, which override those of the run.
     """
-    settings, names = run_settings_and_files(run)
-    return inherit_settings(settings, names, list_data_files(data), chosen or DataSettings()), run_data_settings(run)[1]
+    run_settings, names = run_settings_and_files(run)
+    settings = inherit_settings(run_settings, names, list_data_files(data), chosen or DataSettings())
+    return settings, run_data_settings(run)[1]

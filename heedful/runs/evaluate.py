@@ -1,4 +1,4 @@
-"""Evaluation of a run, or of any model folder, on data; and of the GLUE suite."""
+"""Evaluation of a run or model on a split of data, of rankings by relevance judgments, of runs on the GLUE suite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
 from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
 from heedful.model.config import Classes, TokenClasses
-from heedful.runs.checkpoints import find_checkpoint as checkpoint_of
+from heedful.runs.checkpoints import find_checkpoint
 from heedful.runs.data_settings import data_settings_for
 from heedful.runs.evaluate_retrieval import (
     Relevance,
@@ -49,7 +49,7 @@ from heedful.tasks.specs import specs_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings, has_bleu
 from heedful.tasks.task import Task
 
-GLUE_FOLDERS = {  # by task: its entries in the suite, and the split that each is scored on
+GLUE_FOLDERS = {  # entries of the suite by folder of a task, each with the split on which it is scored
     "CoLA": {"cola": "dev"},
     "SST-2": {"sst2": "dev"},
     "MRPC": {"mrpc": "dev"},
@@ -60,22 +60,22 @@ GLUE_FOLDERS = {  # by task: its entries in the suite, and the split that each i
     "RTE": {"rte": "dev"},
     "WNLI": {"wnli": "dev"},
 }
-LONG: LongInputs = "stride"
-GENERATION = Seq2SeqSettings()  # default settings of generation
+DEFAULT_LONG_INPUTS: LongInputs = "stride"
+DEFAULT_GENERATION = Seq2SeqSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
     """The scores of a model on one split."""
 
-    split: str
-    metric: str
-    numbers: JsonObject
-    intervals: JsonObject
-    stated: tuple[str, ...]  # sentences about the data
-    bad_rows: dict[str, int]  # left out, by file
+    split: str  # name of the split, or of the file of relevance judgments
+    metric: str  # name of the metric that ranks models
+    numbers: JsonObject  # metrics by name, and "count", the number of examples
+    intervals: JsonObject  # 95 % interval by metric, each with "low" and "high"
+    stated: tuple[str, ...]  # sentences about how the data was read
+    bad_rows: dict[str, int]  # number of rows that were left out, by file
     trained_on: tuple[str, ...] = ()  # files of the split that the run was trained on
-    precision: Precision = "float32"  # of the answers
+    precision: Precision = "float32"  # precision of the answers
 
     def to_dict(self) -> JsonObject:
         """Return plain data that JSON can hold."""
@@ -100,26 +100,26 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate a run, or a model folder, on a split of the data.
 
-    Memory does not grow with the data except for Spearman's rho, thresholds and retrieval; results do not depend on
+    Memory does not grow with the data except for Spearman's rho, thresholds and retrieval. Results do not depend on
     batches.
 
-    Sentence embeddings rank the documents of a data set in BEIR's layout, and a TREC run is compared with a file of
-    relevance judgments or with such a data set.
+    Retrieval is evaluated in three ways. A model of sentence embeddings, or an index, ranks the documents of a data set
+    in BEIR's layout. A TREC run is compared with a file of relevance judgments, or with such a data set.
 
     Args:
         run: A run, a model folder, NAME[@REVISION] on the hub, a loaded model, an index of `heedful index`,
             or a file with a TREC run.
         data: As `data.source_of` takes it; or a folder in BEIR's layout.
         checkpoint: "best", "last" or a step of a finished run, instead of the weights of its model.
-        split: None: test, else dev, else the first one.
+        split: Name of the split; None: test, else dev, else the first one.
         settings: How data are read; None: as the run read its own.
         long_inputs: "stride" or "truncate"; None: as in the run.
         generation: Beams and tokens of a seq2seq model; None: as in the run.
-        on_bad_row: What happens to rows that cannot be read; None: an error.
-        predictions: A file for all answers, the worst mistakes first; of retrieval a TREC run.
+        on_bad_row: Policy for rows that cannot be read; None: an error.
+        predictions: File for all answers, the worst mistakes first; in retrieval it is a TREC run.
         overwrite: Whether an existing file of predictions is replaced.
-        precision: Of an engine; "auto": the one that an engine takes.
-        revision: Of a name on the hub.
+        precision: Precision of the answers; "auto": the one that an `Engine` takes on this machine.
+        revision: Revision of a model on the hub.
         device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
 
     Raises:
@@ -127,48 +127,48 @@ def evaluate(
     """
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
-    retrieval = beir_folder(data)
+    beir_data = beir_folder(data)
     ranking_file = None if isinstance(run, ModelBundle) else ranking_file_of(run)
-    if retrieval or ranking_file:
+    if beir_data or ranking_file:
         _refuse_without_effect(settings=settings, long_inputs=long_inputs, generation=generation, on_bad_row=on_bad_row)
     if ranking_file:
         _refuse_without_effect(checkpoint=checkpoint, predictions=predictions, revision=revision)
         return _evaluate_rankings(read_rankings(ranking_file), read_relevance(data, split))
     if not isinstance(run, ModelBundle) and is_index(run):
-        lower = None if precision == "float32" else precision
-        _refuse_without_effect(checkpoint=checkpoint, revision=revision, precision=lower)
+        not_float32 = None if precision == "float32" else precision
+        _refuse_without_effect(checkpoint=checkpoint, revision=revision, precision=not_float32)
         return _evaluate_index(SearchIndex(run, device=device), data, split, predictions)
-    loaded, taken = _load_checkpoint(run, checkpoint, precision, revision, device)
-    if retrieval:
+    loaded, loaded_precision = _load_checkpoint(run, checkpoint, precision, revision, device)
+    if beir_data:
         relevance = read_relevance(data, split)
-        rankings = rank_by_vectors(Engine(loaded), retrieval.documents(), retrieval.queries(relevance.split))
+        rankings = rank_by_vectors(Engine(loaded), beir_data.documents(), beir_data.queries(relevance.split))
         if predictions is not None:
             save_rankings(predictions, rankings, loaded.source)
-        return _evaluate_rankings(rankings, relevance, taken)
+        return _evaluate_rankings(rankings, relevance, loaded_precision)
     if isinstance(run, ModelBundle):
-        usual, trained = DataSettings(dev_fraction=0.0), LONG
+        run_settings, run_long_inputs = DataSettings(dev_fraction=0.0), DEFAULT_LONG_INPUTS
     else:
-        usual, trained = data_settings_for(run, data)
-    source = open_for_model(loaded, data, settings or usual, on_bad_row or Raise())
+        run_settings, run_long_inputs = data_settings_for(run, data)
+    source = open_for_model(loaded, data, settings or run_settings, on_bad_row or Raise())
     if predictions is not None and predictions.exists():
-        _keep_data(predictions, source)
+        _refuse_overwriting_data(predictions, source)
     chosen = split or next((name for name in ("test", "dev") if name in source.splits), source.splits[0])
-    generation = generation or (GENERATION if isinstance(run, ModelBundle) else run_generation(run))
-    task, loaded = build_eval_task(loaded, source, chosen, long_inputs or trained, generation)
+    generation = generation or (DEFAULT_GENERATION if isinstance(run, ModelBundle) else run_generation(run))
+    task, loaded = build_eval_task(loaded, source, chosen, long_inputs or run_long_inputs, generation)
     examples = source.examples(chosen)
     try:
-        measured = measure_split(task, loaded, examples, predictions=predictions)
+        metrics = measure_split(task, loaded, examples, predictions=predictions)
     except OSError as error:
         raise HeedfulError(f"{predictions or data} cannot be written or read: {error.strerror or error}") from error
     return Evaluated(
         split=chosen,
         metric=task.metric,
-        numbers=task.report(measured),
-        intervals=measured.intervals(),
+        numbers=task.report(metrics),
+        intervals=metrics.intervals(),
         stated=source.stated,
         bad_rows=dict(source.row_errors.bad),
         trained_on=() if isinstance(run, ModelBundle) else files_trained_on(run, source.names_by_split.get(chosen, ())),
-        precision=taken,
+        precision=loaded_precision,
     )
 
 
@@ -179,9 +179,10 @@ def _load_checkpoint(
     revision: str | None,
     device: str,
 ) -> tuple[ModelBundle, Precision]:
+    """Return the model of a run or of one of its checkpoints, and its precision; a loaded model stays as it is."""
     if not isinstance(run, ModelBundle):
-        place = run if checkpoint is None else checkpoint_of(run, str(checkpoint))
-        return load_in_precision(place, precision, revision, device)
+        folder = run if checkpoint is None else find_checkpoint(run, str(checkpoint))
+        return load_in_precision(folder, precision, revision, device)
     if precision != "float32":
         raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
     if checkpoint is not None:
@@ -190,7 +191,7 @@ def _load_checkpoint(
 
 
 def _refuse_without_effect(**options: object) -> None:
-    """Raise HeedfulError for an option that does not change the evaluation of retrieval."""
+    """Raise a HeedfulError for the first option that is not None, since none of them changes a retrieval's scores."""
     if name := next((name for name, value in options.items() if value is not None), None):
         raise HeedfulError(
             f"{name} is {options[name]!r}, which has no effect on the evaluation of retrieval: leave it out"
@@ -198,31 +199,33 @@ def _refuse_without_effect(**options: object) -> None:
 
 
 def _evaluate_index(index: SearchIndex, data: object, split: str | None, predictions: Path | None) -> Evaluated:
-    """Evaluate each method of search; the metrics of the default one have their own names."""
-    folder = beir_folder(data)
-    if folder is None:
+    """Evaluate each search method of an index; metrics of other methods than the default are named METHOD_NAME."""
+    beir_data = beir_folder(data)
+    if beir_data is None:
         raise HeedfulError(
             f"{data} has no queries with relevance judgments, on which an index is evaluated: give a folder in BEIR's "
             "layout with corpus.jsonl, queries.jsonl and qrels/test.tsv"
         )
     relevance = read_relevance(data, split)
-    queries = folder.queries(relevance.split)
+    queries = beir_data.queries(relevance.split)
     rankings = {method: rank_by_index(index, queries, method) for method in METHODS}
+    default_method, *other_methods = METHODS
     if predictions is not None:
-        save_rankings(predictions, rankings[METHODS[0]], str(index.folder))
+        save_rankings(predictions, rankings[default_method], str(index.folder))
     results = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
     missing = len({document for judged in relevance.judgments.values() for document in judged if document not in index})
-    best = results[METHODS[0]]
+    default = results[default_method]
     return replace(
-        best,
-        numbers=best.numbers | _prefixed({method: results[method].numbers for method in METHODS[1:]}),
-        intervals=best.intervals | _prefixed({method: results[method].intervals for method in METHODS[1:]}),
-        stated=(*best.stated, *([f"judged documents that the index does not have: {missing:,}"] if missing else [])),
+        default,
+        numbers=default.numbers | _with_method_names({method: results[method].numbers for method in other_methods}),
+        intervals=default.intervals
+        | _with_method_names({method: results[method].intervals for method in other_methods}),
+        stated=(*default.stated, *([f"judged documents that the index does not have: {missing:,}"] if missing else [])),
     )
 
 
-def _prefixed(tables: Mapping[str, JsonObject]) -> JsonObject:
-    """Return the metrics of several methods in one table, as METHOD_NAME; the count of queries is that of all."""
+def _with_method_names(tables: Mapping[str, JsonObject]) -> JsonObject:
+    """Return the metrics of several methods in one table, named METHOD_NAME, without the count, which all share."""
     return {
         f"{method}_{name}": value
         for method, table in tables.items()
@@ -234,6 +237,7 @@ def _prefixed(tables: Mapping[str, JsonObject]) -> JsonObject:
 def _evaluate_rankings(
     rankings: Mapping[str, Mapping[str, float]], relevance: Relevance, precision: Precision = "float32"
 ) -> Evaluated:
+    """Compare rankings with relevance judgments."""
     scores = score_rankings(rankings, relevance.judgments)
     return Evaluated(
         split=relevance.split,
@@ -249,20 +253,26 @@ def _evaluate_rankings(
 def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "auto"
 ) -> tuple[ModelBundle, Precision]:
-    """Load a model as an engine computes it in a precision, or for "auto" in the one that an engine takes."""
+    """Load a model with the weights of an engine in a precision; "auto" is the one that an `Engine` takes here.
+
+    Returns:
+        The model, and the precision that was chosen.
+    """
     check_precision(precision)
-    place = resolve_device(device)
-    taken = (
-        fastest_accepted(measure_precisions(run, revision=revision, device=place)) if precision == "auto" else precision
-    )
-    if taken == "float32":
-        return load(run, revision=revision, device=place), taken
-    return open_in_precision(run, taken, revision=revision, device=place).loaded, taken
+    resolved_device = resolve_device(device)
+    if precision == "auto":
+        chosen = fastest_accepted(measure_precisions(run, revision=revision, device=resolved_device))
+    else:
+        chosen = precision
+    if chosen == "float32":
+        return load(run, revision=revision, device=resolved_device), chosen
+    return open_in_precision(run, chosen, revision=revision, device=resolved_device).loaded, chosen
 
 
-def _keep_data(predictions: Path, source: Dataset[Example]) -> None:
-    for places in source.names_by_split.values():
-        if any(Path(place).exists() and predictions.samefile(place) for place in places):
+def _refuse_overwriting_data(predictions: Path, source: Dataset[Example]) -> None:
+    """Raise a HeedfulError if the file of predictions is a file of the data."""
+    for paths in source.names_by_split.values():
+        if any(Path(path).exists() and predictions.samefile(path) for path in paths):
             raise HeedfulError(f"{predictions} is the data itself: give another file")
 
 
@@ -275,18 +285,18 @@ def open_for_model(
     are compared as IOB2 too.
 
     Raises:
-        HeedfulError: If the model knows none of the labels, or bad rows are not to be skipped.
+        HeedfulError: If the model knows none of the labels, or does not know one of them and `on_bad_row` is `Raise`.
     """
     source = _read_for_head(loaded, data, settings, on_bad_row)
     head = loaded.config.head
     known = head.labels if isinstance(head, Classes | TokenClasses) else source.labels
     unknown = unknown_labels(source.labels, known, tags=source.kind is TaggedExample)
     if unknown and (isinstance(on_bad_row, Raise) or len(unknown) == len(source.labels)):
-        aside = ", or skip the rows that have them: --on-bad-row skip"
+        skip_advice = ", or skip the rows that have them: --on-bad-row skip"
         raise HeedfulError(
             f"the data has the labels {', '.join(source.labels[:10])}, but {loaded.source} knows "
             f"{', '.join(known[:10])}: {', '.join(unknown[:5])} could never be correct. Rename them in the data"
-            f"{aside if len(unknown) < len(source.labels) else ''}"
+            f"{skip_advice if len(unknown) < len(source.labels) else ''}"
         )
     source.known_labels = known
     return source
@@ -306,29 +316,35 @@ def _read_for_head(
 
 
 def task_specs_of(loaded: ModelBundle) -> tuple[TaskSpec, ...]:
-    """The tasks that a model's head may do.
+    """Return the specifications of the tasks that a model's head can do.
 
     Raises:
-        ModelError: If no data can score the head.
+        HeedfulError: If no data can score the head.
     """
     if specs := specs_of_head(loaded.config.head):
         return specs
     match loaded.config.head:
         case Classes(labels=labels):
-            what = f"gives {len(labels)} numbers, and data has one"
+            problem = f"gives {len(labels)} numbers, and data has one"
         case head:
-            what = f"has {'no head' if head is None else f'a {head.kind} head'}, which no data can score"
-    raise HeedfulError(f"{loaded.source} {what}: fine-tune it first, or load it with another head")
+            problem = f"has {'no head' if head is None else f'a {head.kind} head'}, which no data can score"
+    raise HeedfulError(f"{loaded.source} {problem}: fine-tune it first, or load it with another head")
 
 
 def run_generation(run: str | Path) -> Seq2SeqSettings:
-    """The generation settings a seq2seq run used for evaluation; the defaults if `run` is no such run."""
-    path, settings = Path(run) / SETTINGS, GENERATION
+    """Return the generation settings of a seq2seq run's own evaluation; the defaults if `run` is anything else.
+
+    If the run ranked models by BLEU, and BLEU cannot be computed here, F1 replaces it with a warning.
+    """
+    path, settings = Path(run) / SETTINGS, DEFAULT_GENERATION
     table = load_mapping(path).get("task") if path.is_file() else None
     if isinstance(table, dict) and table.get("kind") == settings.kind:
         settings = overlay(settings, table, source=f"{path}: task")
     if settings.metric == "bleu" and not has_bleu():
-        message = f"{run} led with BLEU, for which sacrebleu is missing: F1 leads; pip install 'heedful[translate]'"
+        message = (
+            f"{run} ranked models by BLEU, but sacrebleu is not installed: F1 is the metric here; for BLEU pip install "
+            "'heedful[translate]'"
+        )
         warnings.warn(message, HeedfulWarning, stacklevel=3)
         return replace(settings, metric="f1")
     return settings
@@ -338,60 +354,71 @@ def build_eval_task(
     loaded: ModelBundle,
     source: Dataset[Example],
     split: str,
-    long_inputs: LongInputs = LONG,
-    generation: Seq2SeqSettings = GENERATION,
+    long_inputs: LongInputs = DEFAULT_LONG_INPUTS,
+    generation: Seq2SeqSettings = DEFAULT_GENERATION,
 ) -> tuple[Task, ModelBundle]:
-    """Task and model for evaluating a split; a seq2seq model generates as `generation` says."""
-    kind = next(spec.task for spec in task_specs_of(loaded) if spec.example is source.kind)
-    surveyed = cache(lambda: compute_stats(source, [split]))
-    fields = {"long_inputs": long_inputs, **kind.evaluation_fields(loaded, surveyed, generation)}
-    task = kind(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
-    return task.for_split(loaded, surveyed, split)
+    """Return the task and the model that evaluate a split; a seq2seq model generates by `generation`."""
+    task_class = next(spec.task for spec in task_specs_of(loaded) if spec.example is source.kind)
+    split_stats = cache(lambda: compute_stats(source, [split]))
+    fields = {"long_inputs": long_inputs, **task_class.evaluation_fields(loaded, split_stats, generation)}
+    task = task_class(tokenizer=require_tokenizer(loaded), limit=loaded.max_length, **fields)
+    return task.for_split(loaded, split_stats, split)
 
 
 def evaluate_glue(
     run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "auto"
 ) -> dict[str, JsonObject]:
-    """Evaluate on every GLUE task for which data and a model are there; return official scores by entry of the suite.
+    """Evaluate on every GLUE task that has both data and a model.
 
-    `run` is a run, for the task that it was trained on, or a folder with a run for each task, under its name.
+    Args:
+        run: A run on one of the tasks, or a folder with a run for each task, under the task's name.
+        data: The folder with GLUE's folders.
+        precision: Precision of the answers; "auto": the one that an `Engine` takes on this machine.
+        device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
+
+    Returns:
+        Official scores by entry of the suite, each with the split, the count, the model and the precision.
 
     Raises:
-        DataError: If there is no task with data and a model.
+        HeedfulError: If no task has both data and a model.
     """
     results: dict[str, JsonObject] = {}
-    for folder, names in GLUE_FOLDERS.items():
-        place, model = Path(data) / folder, _model_for(Path(run), folder)
-        if not place.is_dir() or model is None:
+    for folder, split_by_entry in GLUE_FOLDERS.items():
+        data_folder, model_folder = Path(data) / folder, _find_glue_run(Path(run), folder)
+        if not data_folder.is_dir() or model_folder is None:
             continue
         try:
-            loaded, taken = load_in_precision(model, precision, device=device)
+            loaded, loaded_precision = load_in_precision(model_folder, precision, device=device)
         except UnfinishedError as unfinished:
             warnings.warn(f"{folder} is left out: {unfinished}", HeedfulWarning, stacklevel=2)
             continue
-        for name, split in names.items():
-            measured = evaluate(loaded, place, split=split, long_inputs=run_data_settings(model)[1])
-            scores = GLUE[name].scores(_official(name, measured.numbers))
-            about = {"split": split, "count": measured.numbers["count"], "model": str(model), "precision": taken}
-            results[name] = scores | about
+        for entry, split in split_by_entry.items():
+            evaluated = evaluate(loaded, data_folder, split=split, long_inputs=run_data_settings(model_folder)[1])
+            results[entry] = GLUE[entry].scores(_glue_numbers(entry, evaluated.numbers)) | {
+                "split": split,
+                "count": evaluated.numbers["count"],
+                "model": str(model_folder),
+                "precision": loaded_precision,
+            }
     if not results:
-        held = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
+        with_data = [name for name in GLUE_FOLDERS if (Path(data) / name).is_dir()]
         raise HeedfulError(
-            f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {', '.join(held) or 'none'}, and {run} is "
-            "neither a run on one of them nor a folder with runs of those names"
+            f"nothing to evaluate: of {', '.join(GLUE_FOLDERS)}, {data} has {', '.join(with_data) or 'none'}, and "
+            f"{run} is neither a run on one of them nor a folder with runs of those names"
         )
     return results
 
 
-def _official(name: str, numbers: JsonObject) -> JsonObject:
-    """Scores under the suite's names; F1 is that of its positive class, whatever the order of the labels."""
-    positive = getattr(GLUE[name].metric, "positive", None)
+def _glue_numbers(entry: str, numbers: JsonObject) -> JsonObject:
+    """Return metrics in which "f1" is that of the suite's positive class, whatever the order of the labels."""
+    positive = getattr(GLUE[entry].metric, "positive", None)
     if positive is None:
         return numbers
     return numbers | {"f1": numbers["classes"][positive]["f1"]}
 
 
-def _model_for(run: Path, folder: str) -> Path | None:
+def _find_glue_run(run: Path, folder: str) -> Path | None:
+    """Return the run on a task of GLUE: a subfolder of `run`, or `run` itself if it read that task; None if neither."""
     for candidate in (run / folder, run / folder.casefold(), run / folder.replace("-", "").casefold()):
         if candidate.is_dir():
             return candidate

@@ -1,4 +1,4 @@
-"""Evaluation of retrieval: sentence embeddings on a data set in BEIR's layout, or a ranking in TREC's format."""
+"""Evaluation of retrieval: rankings of documents for queries, scored by relevance judgments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from heedful.search.vectors import TopRows, VectorTable, normalized_rows
 from heedful.tasks.metrics import RankingScores
 
 DEPTH = 1000  # documents in a ranking, as in TREC and BEIR
-DOCUMENTS = 4096  # documents whose vectors are in memory at once
-QUERIES = 1024  # queries that are compared with them at once
+DOCUMENT_CHUNK = 4096  # documents whose vectors are in memory at once
+QUERY_CHUNK = 1024  # queries that are compared with a chunk of documents at once
 
 
 def rank_by_vectors(
@@ -29,8 +29,17 @@ def rank_by_vectors(
 
     Memory does not grow with the documents, except for their ids.
 
+    Args:
+        engine: An engine that returns sentence embeddings.
+        documents: The corpus.
+        queries: Texts of queries by id.
+        depth: Number of documents in each ranking.
+
+    Returns:
+        Cosine by id of the document, for each id of a query.
+
     Raises:
-        HeedfulError: If the model makes no sentence embeddings.
+        HeedfulError: If the model has no head for sentence embeddings, or there are no documents.
     """
     if engine.kind != "embedding":
         raise HeedfulError(
@@ -38,33 +47,33 @@ def rank_by_vectors(
             "model with an embedding head, such as one of heedful finetune embed"
         )
     query_vectors = normalized_rows(engine.encode_query(list(queries.values())))
-    parts = range(0, len(query_vectors), QUERIES)
-    best = [TopRows(len(query_vectors[start : start + QUERIES]), depth) for start in parts]
+    starts = range(0, len(query_vectors), QUERY_CHUNK)
+    top_rows = [TopRows(len(query_vectors[start : start + QUERY_CHUNK]), depth) for start in starts]
     ids: list[str] = []
-    for chunk in _chunks(documents):
+    for chunk in _document_chunks(documents):
         table = VectorTable.of(normalized_rows(engine.encode_document([document.content for document in chunk])))
-        for top, start in zip(best, parts, strict=True):
-            top.add(table.scores(query_vectors[start : start + QUERIES], 0, len(chunk)), len(ids))
+        for top, start in zip(top_rows, starts, strict=True):
+            top.add(table.scores(query_vectors[start : start + QUERY_CHUNK], 0, len(chunk)), len(ids))
         ids += [document.id for document in chunk]
     if not ids:
         raise DataError("there are no documents to rank: the corpus is empty")
-    rows = [row for top in best for row in zip(*top.result(), strict=True)]
+    results = [row for top in top_rows for row in zip(*top.result(), strict=True)]
     return {
         query: {ids[number]: float(score) for score, number in zip(scores, numbers, strict=True)}
-        for query, (scores, numbers) in zip(queries, rows, strict=True)
+        for query, (scores, numbers) in zip(queries, results, strict=True)
     }
 
 
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    source = iter(documents)
-    while chunk := list(islice(source, DOCUMENTS)):
+def _document_chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    remaining = iter(documents)
+    while chunk := list(islice(remaining, DOCUMENT_CHUNK)):
         yield chunk
 
 
 def rank_by_index(
     index: SearchIndex, queries: Mapping[str, str], method: SearchMethod, depth: int = DEPTH
 ) -> dict[str, dict[str, float]]:
-    """Return the scores of the best `depth` documents of an index for each query."""
+    """Return the scores of the best `depth` documents of an index for each query, by id of the document."""
     rankings = index.rank(list(queries.values()), depth, method=method)
     return {
         query: {index.document(number).id: score for number, score in ranking}
@@ -75,7 +84,15 @@ def rank_by_index(
 def score_rankings(
     rankings: Mapping[str, Mapping[str, float]], judgments: Mapping[str, Mapping[str, int]]
 ) -> RankingScores:
-    """Return the metrics of rankings over all judged queries; a query without a ranking counts 0."""
+    """Return the metrics of rankings over all judged queries; a query without a ranking counts 0.
+
+    Args:
+        rankings: Scores by document, for each query.
+        judgments: Relevance by document, for each judged query; above 0 is relevant.
+
+    Raises:
+        DataError: If no query has a relevant document.
+    """
     scores = RankingScores()
     for query, judged in judgments.items():
         scores = scores.update(query, rankings.get(query, {}), judged)
@@ -87,28 +104,32 @@ def score_rankings(
 def retrieval_notes(
     scores: RankingScores, rankings: Mapping[str, object], judgments: Mapping[str, object]
 ) -> list[str]:
-    """Return sentences about queries that are left out, that have no ranking, and that have no judgment."""
+    """Return sentences that count the queries without relevant documents, without a ranking, and without judgments."""
     counts = {
         "queries without a relevant document, which are left out": len(judgments) - len(scores.scores),
         "queries without a ranking, which count 0": sum(query not in rankings for query in scores.scores),
         "rankings of queries without judgments, which are not used": sum(query not in judgments for query in rankings),
     }
-    return [f"{what}: {count:,}" for what, count in counts.items() if count]
+    return [f"{description}: {count:,}" for description, count in counts.items() if count]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relevance:
-    """The relevance judgments of a split, or of a file, by query."""
+    """The relevance judgments of a split, or of a file."""
 
-    split: str
-    judgments: dict[str, dict[str, int]]
+    split: str  # name of the split, or of the file
+    judgments: dict[str, dict[str, int]]  # relevance by document, for each query
 
 
 def read_relevance(data: object, split: str | None) -> Relevance:
-    """Return the judgments of a split of a data set in BEIR's layout, by default of test, or of a qrels file.
+    """Read the relevance judgments of a data set in BEIR's layout, or of a qrels file.
+
+    Args:
+        data: The folder of the data set, or the file.
+        split: Name of the split of a data set; None: its first one, test before dev. A file has no splits.
 
     Raises:
-        HeedfulError: If `data` is neither, or has no such split.
+        HeedfulError: If `data` is neither a data set nor a file, or has no such split.
     """
     if folder := beir_folder(data):
         chosen = split or folder.splits[0]
@@ -124,5 +145,5 @@ def read_relevance(data: object, split: str | None) -> Relevance:
 
 
 def save_rankings(path: Path, rankings: Mapping[str, Mapping[str, float]], source: str) -> None:
-    """Write rankings as a TREC run whose tag is made of the model's name."""
+    """Write rankings as a TREC run, whose tag is the last part of `source`, the model's path or name."""
     write_rankings(path, rankings.items(), re.sub(r"\W+", "-", Path(source).name).strip("-") or "heedful")

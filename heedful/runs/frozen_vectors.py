@@ -1,4 +1,4 @@
-"""Frozen sentence vectors as features of linear models, and probabilities of examples held out by cross-validation."""
+"""Linear models over frozen sentence vectors and words, and their predictions for held-out examples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from heedful.infer.engine import Engine
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
-INVERSE_REGULARISATION = 0.1  # C of scikit-learn, on features that have a standard deviation of about 1
-MAX_ITERATIONS = 1000
+INVERSE_REGULARISATION = 0.1  # C of scikit-learn's LogisticRegression, for features whose mean square is 1
+MAX_ITERATIONS = 1000  # iterations of the optimizer of a logistic regression
 
 Texts = Sequence[tuple[str, ...]]  # one or two texts of each example
 
@@ -27,9 +27,10 @@ Texts = Sequence[tuple[str, ...]]  # one or two texts of each example
 def sentence_features(
     texts: Texts, model: str | Path | Engine = BUNDLED_ENCODER, *, device: str | None = None
 ) -> Float[NDArray[np.float32], "examples features"]:
-    """Embed examples; all features have the same scale, so that the mean square over the examples is 1.
+    """Embed examples as features of a linear model, scaled so that the mean square over all examples is 1.
 
-    A pair of texts with vectors u and v has the features (u, v, |u - v|, u * v) (Conneau et al. 2017, section 3.1).
+    A pair of texts with vectors u and v has the features (u, v, |u - v|, u * v) (Conneau et al. 2017, section 3.1);
+    each of the four blocks is scaled by itself.
 
     Args:
         texts: One text of each example, or two.
@@ -48,19 +49,24 @@ def sentence_features(
 
 
 def _scaled(block: NDArray[np.float32]) -> NDArray[np.float32]:
-    size = float(np.sqrt(np.mean(np.square(block, dtype=np.float64)))) if block.size else 0.0
-    return block / np.float32(size) if size else block
+    """Divide features by their root mean square."""
+    root_mean_square = float(np.sqrt(np.mean(np.square(block, dtype=np.float64)))) if block.size else 0.0
+    return block / np.float32(root_mean_square) if root_mean_square else block
 
 
 def linear_classifier() -> LogisticRegression:
-    """A new logistic regression for frozen vectors."""
+    """Return a new logistic regression for features of `sentence_features`."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS)
 
 
 def word_features(texts: Texts) -> object:
-    """TF-IDF of the words of examples, a sparse matrix [examples, words]."""
+    """Return the TF-IDF of the words of examples, a sparse matrix [examples, words].
+
+    Raises:
+        DataError: If the texts have no words.
+    """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     try:
@@ -79,21 +85,21 @@ def out_of_fold_probabilities(
     model: str | Path | Engine = BUNDLED_ENCODER,
     device: str | None = None,
 ) -> Float[NDArray[np.float64], "examples classes"]:
-    """Probability of each class for each example, from linear models that were fitted without its fold.
+    """Predict the probability of each class for each example, by models that were fitted without the example's fold.
 
-    The mean of two logistic regressions: over frozen sentence vectors, and over a bag of words.
+    A probability is the mean of two logistic regressions: over frozen sentence vectors, and over a bag of words.
 
     Args:
         texts: One text of each example, or two.
-        targets: Class of each example, from 0 to classes - 1, each at least once.
-        groups: Examples of one group are in one fold.
+        targets: Class of each example, from 0 to classes - 1; each class has at least one example.
+        groups: Group of each example; the examples of a group are in the same fold.
         folds: Number of folds.
         seed: Seed of the folds.
         model: A sentence embedding model.
         device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
 
     Raises:
-        DataError: If there are fewer groups than folds, or only one class.
+        DataError: If there are fewer groups than folds, only one class, or fewer than two folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold
@@ -105,19 +111,21 @@ def out_of_fold_probabilities(
         raise DataError(f"folds is {folds}; expected 2 or more")
     if (distinct := len(np.unique(groups))) < folds:
         raise DataError(f"the data has {distinct} different texts; expected {folds} or more, one for each fold")
-    total = np.zeros((len(texts), classes))
+    probability_sums = np.zeros((len(texts), classes))  # over the two models
     vectors, words = sentence_features(texts, model, device=device), word_features(texts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes with fewer examples than folds, and about too few steps
         splits = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(vectors, targets, groups)
         for train, held_out in splits:
-            if len(np.unique(targets[train])) < 2:
-                total[np.ix_(held_out, np.unique(targets[train]))] += 2
+            seen_classes = np.unique(targets[train])
+            if len(seen_classes) < 2:  # no model can be fitted: the only class has probability 1 twice
+                probability_sums[np.ix_(held_out, seen_classes)] += 2
                 continue
             for features, estimator in (
                 (vectors, linear_classifier()),
                 (words, LogisticRegression(max_iter=MAX_ITERATIONS)),
             ):
                 estimator.fit(features[train], targets[train])  # type: ignore[index]
-                total[np.ix_(held_out, estimator.classes_)] += estimator.predict_proba(features[held_out])  # type: ignore[index]
-    return total / 2
+                probabilities = estimator.predict_proba(features[held_out])  # type: ignore[index]
+                probability_sums[np.ix_(held_out, estimator.classes_)] += probabilities
+    return probability_sums / 2

@@ -20,7 +20,7 @@ from heedful.errors import DataError
 from heedful.infer.engine import Engine
 from heedful.runs.frozen_vectors import out_of_fold_probabilities
 
-NEAR_DUPLICATE = 0.8  # Jaccard similarity of the sets of five words of near duplicates
+NEAR_DUPLICATE = 0.8  # least Jaccard similarity of near duplicates, between their sets of five consecutive words
 Reason = Literal["near-duplicate", "confident-learning"]
 
 
@@ -29,15 +29,15 @@ class LabelError:
     """An example whose label is likely wrong."""
 
     text: str
-    text_pair: str | None
-    label: str  # in the data
-    suggested_label: str
-    probability: float  # of the label in the data, by models that did not see the example
-    suggested_probability: float
-    reason: Reason  # "near-duplicate": near duplicates of the text have other labels
+    text_pair: str | None  # second text of a pair
+    label: str  # label in the data
+    suggested_label: str  # label of most near duplicates, or else the most probable one
+    probability: float  # probability of `label`, by models that were fitted without the example
+    suggested_probability: float  # probability of `suggested_label`, by the same models
+    reason: Reason  # "near-duplicate": most near duplicates of the text have another label
     split: str
     file: str
-    line: int
+    line: int  # line of the file
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data that JSON can hold."""
@@ -49,13 +49,13 @@ class LabelErrors:
     """Result of `find_label_errors`: near duplicates with different labels first, then the least likely labels."""
 
     errors: tuple[LabelError, ...]
-    examples: int  # that were examined
-    accuracy: float  # share of the examples whose label the models predict, without having seen it
+    examples: int  # number of examples that were examined
+    accuracy: float  # share of the examples whose label is predicted by models that were fitted without the example
 
     def to_csv(self, path: str | Path) -> None:
-        """Write a file in which a person corrects the column `label`, for the setting `data.corrections`.
+        """Write a CSV file in which a person corrects the column `label`, for the setting `data.corrections`.
 
-        An unchanged label stays, and an empty one leaves the example out of the data.
+        A label that is not changed stays as it is in the data. A label that is emptied removes the example.
 
         Raises:
             DataError: If the file exists or cannot be written.
@@ -82,19 +82,23 @@ def find_label_errors(
 ) -> LabelErrors:
     """Find examples whose label is likely wrong.
 
-    Linear models over frozen sentence vectors and words predict each example from the others; near-duplicate texts are
-    in one fold. An example is listed if its most likely label is another one, and more probable than it is on average
-    for the examples that have it (Northcutt et al. 2021, section 3), or if most near duplicates of its text have
-    another label. All splits are examined together.
+    Linear models over frozen sentence vectors and words are fitted by cross-validation, with near duplicates in the
+    same fold. An example is listed for one of two reasons:
+
+    - The models predict another label, and its own label is among the least probable ones. As many are listed as
+      confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
+    - Most near duplicates of its text have another label.
+
+    All splits are examined together.
 
     Args:
-        data: A file, folder, or any other data that `finetune` takes, with one label for each example.
+        data: A file, a folder, or any other data that `finetune` takes, with one label for each example.
         model: A sentence embedding model.
         folds: Number of folds.
         seed: Seed of the folds.
         device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
-        settings: How the data is read.
-        on_bad_row: Policy for rows that cannot be read; an error unless given.
+        settings: How the data is read; None: with defaults.
+        on_bad_row: Policy for rows that cannot be read; None: an error.
 
     Raises:
         DataError: If the examples do not have one label each, or there are too few of them.
@@ -121,28 +125,27 @@ def label_errors_of(
                 raise DataError(f"label errors need examples with one label, but each example is {example.about}")
             examples.append(example)
             splits.append(split)
-    names = sorted({example.label for example in examples})
-    number = {name: index for index, name in enumerate(names)}
-    targets = np.array([number[example.label] for example in examples], np.int64)
+    labels = sorted({example.label for example in examples})
+    class_of_label = {label: index for index, label in enumerate(labels)}
+    targets = np.array([class_of_label[example.label] for example in examples], np.int64)
     texts = [example.texts for example in examples]
     groups = near_duplicate_groups(minhash_signatures(map("\n".join, texts)), NEAR_DUPLICATE)
     probabilities = out_of_fold_probabilities(
         texts, targets, groups, folds=folds, seed=seed, model=model, device=device
     )
-    group_label = _group_labels(probabilities, targets, groups)
-    at_odds = group_label != targets
-    likely = least_likely_labels(probabilities, targets)
-    suggested = np.where(at_odds, group_label, _best_other(probabilities, targets))
-    rows = np.arange(len(targets))
-    own = probabilities[rows, targets]
-    listed = np.flatnonzero(at_odds | likely)
-    listed = listed[np.lexsort((own[listed], ~at_odds[listed]))]
+    group_targets = _group_targets(probabilities, targets, groups)
+    differs_from_group = group_targets != targets
+    is_unlikely = least_likely_labels(probabilities, targets)
+    suggested = np.where(differs_from_group, group_targets, _best_other_class(probabilities, targets))
+    target_probabilities = probabilities[np.arange(len(targets)), targets]
+    listed = np.flatnonzero(differs_from_group | is_unlikely)
+    listed = listed[np.lexsort((target_probabilities[listed], ~differs_from_group[listed]))]
     errors = tuple(
         LabelError(
             text=examples[row].text, text_pair=examples[row].text_pair, label=examples[row].label,
-            suggested_label=names[suggested[row]], probability=float(own[row]),
+            suggested_label=labels[suggested[row]], probability=float(target_probabilities[row]),
             suggested_probability=float(probabilities[row, suggested[row]]),
-            reason="near-duplicate" if at_odds[row] else "confident-learning",
+            reason="near-duplicate" if differs_from_group[row] else "confident-learning",
             split=splits[row], file=examples[row].file, line=examples[row].line,
         )
         for row in listed.tolist()
@@ -154,17 +157,17 @@ def label_errors_of(
 def confident_errors(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
-    """Whether each example is off the diagonal of the confident joint (Northcutt et al. 2021, equation 1).
+    """Mark the examples that are off the diagonal of the confident joint (Northcutt et al. 2021, equation 1).
 
     The threshold of a class is its mean probability over the examples labelled with it. An example counts for the most
-    probable class among those that reach their threshold.
+    probable class among those that reach their threshold; it is marked if that class is not its label.
 
     >>> confident_errors(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
     """
     classes = probabilities.shape[1]
-    of = targets[:, None] == np.arange(classes)
-    thresholds = (probabilities * of).sum(axis=0) / np.maximum(of.sum(axis=0), 1)
+    has_label = targets[:, None] == np.arange(classes)
+    thresholds = (probabilities * has_label).sum(axis=0) / np.maximum(has_label.sum(axis=0), 1)
     confident = np.where(probabilities >= thresholds, probabilities, -1.0)
     errors: NDArray[np.bool_] = (confident.max(axis=1) >= 0) & (confident.argmax(axis=1) != targets)
     return errors
@@ -173,37 +176,45 @@ def confident_errors(
 def least_likely_labels(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
-    """Mark the examples whose labels are the least probable, as many as `confident_errors` counts.
+    """Mark the examples whose labels are the least probable; their number is that of `confident_errors`.
 
-    Examples whose label is the most probable one are left out. (Northcutt et al. 2021, section 3.2: pruning, here by
+    Examples whose label is the most probable one are not marked. (Northcutt et al. 2021, section 3.2: pruning, here by
     self-confidence over all classes.)
 
     >>> least_likely_labels(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
     """
-    own = probabilities[np.arange(len(targets)), targets]
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != targets)
+    target_probabilities = probabilities[np.arange(len(targets)), targets]
+    mispredicted = np.flatnonzero(probabilities.argmax(axis=1) != targets)
     count = int(confident_errors(probabilities, targets).sum())
     errors = np.zeros(len(targets), bool)
-    errors[wrong[np.argsort(own[wrong], kind="stable")[:count]]] = True
+    errors[mispredicted[np.argsort(target_probabilities[mispredicted], kind="stable")[:count]]] = True
     return errors
 
 
-def _best_other(probabilities: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The most probable class that is not the target, of each example."""
-    others = probabilities.copy()
-    others[np.arange(len(targets)), targets] = -1.0
-    best: NDArray[np.int64] = others.argmax(axis=1)
+def _best_other_class(probabilities: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the most probable class of each example apart from its target."""
+    without_target = probabilities.copy()
+    without_target[np.arange(len(targets)), targets] = -1.0
+    best: NDArray[np.int64] = without_target.argmax(axis=1)
     return best
 
 
-def _group_labels(
+def _group_targets(
     probabilities: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The most frequent label in the group of each example; of equally frequent ones the most probable."""
-    counts, sums = np.zeros_like(probabilities), np.zeros_like(probabilities)
+    """Return the most frequent target in the group of each example; mean probability decides between equal counts.
+
+    Args:
+        probabilities: Of each class for each example; [examples, classes].
+        targets: Class of each example.
+        groups: Group of each example, a number from 0 to examples - 1.
+    """
+    counts, probability_sums = np.zeros_like(probabilities), np.zeros_like(probabilities)
     np.add.at(counts, (groups, targets), 1.0)
-    np.add.at(sums, groups, probabilities)
+    np.add.at(probability_sums, groups, probabilities)
     sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    best: NDArray[np.int64] = np.where(counts > 0, counts + sums / (2 * sizes), 0.0).argmax(axis=1)
+    # half a mean probability is less than 1, the least difference of counts
+    scores = np.where(counts > 0, counts + probability_sums / (2 * sizes), 0.0)
+    best: NDArray[np.int64] = scores.argmax(axis=1)
     return best[groups]

@@ -1,8 +1,8 @@
 """Settings given by hand, laid over defaults: a recipe, then flags, assignments and Python values.
 
-A setting may be given by its full path, "train.optimizer.lr", or without the tables in front of it, "lr", wherever
-what is left is unique. Values of assignments are TOML; what is not TOML is text. Imports nothing heavy, so that a
-wrong setting is refused at once.
+A setting may be given by its full path, "train.optimizer.lr", or by a short name, the last parts of its path, as "lr"
+or "optimizer.lr", if only one setting has it. Values of assignments are TOML; anything that is not TOML is text.
+Imports nothing heavy, so that a wrong setting is refused at once.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
-SUGGESTED = 5  # paths that an error lists
+MAX_SUGGESTIONS = 5  # paths that an error lists
 
 
 class Entry(NamedTuple):
-    """One value and where it was given."""
+    """A value for one setting, and where it was given."""
 
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # parts of a full path, or of a short name
     value: Json
-    source: str  # for errors about the value: an assignment, a flag, the file of a recipe
-    text: str  # as it was given
+    source: str  # where it was given, for errors about the value: an assignment, a flag, the file of a recipe
+    text: str  # how it was given, for errors about two values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved(Generic[Settings]):
-    """Settings, and what of them was given by hand."""
+    """Settings, and which of them were given by hand."""
 
     settings: Settings
     sources: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
     renamed: Mapping[str, str]  # full path by the foreign name that was used for it
 
     def has(self, path: str) -> bool:
-        """Whether a setting, or one below it, was given."""
+        """Whether a setting, or one in a table of settings, was given by hand."""
         return any(f"{name}.".startswith(f"{path}.") for name in self.sources)
 
 
 class Overrides:
-    """All that was given by hand; read once, laid over defaults with `resolve`.
+    """Settings given by hand. They are read once; `resolve` lays them over defaults.
 
     Args:
         recipe: Path of a .toml or .json file, or its table. Everything else lies over it.
-        presets: Tables of settings by what names them, as {"--loss logits": {"loss": {...}}}. Other flags, assignments
-            and values lie over them.
+        presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}. Other flags,
+            assignments and values lie over them.
         flags: Values by full path, by the flag that gives them, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
         assignments: Texts such as "lr=0.1".
         values: Python values by path or short name, or nested mappings.
 
-    A setting may be given once among flags, assignments and values. Of settings that exclude each other, as epochs and
-    max_steps, one may be given there, and one in the recipe, which it replaces.
+    A setting may be given once among flags, assignments and values. If settings exclude each other, as epochs and
+    max_steps, one of them may be given there; it replaces the one that the recipe sets.
 
     Raises:
-        SettingError: If the form of an assignment is wrong.
+        SettingError: If an assignment is not of the form name=value.
         HeedfulError: If the recipe cannot be read.
     """
 
@@ -77,56 +77,62 @@ class Overrides:
         assignments: Sequence[str] = (),
         values: Mapping[str, object] | None = None,
     ) -> None:
-        source = "" if recipe is None else "recipe" if isinstance(recipe, Mapping) else str(recipe)
-        table = recipe if isinstance(recipe, Mapping) else load_mapping(recipe) if recipe else {}
-        self._recipe = _entries(_plain(table, source), source)
-        self._presets, self._given = list[Entry](), list[Entry]()
-        for layer, named in ((self._presets, presets), (self._given, flags)):
-            for name, named_table in (named or {}).items():
-                layer += _entries(_plain(named_table, name), name)
+        table: Mapping[str, object]
+        if recipe is None:
+            source, table = "", {}
+        elif isinstance(recipe, Mapping):
+            source, table = "recipe", recipe
+        else:
+            source, table = str(recipe), load_mapping(recipe) if recipe else {}
+        self._recipe = _entries(_as_plain_table(table, source), source)
+        self._presets, self._by_hand = list[Entry](), list[Entry]()
+        for layer, tables in ((self._presets, presets), (self._by_hand, flags)):
+            for flag, flag_table in (tables or {}).items():
+                layer += _entries(_as_plain_table(flag_table, flag), flag)
         for assignment in assignments:
-            self._given += _assignment(assignment)
-        for name, value in _plain(values or {}, "values").items():
-            self._given += _entries({name: value}, f"{name}={as_json(value)}")
-        self._last: list[Entry] = []
+            self._by_hand += _parse_assignment(assignment)
+        for name, value in _as_plain_table(values or {}, "values").items():
+            self._by_hand += _entries({name: value}, f"{name}={as_json(value)}")
+        self._over_all: list[Entry] = []  # values given to `with_values`
+        # layers with full paths, and full paths by foreign names, for each class of settings
         self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
-        self._resolved: list[tuple[object, Resolved[Any]]] = []
+        self._resolved: list[tuple[object, Resolved[Any]]] = []  # defaults, and what they were resolved to
 
     @classmethod
-    def of(cls, values: Overrides | Mapping[str, object] | None, **others: Any) -> Overrides:
-        """Overrides that were collected before, or new ones from Python values and other arguments of Overrides."""
+    def of(cls, values: Overrides | Mapping[str, object] | None, **arguments: Any) -> Overrides:
+        """Return `values` if they are overrides, else new overrides of them and of other arguments of the class."""
         if isinstance(values, cls):
-            assert not any(others.values()), "collected overrides include everything"
+            assert not any(arguments.values()), "collected overrides include everything"
             return values
-        return cls(values=values, **others)  # type: ignore[arg-type]
+        return cls(values=values, **arguments)  # type: ignore[arg-type]
 
     def with_values(self, values: Mapping[str, object]) -> Overrides:
-        """Return overrides with Python values laid over everything else, which may set them too."""
+        """Return overrides with Python values laid over everything else, also over values of the same settings."""
         changed = copy(self)
-        changed._last = [*self._last, *_entries(_plain(values, "values"), "values")]
+        changed._over_all = [*self._over_all, *_entries(_as_plain_table(values, "values"), "values")]
         changed._located, changed._resolved = {}, []
         return changed
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Full paths by the foreign names that were used for them, as far as settings were resolved."""
+        """Full paths by the foreign names that were used for them; names are known once they were resolved."""
         return {name: path for _, renamed in self._located.values() for name, path in renamed.items()}
 
     def mentions(self, name: str) -> bool:
-        """Whether the name of a top-level setting was used, known or not."""
-        return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._given) for entry in layer)
+        """Whether a path begins with this name; whether it is the name of a setting is not checked."""
+        return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._by_hand) for entry in layer)
 
     def resolve(self, defaults: Settings, fixed: Mapping[str, str] | None = None) -> Resolved[Settings]:
-        """Lay everything over defaults; the same defaults are resolved once.
+        """Lay everything over defaults. The result is cached for equal defaults.
 
         Args:
-            defaults: Settings for everything that is not given.
-            fixed: What decides the settings that may not be changed, by path.
+            defaults: Settings for everything that is not given by hand.
+            fixed: Settings that may not be changed: for each path, a sentence about what decides it.
 
         Raises:
             SettingError: If a name is unknown or ambiguous, a setting is given twice, or a value is refused.
         """
-        resolved = next((known for before, known in self._resolved if _equal(before, defaults)), None)
+        resolved = next((result for known, result in self._resolved if _same_settings(known, defaults)), None)
         if resolved is None:
             resolved = self._lay_over(defaults)
             self._resolved.append((defaults, resolved))
@@ -137,25 +143,29 @@ class Overrides:
 
     def _lay_over(self, defaults: Settings) -> Resolved[Settings]:
         layers, renamed = self._locate(type(defaults))
-        mapping = to_mapping(defaults)
+        table = to_mapping(defaults)
         for layer in layers:
-            merge(mapping, _nested(layer), type(defaults))
+            merge(table, _as_nested_table(layer), type(defaults))
         entries = [entry for layer in layers for entry in layer]
         try:
-            settings = from_mapping(type(defaults), mapping, source=lambda path: _source(entries, path))
+            settings = from_mapping(type(defaults), table, source=lambda path: _source_of(entries, path))
         except SettingError as error:
-            raise _of_other_kind(type(defaults), error) or error from None
+            raise _other_kind_error(type(defaults), error) or error from None
         cls: type = type(defaults)
-        replaced = {path for group in exclusive_paths(cls) for path in group if not _has(mapping, path)}
+        replaced = {path for group in exclusive_paths(cls) for path in group if not _has_value(table, path)}
         sources = {".".join(entry.path): entry.text for entry in entries if entry.path not in replaced}
         return Resolved(settings=settings, sources=sources, renamed=renamed)
 
     def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
-        """Layers with full paths, checked against a settings class; full paths by foreign names."""
+        """Return the layers with full paths of a settings class, lowest first, and full paths by foreign names.
+
+        Raises:
+            SettingError: If a name is unknown or ambiguous, or a layer gives a setting twice.
+        """
         if cls not in self._located:
             renamed: dict[str, str] = {}
-            parts = (self._recipe, self._presets, self._given, self._last)
-            layers = [[_located(cls, entry, renamed) for entry in layer] for layer in parts]
+            unlocated = (self._recipe, self._presets, self._by_hand, self._over_all)
+            layers = [[_locate_entry(cls, entry, renamed) for entry in layer] for layer in unlocated]
             for layer in layers:
                 _refuse_duplicates(layer)
                 _refuse_exclusive(cls, layer)
@@ -163,18 +173,18 @@ class Overrides:
         return self._located[cls]
 
 
-def _equal(settings: object, others: object) -> bool:
-    return type(settings) is type(others) and settings == others
+def _same_settings(first: object, second: object) -> bool:
+    return type(first) is type(second) and first == second
 
 
 def find_setting(cls: type, name: str) -> str:
-    """Return the full path of the setting of a class that a name means.
+    """Return the full path of the setting of a class that has this path, short name or foreign name.
 
     Raises:
-        SettingError: If it means none, or several.
+        SettingError: If no setting has it, or several have it.
     """
     entry = Entry(path=tuple(name.split(".")), value=None, source="", text="")
-    return ".".join(_located(cls, entry, {}).path)
+    return ".".join(_locate_entry(cls, entry, {}).path)
 
 
 def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
@@ -186,7 +196,7 @@ def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
 
 
 def flatten_settings(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Settings by their whole names.
+    """Yield each value in a nested table with its full path.
 
     >>> list(flatten_settings({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
     [('seeds', 1), ('train.optimizer.lr', 0.1)]
@@ -198,19 +208,23 @@ def flatten_settings(table: Mapping[str, object], prefix: str = "") -> Iterator[
             yield prefix + name, value
 
 
-def changed_settings(settings: DataclassInstance, usual: DataclassInstance) -> list[str]:
-    """List settings that differ from others, as arguments of a command.
+def changed_settings(settings: DataclassInstance, defaults: DataclassInstance) -> list[str]:
+    """List the settings that differ from defaults, as arguments of a command.
 
     >>> from heedful.train.settings import AdamW
     >>> changed_settings(AdamW(lr=0.1), AdamW(lr=0.2))
     ['lr=0.1']
     """
-    now, before = (dict(flatten_settings(to_mapping(side))) for side in (settings, usual))
-    return [f"{name}={value}" for name, value in now.items() if name not in before or value != before[name]]
+    values, default_values = (dict(flatten_settings(to_mapping(side))) for side in (settings, defaults))
+    return [
+        f"{path}={value}"
+        for path, value in values.items()
+        if path not in default_values or value != default_values[path]
+    ]
 
 
 def setting_at(settings: object, path: str) -> object:
-    """Return the value at a path, None if there is no such setting."""
+    """Return the value at a path; None if there is no such setting."""
     for name in path.split("."):
         settings = getattr(settings, name, None)
     return settings
@@ -226,25 +240,29 @@ def replace_setting(settings: Settings, path: str, value: object) -> Settings:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _plain(table: Mapping[str, object], source: str) -> dict[str, Json]:
-    plain = to_plain_data(_as_data(table), (), source)
+def _as_plain_table(table: Mapping[str, object], source: str) -> dict[str, Json]:
+    """Return a table of Python values as plain data; `source` is named in errors."""
+    plain = to_plain_data(_without_classes(table), (), source)
     assert isinstance(plain, dict)
     return plain
 
 
-def _as_data(value: object) -> object:
-    """Dataclasses as tables, paths as text."""
+def _without_classes(value: object) -> object:
+    """Return a value with dataclasses as tables and paths as text."""
     if isinstance(value, Mapping):
-        return {key: _as_data(item) for key, item in value.items()}
+        return {key: _without_classes(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_data(item) for item in value]
+        return [_without_classes(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return to_mapping(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
-    """The values of a table; dots in its own keys, not in those of tables inside it, separate the parts of a path."""
+    """Return an entry for each value of a table.
+
+    A dot in a key of the table separates the parts of a path; a dot in a key of an inner table is part of the key.
+    """
     return [
         Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
         for key, branch in table.items()
@@ -253,6 +271,7 @@ def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
 
 
 def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
+    """Yield each value in nested tables with its path; () is the path of a value that is not in a table."""
     if isinstance(value, dict) and value:
         for key, branch in value.items():
             yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
@@ -260,19 +279,25 @@ def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
         yield (), value
 
 
-def _assignment(assignment: str) -> list[Entry]:
+def _parse_assignment(assignment: str) -> list[Entry]:
+    """Return the entries of "name=value"; a value that is a table has an entry for each value in it."""
     name, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path) or len(path) > DEEPEST:
         raise SettingError(
             f"{as_json(assignment)} is not of the form name=value or table.name=value", source=cut(assignment)
         )
-    whole = cut(assignment)
+    source = cut(assignment)
     leaves = _leaves(toml_value(text.strip()))
-    return [Entry(path=(*path, *rest), value=value, source=whole, text=whole) for rest, value in leaves]
+    return [Entry(path=(*path, *rest), value=value, source=source, text=source) for rest, value in leaves]
 
 
 def toml_value(text: str) -> Json:
+    """Read a value as TOML; text that is not TOML is returned as it is.
+
+    >>> toml_value("[1, 2]"), toml_value("cosine")
+    ([1, 2], 'cosine')
+    """
     try:
         value = parse(f"value = {text}", "TOML", text)
         return to_plain_data(value["value"], (), text) if len(value) == 1 else text
@@ -283,27 +308,41 @@ def toml_value(text: str) -> Json:
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
-    """The entry with the full path of its setting."""
+def _locate_entry(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
+    """Return an entry with the full path of its setting.
+
+    Args:
+        cls: The settings class.
+        entry: An entry with a full path, a short name or a foreign name.
+        renamed: Receives the full path of a foreign name, by that name.
+
+    Raises:
+        SettingError: If no setting has this name, several have it, or it is a foreign name with another meaning.
+    """
     known, name = setting_paths(cls), cut(".".join(entry.path))
     if _leads_to_setting(known, entry.path):
         return entry
-    full = sorted({full for path, kind in known.items() if (full := _completed(path.split("."), kind, entry.path))})
-    if len(full) == 1:
-        return entry._replace(path=full[0])
-    foreign = ALIASES.get(entry.path[-1].replace("-", "_"))
+    matches = _matching_paths(known, entry.path)
+    if len(matches) == 1:
+        return entry._replace(path=matches[0])
     prefix = f"{entry.source}: " if entry.source else ""
-    if foreign is not None and not full:
-        path = foreign.path(known)
-        if path and foreign.accepted and len(entry.path) == 1:
-            renamed[name] = path
-            return entry._replace(path=tuple(path.split(".")))
-        raise _foreign_error(prefix, name, foreign, path, entry.source)
-    if full:
-        candidates = tuple(".".join(path) for path in full)
+    if matches:
+        candidates = tuple(".".join(path) for path in matches)
         message = f"{prefix}{name} is the name of several settings: give one of {', '.join(candidates)}"
         raise SettingError(message, path=name, source=entry.source, code="ambiguous", candidates=candidates)
-    candidates = _similar(known, entry.path)
+    foreign = ALIASES.get(entry.path[-1].replace("-", "_"))
+    if foreign is None:
+        raise _unknown_error(known, prefix, name, entry)
+    path = foreign.path(known)
+    if not path or not foreign.accepted or len(entry.path) > 1:
+        raise _foreign_error(prefix, name, foreign, path, entry.source)
+    renamed[name] = path
+    return entry._replace(path=tuple(path.split(".")))
+
+
+def _unknown_error(known: Mapping[str, Kind], prefix: str, name: str, entry: Entry) -> SettingError:
+    """Return the error for an unknown name, with similar paths, or else with the names in its table."""
+    candidates = _similar_paths(known, entry.path)
     message = f"{prefix}{name} is not a setting"
     if candidates:
         message += f" (did you mean {' or '.join(map(as_json, candidates))}?)"
@@ -311,11 +350,11 @@ def _located(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
         parent = ".".join(entry.path[:-1])
         siblings = _children(known, parent if parent in known else "")
         message += f"; known here: {', '.join(path.rpartition('.')[2] for path in siblings)}"
-    raise SettingError(message, path=name, source=entry.source, code="unknown", candidates=candidates)
+    return SettingError(message, path=name, source=entry.source, code="unknown", candidates=candidates)
 
 
 def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
-    """The error for a foreign name that is not accepted; `path` is the setting that is meant, or ""."""
+    """Return the error for a foreign name that is not accepted; `path`: the setting here, "" if there is none."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
         message = f"{prefix}{name} is not a setting (did you mean {as_json(path or foreign.meant[0])}?){advice}"
@@ -326,47 +365,69 @@ def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, sour
 
 
 def _leads_to_setting(known: Mapping[str, Kind], path: tuple[str, ...]) -> bool:
-    """Whether a path is one of a setting, or lies inside its value, which is checked later."""
+    """Whether a path is that of a setting or table, or leads into the value of a setting, which is checked later."""
     longest = next((depth for depth in range(len(path), 0, -1) if ".".join(path[:depth]) in known), 0)
     return longest == len(path) or (longest > 0 and known[".".join(path[:longest])] != "table")
 
 
-def _completed(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The full path if a short name means this setting, or a key of it where it is a dict."""
+def _matching_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the full paths, sorted, that a short name may mean."""
+    matches = set()
+    for path, kind in known.items():
+        full_path = _complete(path.split("."), kind, name)
+        if full_path is not None:
+            matches.add(full_path)
+    return sorted(matches)
+
+
+def _complete(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the full path that a short name means if it ends in it; None if it means another setting.
+
+    If the setting at `path` is a dict, the name may also end with a key of the dict.
+    """
     for depth in range(1, len(name) + 1) if kind == "dict" else (len(name),):
         if tuple(path[-depth:]) == name[:depth] and name != ("kind",):
             return (*path, *name[depth:])
     return None
 
 
-def _similar(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...]:
-    """Full paths that may have been meant by an unknown name."""
-    *before, last = name
-    full = ".".join(name)
-    same = [path for path in known if path.rpartition(".")[2] == last]
-    same = get_close_matches(full[:200], same, n=1) or same
-    here = _children(known, ".".join(before)) if ".".join(before) in known or not before else []
-    for some in (same, _close(last, here), _close(last, known), get_close_matches(full[:200], known, n=1)):
-        if some:
-            return tuple(some[:SUGGESTED])
+def _similar_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...]:
+    """Return full paths to suggest for an unknown name.
+
+    The first of these that exist: paths with the same last component; with a similar one in the same table; with a
+    similar one anywhere; the most similar path; the setting of the most similar foreign name.
+    """
+    *table, last = name
+    full_name, parent = ".".join(name), ".".join(table)
+    same_last = [path for path in known if path.rpartition(".")[2] == last]
+    same_last = get_close_matches(full_name[:200], same_last, n=1) or same_last
+    siblings = _children(known, parent) if parent in known or not table else []
+    for paths in (
+        same_last,
+        _paths_with_similar_end(last, siblings),
+        _paths_with_similar_end(last, known),
+        get_close_matches(full_name[:200], known, n=1),
+    ):
+        if paths:
+            return tuple(paths[:MAX_SUGGESTIONS])
     return tuple(path for alias in get_close_matches(last[:200], ALIASES, n=1) if (path := ALIASES[alias].path(known)))
 
 
-def _close(last: str, among: Iterable[str]) -> list[str]:
-    """Paths whose last component is the closest one to a name."""
+def _paths_with_similar_end(name: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths whose last component is the one most similar to a name."""
     by_last: dict[str, list[str]] = {}
-    for path in among:
+    for path in paths:
         by_last.setdefault(path.rpartition(".")[2], []).append(path)
-    return [path for close in get_close_matches(last[:200], by_last, n=1) for path in by_last[close]]
+    return [path for last in get_close_matches(name[:200], by_last, n=1) for path in by_last[last]]
 
 
 def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
-    """The settings and tables directly below a path, "" for the root."""
+    """Return the settings and tables directly in a table; "" is the root."""
     return [path for path in known if path.rpartition(".")[0] == parent]
 
 
 def _refuse_duplicates(entries: Sequence[Entry]) -> None:
-    """Refuse two values for one setting, or for a table and a setting in it."""
+    """Raise a SettingError if a layer has two values for one setting, or for a table and a setting in it."""
     seen: dict[tuple[str, ...], Entry] = {}
     for entry in sorted((entry for entry in entries if entry.value != {}), key=lambda entry: len(entry.path)):
         for depth in range(1, len(entry.path) + 1):
@@ -378,25 +439,26 @@ def _refuse_duplicates(entries: Sequence[Entry]) -> None:
 
 
 def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
-    """Raise a SettingError if one source sets two mutually exclusive settings."""
+    """Raise a SettingError if a layer sets two mutually exclusive settings."""
     for group in exclusive_paths(cls):
         conflicting = [entry for entry in entries if entry.path in group and is_set(entry.value)]
         if len(conflicting) > 1:
             last = conflicting[-1]
             names, path = [".".join(setting_path) for setting_path in group], ".".join(last.path)
-            both = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
-            if len({entry.text for entry in conflicting}) == 1:
+            if len({entry.text for entry in conflicting}) > 1:
+                conflict = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
+            else:  # all values are from one table: paths tell them apart
                 paths = " and ".join(".".join(entry.path) for entry in conflicting)
-                both = f"{last.source}: {paths}" if last.source else paths
-            message = f"{both} are given: give one of {', '.join(names)}"
+                conflict = f"{last.source}: {paths}" if last.source else paths
+            message = f"{conflict} are given: give one of {', '.join(names)}"
             raise SettingError(message, path=path, source=last.source, code="duplicate")
 
 
-def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
-    """An error that names the kinds that have a setting, where another kind of its table was chosen."""
+def _other_kind_error(cls: type, error: SettingError) -> SettingError | None:
+    """Return an error that names the kinds that have a setting, if another kind of its table was chosen, else None."""
     parent = error.path.rpartition(".")[0]
-    below = [setting for setting in describe_settings(cls) if f"{setting.path}.".startswith(f"{error.path}.")]
-    kinds = [kind for setting in below for kind in setting.when if kind.startswith(f"{parent}.kind = ")]
+    settings = [setting for setting in describe_settings(cls) if f"{setting.path}.".startswith(f"{error.path}.")]
+    kinds = [kind for setting in settings for kind in setting.when if kind.startswith(f"{parent}.kind = ")]
     if error.code != "unknown" or not kinds:
         return None
     prefix, wanted = f"{error.source}: " if error.source else "", " or ".join(dict.fromkeys(kinds))
@@ -407,8 +469,8 @@ def _of_other_kind(cls: type, error: SettingError) -> SettingError | None:
 # -- laying over ----------------------------------------------------------------------------------------------------
 
 
-def _nested(entries: Sequence[Entry]) -> dict[str, Json]:
-    """The table that entries make."""
+def _as_nested_table(entries: Sequence[Entry]) -> dict[str, Json]:
+    """Return the values of entries in nested tables."""
     root: dict[str, Json] = {}
     for entry in sorted(entries, key=lambda entry: len(entry.path)):
         table = root
@@ -423,18 +485,21 @@ def _nested(entries: Sequence[Entry]) -> dict[str, Json]:
     return root
 
 
-def _has(table: object, path: Sequence[str]) -> bool:
-    """Whether a table has a value at a path, and not none."""
+def _has_value(table: object, path: Sequence[str]) -> bool:
+    """Whether a table has a value at a path other than None and "none"."""
     for part in path:
         table = table.get(part) if isinstance(table, dict) else None
     return is_set(table)
 
 
-def _source(entries: Sequence[Entry], path: Sequence[str | int]) -> str:
-    """Where the value at a path, or the last one below or above it, was given; "" if nothing was."""
-    wanted = tuple(str(part) for part in path)
+def _source_of(entries: Sequence[Entry], path: Sequence[str | int]) -> str:
+    """Return where the value at a path was given; "" if it was not given.
+
+    The last entry counts whose path leads to this path, or into its value.
+    """
+    parts = tuple(str(part) for part in path)
     for entry in reversed(entries):
-        depth = min(len(entry.path), len(wanted))
-        if entry.path[:depth] == wanted[:depth]:
+        depth = min(len(entry.path), len(parts))
+        if entry.path[:depth] == parts[:depth]:
             return str(entry.source)
     return ""

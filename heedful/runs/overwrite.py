@@ -24,49 +24,50 @@ def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Itera
     put back.
 
     Args:
-        folder: A run folder, or one that is empty or missing.
+        folder: A run folder, an empty folder or a missing one.
         ranks: The processes that train together; the first one moves folders.
         log: Receives a sentence about where the old run is.
 
     Raises:
         HeedfulError: If the folder is not a run, or a process is training in it.
     """
-    aside = folder.absolute().with_name(f".{folder.absolute().name}.replaced")
+    old_run = folder.absolute().with_name(f".{folder.absolute().name}.replaced")
     if ranks.is_main:
-        _move_aside(folder, aside)
+        _move_aside(folder, old_run)
     ranks.barrier()
     try:
         yield
     finally:
-        if ranks.is_main and aside.exists():
-            if _finished(folder):
-                remove(aside)
+        if ranks.is_main and old_run.exists():
+            if _is_finished(folder):
+                remove(old_run)
             elif (folder / SETTINGS).exists() or (folder / SEARCH_FILE).exists():
-                log(f"the run that {folder} had before is in {aside} until the new one has finished")
-            else:
+                log(f"the run that {folder} had before is in {old_run} until the new one has finished")
+            else:  # the new run has not begun
                 if folder.exists():
                     remove(folder)
-                os.rename(aside, folder)
+                os.rename(old_run, folder)
                 log(f"the run that {folder} had before was put back")
 
 
-def _finished(folder: Path) -> bool:
+def _is_finished(folder: Path) -> bool:
     """Whether a run, or a search for a student, has written its results."""
     return (folder / RESULTS).exists() or (folder / BEST_FOLDER / RESULTS).exists()
 
 
-def _move_aside(folder: Path, aside: Path) -> None:
+def _move_aside(folder: Path, old_run: Path) -> None:
+    """Move a run from `folder` to `old_run`, unless `folder` has a new run that was interrupted and may be resumed."""
     names = visible_names(folder)
     if names and not {LOCK, SEARCH_FILE} <= names:
         check_run_folder(folder)
-    if aside.exists():
-        if not _finished(folder):  # a new run that was interrupted
+    if old_run.exists():
+        if not _is_finished(folder):
             return
-        remove(aside)
+        remove(old_run)
     if names:
         try:
             with lock_run(folder):
-                os.rename(folder, aside)
-                sync_folder(aside.parent)
+                os.rename(folder, old_run)
+                sync_folder(old_run.parent)
         except OSError as error:
-            raise HeedfulError(f"{folder} cannot be moved to {aside}: {error.strerror}") from None
+            raise HeedfulError(f"{folder} cannot be moved to {old_run}: {error.strerror}") from None

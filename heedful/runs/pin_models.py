@@ -1,4 +1,4 @@
-"""Pin models that settings name on the hub without a revision, so that a run records the commit it started from."""
+"""Pin models on the hub that settings name without a revision, so that a run records the commit it started from."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
-SETTINGS = "settings.toml"  # of a run's folder
-MODELS = (
+SETTINGS = "settings.toml"  # file of a run folder
+MODEL_SETTINGS = (  # paths of settings that name a model
     "init.model",
     "model.init_from",
     "objective.teacher",
     "teacher",
     "student.model",
-)  # settings that name a model
+)
 
 
 def pin_models(settings: Settings, folder: Path) -> Settings:
-    """Return settings in which names on the hub have a commit: that of the run in `folder`, else that of `main`."""
-    known: dict[str, object] = {}
+    """Add a commit to each name on the hub in settings: that of the run in `folder`, or else the newest of `main`."""
+    run_settings: dict[str, object] = {}
     with suppress(OSError, HeedfulError):
-        known = dict(flatten_settings(load_mapping(folder / SETTINGS)))
-    for path in MODELS:
-        value = setting_at(settings, path)
-        if isinstance(value, str) and hub.unpinned(value):
-            before = known.get(path, "")
-            pinned = before if isinstance(before, str) and before.startswith(f"{value}@") else hub.pinned(value)
-            settings = replace_setting(settings, path, pinned)
+        run_settings = dict(flatten_settings(load_mapping(folder / SETTINGS)))
+    for path in MODEL_SETTINGS:
+        name = setting_at(settings, path)
+        if isinstance(name, str) and hub.unpinned(name):
+            run_name = run_settings.get(path, "")
+            is_pinned = isinstance(run_name, str) and run_name.startswith(f"{name}@")
+            settings = replace_setting(settings, path, run_name if is_pinned else hub.pinned(name))
     return settings

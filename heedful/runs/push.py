@@ -16,8 +16,8 @@ from heedful.runs.results import RESULTS
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-MODEL, CARD = "model", "README.md"
-UPLOADED = (  # names in the model's folder
+MODEL, CARD = "model", "README.md"  # the model's folder in a run, and the model card in it
+UPLOADED = (  # patterns of paths in the model's folder
     CARD,
     "config.json",
     "generation_config.json",
@@ -31,7 +31,7 @@ UPLOADED = (  # names in the model's folder
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "*.model",  # of SentencePiece
+    "*.model",  # SentencePiece models
     "*.spm",
     "modules.json",
     "sentence_bert_config.json",
@@ -40,39 +40,46 @@ UPLOADED = (  # names in the model's folder
     "*_Normalize/config.json",
     "plots/*.png",
 )
-EXAMPLES = ("predictions-*.jsonl",)  # files of a run that quote texts of its data
+QUOTING_FILES = ("predictions-*.jsonl",)  # patterns of files of a run that quote texts of its data
+QUOTES_TEXTS = "quotes texts of the data; --with-examples uploads it"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-NEW = {".gitattributes"}  # files of a repository that has just been made
-LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
+EMPTY_REPOSITORY = {".gitattributes"}  # files that the hub puts into a new repository
+LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
-    """A file to upload: its path in the repository, and its content, or where it is read from."""
+    """A file to upload."""
 
-    name: str
-    content: bytes | Path
+    name: str  # path in the repository
+    content: bytes | Path  # the content, or the file that has it
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushPlan:
-    """Files to upload, and files that are left out, with the reason."""
+    """Files to upload to a repository, and files that are left out."""
 
-    repository: str
+    repository: str  # OWNER/NAME
     private: bool
     files: tuple[Upload, ...]
-    left_out: dict[str, str]  # reason by path in the run's folder
+    left_out: dict[str, str]  # reason by path in the run folder
 
 
 def plan_push(run: str | Path, repository: str, *, private: bool = True, with_examples: bool = False) -> PushPlan:
-    """List what a push would upload and leave out; nothing is sent.
+    """List the files that a push uploads and leaves out; nothing is sent.
+
+    Args:
+        run: The folder of a finished run.
+        repository: OWNER/NAME on the hub.
+        private: Whether the repository is to be private.
+        with_examples: Whether files and a section of the model card that quote texts of the data are uploaded too.
 
     Raises:
         HeedfulError: If `run` is not the folder of a finished run, or `repository` is not OWNER/NAME.
@@ -94,24 +101,24 @@ def plan_push(run: str | Path, repository: str, *, private: bool = True, with_ex
             text = path.read_text(encoding="utf-8")
             files.append(Upload(name=name, content=without_mistakes(text).encode()))
             if MISTAKES_HEADING in text:
-                left_out[f"{MODEL}/{CARD}, mistakes"] = "quotes texts of the data; --with-examples uploads it"
+                left_out[f"{MODEL}/{CARD}, mistakes"] = QUOTES_TEXTS
         else:
             files.append(Upload(name=name, content=path))
     for path in sorted(folder.iterdir()):
         if path.name == MODEL or path.name.startswith("."):
             continue
-        if any(fnmatchcase(path.name, pattern) for pattern in EXAMPLES) and path.is_file():
+        if any(fnmatchcase(path.name, pattern) for pattern in QUOTING_FILES) and path.is_file():
             if with_examples:
                 files.append(Upload(name=path.name, content=path))
             else:
-                left_out[path.name] = "quotes texts of the data; --with-examples uploads it"
+                left_out[path.name] = QUOTES_TEXTS
         else:
             left_out[path.name + ("/" if path.is_dir() else "")] = "not part of the model"
     return PushPlan(repository=repository, private=private, files=tuple(files), left_out=left_out)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield files, also of folders in it, sorted; hidden ones are left out."""
+    """Yield the files and links in a folder and its subfolders, sorted, without hidden ones."""
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if (path.is_file() or path.is_symlink()) and not any(part.startswith(".") for part in parts):
@@ -120,55 +127,53 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def without_mistakes(card: str) -> str:
     """Remove the section of a model card that quotes texts: from its heading to the next one of the same level."""
-    lines, quotes = [], False
+    lines, in_mistakes = [], False
     for line in card.splitlines(keepends=True):
         if line.startswith(("# ", "## ")):
-            quotes = line.strip() == MISTAKES_HEADING
-        if not quotes:
+            in_mistakes = line.strip() == MISTAKES_HEADING
+        if not in_mistakes:
             lines.append(line)
     return "".join(lines)
 
 
-def push(planned: PushPlan) -> str:
+def push(plan: PushPlan) -> str:
     """Create the repository, upload the files in one commit, and return the address of that commit.
 
-    An empty repository of that name is used; one with files is refused.
+    If the repository exists, it has to be empty.
 
     Raises:
-        HeedfulError: If there is no token, the repository has files or is public against the plan, or the hub fails.
+        HeedfulError: If there is no token, the repository has files, it is public and the plan is private, or the hub
+            fails.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
     if not get_token():
-        raise HeedfulError(f"there is no token for the hub: {LOGIN}")
+        raise HeedfulError(f"there is no token for the hub: {LOGIN_ADVICE}")
     api = HfApi()
-    _on_hub(planned, lambda: _create(api, planned))
-    operations = [
-        CommitOperationAdd(path_in_repo=file_path.name, path_or_fileobj=file_path.content)
-        for file_path in planned.files
-    ]
-    commit = _on_hub(
-        planned, lambda: api.create_commit(planned.repository, operations, commit_message="Upload a model of Heedful")
+    _call_hub(plan, lambda: _create_repository(api, plan))
+    operations = [CommitOperationAdd(path_in_repo=upload.name, path_or_fileobj=upload.content) for upload in plan.files]
+    commit = _call_hub(
+        plan, lambda: api.create_commit(plan.repository, operations, commit_message="Upload a model of Heedful")
     )
     return str(commit.commit_url)
 
 
-def _create(api: HfApi, planned: PushPlan) -> None:
-    """Create the repository, or check that the one which exists is empty and as private as asked."""
-    if not api.repo_exists(planned.repository):
-        api.create_repo(planned.repository, private=planned.private)
+def _create_repository(api: HfApi, plan: PushPlan) -> None:
+    """Create the repository, or check that an existing one is empty, and private if the plan is."""
+    if not api.repo_exists(plan.repository):
+        api.create_repo(plan.repository, private=plan.private)
         return
-    known = api.model_info(planned.repository)
-    if held := sorted({sibling.rfilename for sibling in known.siblings or ()} - NEW):
+    existing = api.model_info(plan.repository)
+    if names := sorted({sibling.rfilename for sibling in existing.siblings or ()} - EMPTY_REPOSITORY):
         raise HeedfulError(
-            f"{planned.repository} exists and has files ({', '.join(held[:3])}{', ...' if held[3:] else ''}): give "
+            f"{plan.repository} exists and has files ({', '.join(names[:3])}{', ...' if names[3:] else ''}): give "
             "another name, or delete it on the hub"
         )
-    if planned.private and not known.private:
-        raise HeedfulError(f"{planned.repository} exists and is public: make it private on the hub, or give --public")
+    if plan.private and not existing.private:
+        raise HeedfulError(f"{plan.repository} exists and is public: make it private on the hub, or give --public")
 
 
-def _on_hub(planned: PushPlan, call: Callable[[], T]) -> T:
+def _call_hub(plan: PushPlan, call: Callable[[], T]) -> T:
     """Call the hub, and raise its errors as HeedfulErrors."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -181,16 +186,15 @@ def _on_hub(planned: PushPlan, call: Callable[[], T]) -> T:
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
-            what = f"the hub refused the token for {planned.repository} (HTTP {status}): {LOGIN}"
-        else:
-            what = f"{planned.repository} could not be uploaded: {_first(error)}; the same command tries again"
-        raise HeedfulError(what) from None
-    except Exception as error:  # the network's errors have no common base
-        raise HeedfulError(
-            f"{planned.repository} could not be uploaded: {_first(error)}; the same command tries again"
-        ) from None
+            raise HeedfulError(
+                f"the hub refused the token for {plan.repository} (HTTP {status}): {LOGIN_ADVICE}"
+            ) from None
+        raise _upload_error(plan, error) from None
+    except Exception as error:  # errors of the network have no common base class
+        raise _upload_error(plan, error) from None
 
 
-def _first(error: Exception) -> str:
-    """The first line of an error, or its class where it has no text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _upload_error(plan: PushPlan, error: Exception) -> HeedfulError:
+    """Return the error for a failed upload, with the first line of its cause, or the class of a cause without text."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return HeedfulError(f"{plan.repository} could not be uploaded: {reason}; the same command tries again")

@@ -1,4 +1,4 @@
-"""A recipe with all settings of a kind of run, each commented out, with its default and its meaning."""
+"""Templates of recipes: all settings of a kind of run, each commented out, with its default and its meaning."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from heedful.runs.finetune.settings import FinetuneSettings
     from heedful.runs.pretrain.settings import PretrainSettings
 
-EXAMPLES = 1_000  # for which defaults are shown that follow from the size of the data
-RUNS = ("pretrain", "distil")
+EXAMPLES = 1_000  # training examples that are assumed for defaults that follow from the size of the data
+RUNS = ("pretrain", "distil")  # templates that are not for a task of finetune
 
 
 def template_names() -> list[str]:
-    """Names of templates: tasks of finetune, pretrain and distil."""
+    """Return the names of all templates: the tasks of finetune, "pretrain" and "distil"."""
     return [*task_names(), *RUNS]
 
 
 def template_settings(name: str) -> FinetuneSettings | PretrainSettings | DistilSettings:
-    """Default settings of a task of finetune, of pretrain, or of distil.
+    """Return the default settings of a task of finetune, of pretrain, or of distil.
 
     Raises:
-        HeedfulError: If the name is none of these.
+        HeedfulError: If `name` is not the name of a template.
     """
     from heedful.runs.distil import settings as distil_settings
     from heedful.runs.finetune import settings
@@ -47,7 +47,7 @@ def template_settings(name: str) -> FinetuneSettings | PretrainSettings | Distil
 
 
 def recipe_template(name: str) -> str:
-    """Return the text of a recipe in which each setting is a line that begins with "#", directly before its name.
+    """Return the text of a recipe in which each setting is commented out, as "#seeds = 1".
 
     Raises:
         HeedfulError: If there is no such task or run.
@@ -63,8 +63,9 @@ def recipe_template(name: str) -> str:
 
 
 def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
-    """Return a TOML file of settings in which each is commented out, below the lines of a head."""
-    known = {
+    """Return the text of a TOML file in which each setting is commented out, below the lines of a head."""
+    # reversed, so that the first of several settings with the same path is used
+    setting_by_path = {
         setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
     }
     lines, table = list(head), ""
@@ -76,11 +77,12 @@ def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
             lines.append("")
         else:
             path = ".".join(filter(None, (table, line.partition(" = ")[0])))
-            lines.append(f"#{line}{_comment(known.get(path))}")
+            lines.append(f"#{line}{_comment(setting_by_path.get(path))}")
     return "\n".join(lines) + "\n"
 
 
 def _comment(setting: Setting | None) -> str:
+    """Return the comment after a setting: its meaning and choices; "" for a key that is not a setting."""
     if setting is None:
         return ""
     choices = f" ({', '.join(map(str, setting.choices))})" if setting.choices else ""
@@ -88,7 +90,7 @@ def _comment(setting: Setting | None) -> str:
 
 
 def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
-    """Whether a setting belongs to the kinds of the defaults."""
+    """Whether a setting belongs to the kinds that the defaults have."""
     for condition in setting.when:
         path, kind = condition.split(" = ")
         value: object = settings
@@ -100,7 +102,7 @@ def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
 
 
 def _other_kinds(settings: DataclassInstance, table: str) -> Iterator[str]:
-    """Comments with the settings of kinds that are not the default of a table."""
+    """Yield a comment for each kind of a table other than the default one, with the names of its settings."""
     by_kind: dict[str, list[str]] = {}
     for setting in describe_settings(settings):
         if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):

@@ -22,10 +22,10 @@ from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 REPORT = "report.html"
-MISTAKES = 20
+MAX_MISTAKES = 20
 MAX_TEXT = 600  # characters of a quoted text
-MAX_COMMAND = 2000  # characters of a text that a command repeats
-PLOTS = {  # in this order, with what each shows; further ones follow by name
+MAX_COMMAND = 2000  # characters of a command; longer ones are left out
+PLOTS = {  # description by name of a plot, in the order of the report; other plots follow by name
     "verdict": "Quality over latency, beside the teacher",
     "curves": "Loss, score on dev and learning rate over the steps",
     "confusion": "Which labels are taken for which",
@@ -63,14 +63,14 @@ pre { margin: .4rem 0 0; padding: .45rem .6rem; border-radius: 6px; background: 
 
 
 def write_report(folder: Path) -> Path:
-    """Write folder/report.html from the files of the run; the same run gets the same bytes.
+    """Write folder/report.html from the files of the run. Equal files give equal bytes.
 
     Raises:
         RunError: If the run has no results.
     """
     results = read_results(folder)
-    hashed = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{hashed}'; img-src data:; base-uri 'none'; form-action 'none'"
+    style_hash = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'"
     title = _title(folder, results)
     body = "\n".join(_body(folder, results))
     page = (
@@ -86,8 +86,9 @@ def write_report(folder: Path) -> Path:
 
 
 def _body(folder: Path, results: JsonObject) -> Iterator[str]:
+    """Yield the HTML of all sections; a section without content is left out."""
     yield f"<h1>{_text(_title(folder, results))}</h1>"
-    yield f'<p class="soft">{_text(_about(results))}</p>'
+    yield f'<p class="soft">{_text(_subtitle(results))}</p>'
     yield from _scores(results)
     yield from _baseline(results)
     yield from _methods(results)
@@ -103,7 +104,8 @@ def _title(folder: Path, results: JsonObject) -> str:
     return f"{folder.absolute().name}: {task}"
 
 
-def _about(results: JsonObject) -> str:
+def _subtitle(results: JsonObject) -> str:
+    """Return the initial model, size, duration and machine in one line."""
     facts = [f"from {Path(results['base']).name}"] if results.get("base") else []
     if model := results.get("model"):
         facts.append(f"{model['parameters']:,} parameters, {model['bytes'] / 1e6:,.1f} MB")
@@ -116,6 +118,7 @@ def _about(results: JsonObject) -> str:
 
 
 def _scores(results: JsonObject) -> Iterator[str]:
+    """Yield the table of scores: a row for each metric, the main metric first, and two columns for each split."""
     yield "<h2>Scores</h2>"
     splits, metric = results["splits"], results["metric"]
     if not splits:
@@ -125,18 +128,22 @@ def _scores(results: JsonObject) -> Iterator[str]:
     names = [name for name in names if any(_is_number(split["numbers"].get(name)) for split in splits.values())]
     rows = []
     for name in sorted(names, key=lambda name: name != metric):
-        cells = []
+        cells = [name]
         for split in splits.values():
             value, interval = split["numbers"].get(name), split.get("intervals", {}).get(name)
             ends = "" if not interval else " to ".join(format_metric(name, interval[end]) for end in ("low", "high"))
             cells += ["" if value is None else format_metric(name, as_float(value)), ends]
-        rows.append((name, cells, name == metric))
-    rows.append(("examples", [c for s in splits.values() for c in (f"{s['numbers'].get('count', 0):,}", "")], False))
-    heads = [cell for split in splits for cell in (split, "95 % interval")]
-    yield _table(["", *heads], [([name, *cells], main) for name, cells, main in rows])
+        rows.append((cells, name == metric))
+    counts = ["examples"]
+    for split in splits.values():
+        counts += [f"{split['numbers'].get('count', 0):,}", ""]
+    rows.append((counts, False))
+    head = [cell for split in splits for cell in (split, "95 % interval")]
+    yield _table(["", *head], rows)
 
 
 def _is_number(value: object) -> bool:
+    """Whether a JSON value is a metric: a float, or a float that JSON cannot hold, as text."""
     return isinstance(value, float) or value in ("NaN", "Infinity", "-Infinity")
 
 
@@ -180,11 +187,11 @@ def _plots(folder: Path) -> Iterator[str]:
     if paths:
         yield "<h2>Plots</h2>"
     for path in paths:
-        about = PLOTS.get(path.stem, path.stem)
+        description = PLOTS.get(path.stem, path.stem)
         image = base64.b64encode(path.read_bytes()).decode()
-        caption = f"{about} (plots/{path.stem}.svg)"
+        caption = f"{description} (plots/{path.stem}.svg)"
         yield (
-            f'<figure><img alt="{_text(about)}" src="data:image/svg+xml;base64,{image}">'
+            f'<figure><img alt="{_text(description)}" src="data:image/svg+xml;base64,{image}">'
             f"<figcaption>{_text(caption)}</figcaption></figure>"
         )
 
@@ -193,29 +200,29 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
     headline = headline_split(results)
     if headline is None or results["task"] not in SPECS:
         return
-    split, about = headline[0], SPECS[results["task"]].card
+    split, card = headline[0], SPECS[results["task"]].card
     lines = (line for line in read_predictions(folder, split) if line["correct"] is not True)
-    wrong = list(islice((line for line in lines if line["label"] is not None), MISTAKES))
-    if not wrong:
+    mistakes = list(islice((line for line in lines if line["label"] is not None), MAX_MISTAKES))
+    if not mistakes:
         return
     yield f"<h2>The worst mistakes on {_text(split)}</h2>"
     yield "<p>The command below each shows what the prediction rests on.</p>"
-    for line in wrong:
-        label, prediction = about.describe_mistake(line, results, _number)
-        sure = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
-        confidence = f" ({format_metric('probability', as_float(sure))})" if sure else ""
-        command = look_command(folder, line["input"], pairs=about.takes_pairs)
-        copy = f'<pre tabindex="0"><code>{_text(command)}</code></pre>' if command else ""
+    for line in mistakes:
+        label, prediction = card.describe_mistake(line, results, _format_number)
+        probability = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
+        confidence = f" ({format_metric('probability', as_float(probability))})" if probability else ""
+        command = look_command(folder, line["input"], pairs=card.takes_pairs)
+        command_block = f'<pre tabindex="0"><code>{_text(command)}</code></pre>' if command else ""
         yield (
-            f"<article><p><bdi>{_text(_cut(about.input_text(line['input'])))}</bdi></p>"
-            f'<p><span class="soft">label</span> {_text(_cut(str(label)))} · '
-            f'<span class="soft">prediction</span> {_text(_cut(str(prediction)))}{_text(confidence)}</p>'
-            f"{copy}</article>"
+            f"<article><p><bdi>{_text(_shorten(card.input_text(line['input'])))}</bdi></p>"
+            f'<p><span class="soft">label</span> {_text(_shorten(str(label)))} · '
+            f'<span class="soft">prediction</span> {_text(_shorten(str(prediction)))}{_text(confidence)}</p>'
+            f"{command_block}</article>"
         )
 
 
 def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> str:
-    """Return the command that shows an input in the explorer; "" if it is empty, too long or not printable.
+    """Return the command that shows an input in the explorer; "" if the input is empty, too long or not printable.
 
     Args:
         folder: The run folder.
@@ -253,41 +260,47 @@ def _data(results: JsonObject) -> Iterator[str]:
     yield _table(["split", "examples"], rows)
     if stated := data.get("stated"):
         yield f"<ul>{''.join(f'<li>{_text(sentence)}</li>' for sentence in stated)}</ul>"
-    checked = data.get("check")
-    if checked is None:
+    check = data.get("check")
+    if check is None:
         yield "<p>The data was not checked for problems: <code>heedful check DATA</code> does it.</p>"
         return
-    yield f"<p><strong>{_text(checked['verdict'])}</strong></p>"
-    if checked["problems"]:
-        problems = [line.removeprefix("! ") for line in checked["problems"]]
+    yield f"<p><strong>{_text(check['verdict'])}</strong></p>"
+    if check["problems"]:
+        problems = [line.removeprefix("! ") for line in check["problems"]]
         yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in problems)}</ul>"
 
 
 def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
-    """A table; rows come with whether they are emphasised. Columns after the first are numbers."""
-    kinds = ["", *['class="number"'] * (len(head) - 1)]
-    heads = "".join(
-        f'<th scope="col" {kind}>{_text(cell)}</th>' if cell else "<td></td>"
-        for kind, cell in zip(kinds, head, strict=True)
+    """Return a table in HTML. All columns but the first are numbers.
+
+    Args:
+        head: Cells of the head; an empty one has no heading.
+        rows: Cells of each row, and whether the row is emphasised.
+    """
+    attributes = ["", *['class="number"'] * (len(head) - 1)]  # HTML attribute of each cell in a row
+    head_cells = "".join(
+        f'<th scope="col" {attribute}>{_text(cell)}</th>' if cell else "<td></td>"
+        for attribute, cell in zip(attributes, head, strict=True)
     )
-    lines = []
-    for cells, main in rows:
-        columns = "".join(f"<td {kind}>{_text(cell)}</td>" for kind, cell in zip(kinds, cells, strict=True))
-        emphasis = ' class="main"' if main else ""
-        lines.append(f"<tr{emphasis}>{columns}</tr>")
-    return f'<div class="scrolled"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+    body = ""
+    for cells, is_emphasised in rows:
+        emphasis = ' class="main"' if is_emphasised else ""
+        columns = [f"<td {attribute}>{_text(cell)}</td>" for attribute, cell in zip(attributes, cells, strict=True)]
+        body += f"<tr{emphasis}>{''.join(columns)}</tr>"
+    return f'<div class="scrolled"><table><thead><tr>{head_cells}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     return f"{as_float(value):.4g}"
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
+    """Cut a text after MAX_TEXT characters, and add its length."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} … ({len(text):,} characters)"
 
 
 def _text(text: object) -> str:
-    """A text as HTML: escaped, with characters that are invisible or turn the line around written out."""
+    """Return a text as HTML: escaped, with invisible characters and changes of direction written as \\uXXXX."""
     printable = "".join(
         character if character.isprintable() or character in "\n\t" else f"\\u{ord(character):04x}"
         for character in str(text)

@@ -1,4 +1,4 @@
-"""Results of a run, as its folder holds them."""
+"""Results of a run: `RunResult`, results.json and predictions, as they are in its folder."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from heedful.errors import RunError
 from heedful.train.journal import read_journal
 
 RESULTS, JOURNAL = "results.json", "journal.jsonl"
-BEFORE = "before.json"  # the scores before training, kept for a run that resumes
-JsonObject: TypeAlias = dict[str, Any]  # as `json` reads it
+BEFORE = "before.json"  # the scores before training, saved so that a run that resumes need not compute them again
+JsonObject: TypeAlias = dict[str, Any]  # a JSON object as `json` reads it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """How a run of `finetune`, `pretrain` or `distil` ended."""
+    """Result of a run of `finetune`, `pretrain`, `distil` or `tune`."""
 
     output_dir: Path  # the run folder; Engine and load take it
-    status: Literal["completed", "interrupted"]  # interrupted by a signal: the same call resumes it
+    status: Literal["completed", "interrupted"]  # interrupted by a signal: the same call resumes the run
     results: JsonObject  # the contents of results.json; {} if the run was interrupted
 
     @property
     def metric(self) -> str:
-        """Name of the metric that ranks models; "" if the run was interrupted."""
+        """The name of the metric that ranks models; "" if the run was interrupted."""
         return str(self.results.get("metric", ""))
 
     @property
     def scores(self) -> dict[str, float]:
-        """The metric on each split that was evaluated."""
+        """The value of the metric on each split that was evaluated."""
         return {
             split: float(scored["numbers"][self.metric]) for split, scored in self.results.get("splits", {}).items()
         }
@@ -44,10 +44,10 @@ class RunResult:
 
 
 def read_results(folder: Path) -> JsonObject:
-    """Read results.json, which has at least "task", "metric", and "splits" with "numbers" each.
+    """Read results.json. It has at least "task", "metric" and "splits", and each split has "numbers".
 
     Raises:
-        RunError: If it is missing, or no run wrote it.
+        RunError: If the file is missing, cannot be read, or lacks one of these.
     """
     path = folder / RESULTS
     try:
@@ -64,14 +64,14 @@ def read_results(folder: Path) -> JsonObject:
 
 
 def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
-    """The split that plots and tables show, test before dev, and its numbers; None if no split was evaluated."""
+    """Return the split that plots and tables show, test before dev, and its numbers; None if none was evaluated."""
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
 def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
-    """Iterate over the lines of predictions-SPLIT.jsonl, the worst mistakes first; empty if the file is missing."""
+    """Return the lines of predictions-SPLIT.jsonl, the worst mistakes first; no lines if the file is missing."""
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())
 
@@ -89,18 +89,18 @@ def as_float(value: object) -> float:
 
 
 def seed_entry(results: JsonObject) -> JsonObject:
-    """The entry of one seed in results.json: steps, seconds, and the metric on each split."""
+    """Return the entry of one seed in results.json: steps, seconds, and the metric on each split."""
     scores = {split: scored["numbers"][results["metric"]] for split, scored in results["splits"].items()}
     return {name: results[name] for name in ("seed", "best_step", "steps", "seconds")} | {"splits": scores}
 
 
 def across_seeds(seeds: Sequence[JsonObject], split: str) -> JsonObject:
-    """Mean and standard deviation of the metric on a split over the results of all seeds."""
+    """Return the mean and standard deviation of the metric on a split, over the results of all seeds."""
     return summarize_seeds([results["splits"][split]["numbers"][results["metric"]] for results in seeds])
 
 
 def summarize_seeds(scores: Sequence[float]) -> JsonObject:
-    """Mean and standard deviation of one score per seed; None for the deviation of a single one.
+    """Return the mean and sample standard deviation of the scores of seeds; the deviation of one score is None.
 
     >>> summarize_seeds([0.75])
     {'mean': 0.75, 'std': None, 'seeds': 1}
@@ -110,5 +110,5 @@ def summarize_seeds(scores: Sequence[float]) -> JsonObject:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size in bytes of the files in a folder, without subfolders."""
+    """Return the size in bytes of the files in a folder, without subfolders."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

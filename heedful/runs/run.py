@@ -1,4 +1,4 @@
-"""The course of every run: lock its folder, begin or resume, train, write the results, plots and the model card."""
+"""The steps of every run: lock the folder, begin or resume, train, write results, plots and the model card."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from heedful.train.settings import TrainSettings
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-CARD = "README.md"
+CARD = "README.md"  # file in the model's folder
 Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 class Training(Protocol):
-    """The training of a run: fine-tuning, pre-training, or one of them with a teacher."""
+    """The training of a run: fine-tuning, pre-training or distillation."""
 
     def notes(self) -> Iterable[str]:
         """Return sentences to report before training; empty ones are left out."""
 
     def train(self) -> bool:
-        """Train, and write the results on the first rank; False if a signal interrupted it."""
+        """Train on all ranks, and write the results on the first one; return False if a signal interrupted training."""
 
     def finish(self) -> None:
-        """Tidy up and write plots and the model card, on the first rank, also when the run had finished before."""
+        """Write plots and the model card if they are missing; only the first rank calls this, after every run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run folder, the reporter of its progress, and the ranks that train in it."""
+    """A run: its folder, the reporter of its progress, and the ranks that train."""
 
     folder: Path
     reporter: Reporter
@@ -61,7 +61,7 @@ class Run:
 
     @classmethod
     def open(cls, output_dir: str | Path, reporter: Reporter | None, ranks: Ranks) -> Run:
-        """Return the run of a folder. Only the first rank reports.
+        """Return the run of a folder. Ranks other than the first one report nothing.
 
         Raises:
             HeedfulError: If the folder holds something other than a run.
@@ -72,9 +72,11 @@ class Run:
         )
 
     def resolve(self, settings: Settings, train_path: str = "train") -> Settings:
-        """Replace precision "auto" and names of models without a revision by the values of this run.
+        """Replace device and precision "auto", and add commits to names of models on the hub. All ranks call this.
 
-        All ranks have to call it. `train_path` is the path of the `TrainSettings` in `settings`.
+        Args:
+            settings: Settings of the run.
+            train_path: Path of the `TrainSettings` in `settings`.
         """
         train = setting_at(settings, train_path)
         assert isinstance(train, TrainSettings)
@@ -88,13 +90,16 @@ class Run:
             yield
 
     def begin(self, init_folder: Callable[[], None]) -> None:
-        """Let the first rank write what the run is, or check that it is the one in the folder; the others wait."""
+        """Call `init_folder` on the first rank, while the others wait.
+
+        It writes the settings of a new run, or checks that those of the run in the folder are the same.
+        """
         if self.ranks.is_main:
             init_folder()
         self.ranks.barrier()
 
     def execute(self, training: Training) -> RunResult:
-        """Train unless the folder has results already; the folder has to be locked and begun."""
+        """Train unless the folder has results already. Needs `locked` and `begin` first."""
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
@@ -108,21 +113,25 @@ class Run:
         return self.result()
 
     def result(self, **more: object) -> RunResult:
-        """The result of a finished run, with `more` entries; ranks other than the first have no results."""
+        """Return the result of a finished run with `more` entries; ranks other than the first one get no results."""
         results = read_results(self.folder) | more if self.ranks.is_main else {}
         return RunResult(output_dir=self.folder, status="completed", results=results)
 
     # -- steps of a training --------------------------------------------------------------------------------------
 
     def report_bad_rows(self) -> None:
-        """Say where bad rows are set aside, if there are any."""
+        """Report the file of bad rows if there is one."""
         if (self.folder / BAD_ROWS).exists():
             self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
 
     def saved_once(self, name: str, make: Callable[[], ModelBundle]) -> ModelBundle:
-        """Load the model in a folder of the run, which is made and saved first if it is missing.
+        """Load the model in a folder of the run; if the folder is missing, make the model and save it there first.
 
-        Every rank makes it, since the others may not wait as long as that takes; the first one saves it.
+        All ranks make the model, since waiting for one of them could time out; only the first one saves it.
+
+        Args:
+            name: Name of the folder in the run folder.
+            make: Makes the model.
         """
         if not (self.folder / name).exists():
             model = make()
@@ -139,17 +148,17 @@ class Run:
         Args:
             learned: Entries about data, training and scores.
             model: The saved model, whose size and speed are measured.
-            settings: All settings that decided what the model is.
-            more: Entries after the settings, such as the baseline; None ones are left out.
+            settings: All settings of the run.
+            more: Further entries, such as the baseline; those that are None are left out.
         """
-        about = environment()
+        machine_facts = environment()
         results = {
             **learned,
             "model": {"parameters": model.count(), "bytes": folder_bytes(self.folder / RUN_MODEL)},
             **measure_latency(model),
             "memory": peak_memory(),
-            "machine": about["machine"],
-            "versions": about["versions"],
+            "machine": machine_facts["machine"],
+            "versions": machine_facts["versions"],
             "settings": settings,
             **{name: value for name, value in more.items() if value is not None},
         }
@@ -157,7 +166,7 @@ class Run:
         write_file(self.folder / RESULTS, results)
 
     def illustrate(self, write_card: Callable[[Path], Path]) -> None:
-        """Write plots, the report and the model card, unless the card is there."""
+        """Write plots, the report and the model card, unless the model has a card."""
         if not (self.folder / RUN_MODEL / CARD).exists():
             draw_run_plots(self.folder)
             write_report(self.folder)

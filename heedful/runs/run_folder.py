@@ -1,4 +1,4 @@
-"""A run folder: what is written when a run begins, and whether the run in it may be resumed."""
+"""Run folders: the files written when a run begins, and the checks that decide whether a run may be resumed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
-MAX_CHECKED = 100_000  # examples up to which the data of a run is checked for problems
+MAX_CHECKED = 100_000  # examples; larger data is not checked for problems when a run begins
 Precision = Literal["float32", "bfloat16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
 METHOD = "method.json"  # scores of methods on held-out examples, and the method that was chosen
@@ -59,7 +59,7 @@ def translate_io_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
-        if _names(folder) <= INITIAL_FILES:  # without a checkpoint the run takes other settings
+        if _list_names(folder) <= INITIAL_FILES:  # without a checkpoint, the run may begin again with other settings
             raise
         advice = f"{folder} resumes with its own settings: for others give another folder with --output"
         raise DivergedError(f"{error}. {advice}", error.step) from error
@@ -76,62 +76,63 @@ def translate_io_errors(folder: Path) -> Iterator[None]:
 
 
 def visible_names(folder: Path) -> set[str]:
-    """The names of files and folders in a folder, without hidden ones; empty if it is missing.
+    """Return the names of files and folders in a folder, without hidden ones; no names if the folder is missing.
 
     Raises:
         RunError: If the folder cannot be read.
     """
     try:
-        return _names(folder) if folder.exists() else set()
+        return _list_names(folder) if folder.exists() else set()
     except OSError as error:
         raise RunError(f"{folder} cannot be used: {error.strerror}: give another folder with --output") from None
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a folder that is neither a run nor empty nor missing; hidden files do not count."""
+    """Raise a RunError for a folder that has files but no run; hidden files do not count."""
     names = visible_names(folder)
     is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
     if names and not is_run and not is_begun:
         listed, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
-        held = f"{', '.join(listed[:3])}{' and more' if listed[3:] else ''}"
+        content = f"{', '.join(listed[:3])}{' and more' if listed[3:] else ''}"
         raise RunError(
-            f"{folder} is not a run folder: it holds {held}, but no {missing}; give another folder with --output"
+            f"{folder} is not a run folder: it holds {content}, but no {missing}; give another folder with --output"
         )
 
 
-def _names(folder: Path) -> set[str]:
+def _list_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
-    """Replace "auto" as device and precision by what they are here, and say which GPU is used. All ranks call this.
+    """Replace "auto" as device and precision, and report the GPU that is used. All ranks call this.
 
-    If the folder holds a run with a checkpoint, they are those of that run, on whatever machine it began. Otherwise the
-    device is a GPU if there is one for each rank, and the precision bfloat16 if all devices have instructions for it.
+    If the folder holds a run with a checkpoint, device and precision are those of that run, also on another machine.
+    Otherwise the device is a GPU if there is one for each rank, and the precision is bfloat16 if all devices have
+    instructions for it, else float32.
     """
-    gathered = ranks.all_gather_object((has_gpu(), _auto_of_run(folder) if ranks.is_main else (None, None)))
-    begun_device, begun_precision = gathered[0][1]
+    gathered = ranks.all_gather_object((has_gpu(), _run_device(folder) if ranks.is_main else (None, None)))
+    run_device, run_precision = gathered[0][1]
     device = train.device
     if device == "auto":
-        device = begun_device or ("cuda" if all(there for there, _ in gathered) else "cpu")
-    place = resolve_device(device)
-    fast = all(ranks.all_gather_object(has_fast_bfloat16(place)))
+        device = run_device or ("cuda" if all(rank_has_gpu for rank_has_gpu, _ in gathered) else "cpu")
+    resolved_device = resolve_device(device)
+    all_fast = all(ranks.all_gather_object(has_fast_bfloat16(resolved_device)))
     precision = train.precision
     if precision == "auto":
-        fastest: Precision = "bfloat16" if fast else "float32"
-        precision = begun_precision or fastest
+        fastest: Precision = "bfloat16" if all_fast else "float32"
+        precision = run_precision or fastest
         if precision != fastest:
-            slow = ", which is slow where there are no instructions for it" if precision == "bfloat16" else ""
-            log(f"{folder} began with train.precision={precision}, and resumes with it{slow}")
-    if place.type == "cuda":
-        log(f"training on {device_name(place)} in {precision}")
+            warning = ", which is slow where there are no instructions for it" if precision == "bfloat16" else ""
+            log(f"{folder} began with train.precision={precision}, and resumes with it{warning}")
+    if resolved_device.type == "cuda":
+        log(f"training on {device_name(resolved_device)} in {precision}")
     return replace(train, device=device, precision=precision)
 
 
-def _auto_of_run(folder: Path) -> tuple[str | None, Precision | None]:
-    """The device and the precision of a run that has a checkpoint; None for both if the folder holds no such run."""
+def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
+    """Return device and precision of a run that has a checkpoint; None for both if the folder holds no such run."""
     with suppress(OSError, HeedfulError):
-        if not _names(folder) <= INITIAL_FILES:
+        if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
             device, precision = values.get("train.device"), values.get("train.precision")
             return str(device) if device else "cpu", precision if precision in ("float32", "bfloat16") else None
@@ -139,38 +140,40 @@ def _auto_of_run(folder: Path) -> tuple[str | None, Precision | None]:
 
 
 def can_resume(folder: Path, settings: DataclassInstance) -> bool:
-    """Tell whether the folder holds a run with these settings; files of one that has no checkpoint yet are removed.
+    """Tell whether the folder holds a run with these settings, and remove the files of a run without a checkpoint.
 
-    A tokenizer and a corpus stay if only settings that do not concern the text differ; if they are removed, a warning
-    says so.
+    A tokenizer and a corpus are not removed if they do not depend on the settings that differ. If they are removed, a
+    warning says so.
 
     Raises:
-        RunError: If the folder holds a run with other settings.
+        RunError: If the folder holds a run with a checkpoint and other settings.
     """
     for path, _, _ in os.walk(folder):
         remove_stale(Path(path))
-    names, before = _names(folder), _earlier_settings(folder, settings)
-    made_corpus = isinstance(before, PretrainSettings)
-    has_no_checkpoint = names <= INITIAL_FILES and (made_corpus or not names & CORPUS_FOLDERS)
-    if has_no_checkpoint and (before != settings or JOURNAL not in names):
-        lasting = {LOCK}
-        if isinstance(before, PretrainSettings) and before.corpus_key == getattr(settings, "corpus_key", None):
-            lasting |= {BAD_ROWS, *CORPUS_FOLDERS}
+    names, old_settings = _list_names(folder), _earlier_settings(folder, settings)
+    is_pretraining = isinstance(old_settings, PretrainSettings)
+    has_no_checkpoint = names <= INITIAL_FILES and (is_pretraining or not names & CORPUS_FOLDERS)
+    if has_no_checkpoint and (old_settings != settings or JOURNAL not in names):
+        reused = {LOCK}
+        corpus_key = getattr(settings, "corpus_key", None)
+        if isinstance(old_settings, PretrainSettings) and old_settings.corpus_key == corpus_key:
+            reused |= {BAD_ROWS, *CORPUS_FOLDERS}
         elif CORPUS in names:
             message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
             warnings.warn(message, HeedfulWarning, stacklevel=2)
-        for name in sorted(names - lasting, key=SETTINGS.__eq__):  # settings last, since they say what the others are
+        # settings last, since they tell what the other files are
+        for name in sorted(names - reused, key=lambda name: name == SETTINGS):
             remove(folder / name)
     if not (folder / SETTINGS).exists():
         return False
-    before = read_settings(folder, type(settings))
-    if before != settings:
+    old_settings = read_settings(folder, type(settings))
+    if old_settings != settings:
         advice = ""
         if (folder / RESULTS).exists():
             advice = f". To train its model further, give --model {folder} and another --output"
         raise RunError(
-            f"{folder} holds a run with other settings: {_differences(before, settings)}. Give another folder with "
-            f"--output, the same settings to resume it, or --overwrite to replace it{advice}"
+            f"{folder} holds a run with other settings: {_differences(old_settings, settings)}. Give another folder "
+            f"with --output, the same settings to resume it, or --overwrite to replace it{advice}"
         )
     return True
 
@@ -178,8 +181,13 @@ def can_resume(folder: Path, settings: DataclassInstance) -> bool:
 def read_settings(folder: Path, kind: type[Settings], name: str = SETTINGS) -> Settings:
     """Read the settings of the run in a folder.
 
+    Args:
+        folder: The run folder.
+        kind: The settings class.
+        name: Name of the file.
+
     Raises:
-        RunError: If they are not of this kind.
+        RunError: If the file cannot be read as settings of this class.
     """
     try:
         return from_file(kind, folder / name)
@@ -192,16 +200,16 @@ def read_settings(folder: Path, kind: type[Settings], name: str = SETTINGS) -> S
 
 
 def _earlier_settings(folder: Path, settings: DataclassInstance) -> DataclassInstance | None:
-    """The settings in the folder if they are of the same kind, else None."""
+    """Return the settings in the folder if they are of the same class as `settings`, else None."""
     try:
         return from_file(type(settings), folder / SETTINGS)
     except HeedfulError:
         return None
 
 
-def _differences(before: DataclassInstance, now: DataclassInstance) -> str:
-    """Names of settings that differ, with both values."""
-    old, new = (dict(flatten_settings(to_mapping(settings))) for settings in (before, now))
+def _differences(old_settings: DataclassInstance, new_settings: DataclassInstance) -> str:
+    """Return the names of settings that differ, at most four, each with both values."""
+    old, new = (dict(flatten_settings(to_mapping(settings))) for settings in (old_settings, new_settings))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     shown = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
     return "; ".join(shown) + ("; and more" if names[4:] else "")
@@ -211,9 +219,9 @@ def _differences(before: DataclassInstance, now: DataclassInstance) -> str:
 
 
 def init_run_folder(folder: Path, settings: DataclassInstance) -> None:
-    """Write settings and environment, or check that the run in the folder has the same settings.
+    """Write settings and environment of a new run, or check that the run in the folder has the same settings.
 
-    For runs that compare their data themselves; see `init_labelled_run` for the others.
+    The data is not compared; `init_labelled_run` does that too.
     """
     if not can_resume(folder, settings):
         write_file(folder / ENVIRONMENT, environment())
@@ -227,27 +235,20 @@ def init_labelled_run(
     counts: Mapping[str, int],
     reopen: Callable[[Quarantine], Dataset[Example]],
 ) -> None:
-    """Write settings, environment and facts about the data, or check that the run in the folder has the same ones.
+    """Write settings, environment and facts about the data of a new run, or check that the run in the folder has them.
 
     Args:
         folder: The run folder, which is locked.
-        settings: Of the run.
+        settings: Settings of the run.
         source: The data.
         counts: Number of examples of each split.
-        reopen: Opens the data again, to set its bad rows aside in the folder.
+        reopen: Opens the data again, to write its bad rows to a file of the folder.
 
     Raises:
         RunError: If the folder holds a run with other settings or other data.
     """
     if can_resume(folder, settings):
-        about = read_run_json(folder / DATA)
-        hashes, known = _hashes(source) | _corrections(source), about["files"] | about.get("corrections", {})
-        if changed := sorted(name for name in {*hashes, *known} if hashes.get(name) != known.get(name)):
-            more = f" and {len(changed) - 5} more" if changed[5:] else ""
-            raise RunError(
-                f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
-                "--output, or put the data back to resume it"
-            )
+        _check_same_data(folder, source)
         return
     if source.row_errors.bad:
         reopened = reopen(Quarantine(file=folder / BAD_ROWS))
@@ -259,32 +260,45 @@ def init_labelled_run(
         for split, paths in source.names_by_split.items()
         for path, name in zip(paths, _short_names(source, split), strict=True)
     }
-    about = {
+    data_facts = {
         "stated": list(source.stated),
         "splits": {split: {"examples": count} for split, count in counts.items()},
-        "files": _hashes(source),
-        "corrections": _corrections(source),
+        "files": _hash_data(source),
+        "corrections": _hash_corrections(source),
         **({"layout": source.layout} if source.layout else {}),
         "columns": {role: list(names) for role, names in source.columns.items()},
         "trained_on": _short_names(source, "train"),
         "made_dev": source.has_generated_dev,
-        "check": _check(source, sum(counts.values())),
+        "check": _check_data(source, sum(counts.values())),
         "bad_rows": {short_names.get(file, Path(file).name): count for file, count in source.row_errors.bad.items()},
     }
-    write_file(folder / DATA, about)
-    write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has all of them
+    write_file(folder / DATA, data_facts)
+    write_file(folder / SETTINGS, to_toml(settings))  # last: a folder with settings has the other files too
 
 
-def _check(source: Dataset[Example], examples: int) -> JsonObject | None:
-    """Problems of the data as `heedful check` finds them; None if there are more than MAX_CHECKED examples."""
+def _check_same_data(folder: Path, source: Dataset[Example]) -> None:
+    """Raise a RunError if the data, or the file of its corrections, is not that of the run in the folder."""
+    data_facts = read_run_json(folder / DATA)
+    run_hashes = data_facts["files"] | data_facts.get("corrections", {})
+    hashes = _hash_data(source) | _hash_corrections(source)
+    if changed := sorted(name for name in {*hashes, *run_hashes} if hashes.get(name) != run_hashes.get(name)):
+        more = f" and {len(changed) - 5} more" if changed[5:] else ""
+        raise RunError(
+            f"{folder} holds a run on other data: {', '.join(changed[:5])}{more} changed. Give another folder with "
+            "--output, or put the data back to resume it"
+        )
+
+
+def _check_data(source: Dataset[Example], examples: int) -> JsonObject | None:
+    """Return the problems of the data that `heedful check` reports; None for more than MAX_CHECKED examples."""
     if examples > MAX_CHECKED:
         return None
     report = check(source)
     return {"verdict": report.verdict(), "problems": [problem.line() for problem in report.problems]}
 
 
-def _hashes(source: Dataset[Example]) -> dict[str, str]:
-    """SHA-256 by short name: of each file, and of the examples of data that is not in files."""
+def _hash_data(source: Dataset[Example]) -> dict[str, str]:
+    """Return the SHA-256 of each file by its short name; data that is not in files has the SHA-256 of its examples."""
     hashes = {}
     for split, paths in source.names_by_split.items():
         for path, name in zip(paths, _short_names(source, split), strict=True):
@@ -298,27 +312,25 @@ def _hashes(source: Dataset[Example]) -> dict[str, str]:
     return hashes
 
 
-def _corrections(source: Dataset[Example]) -> dict[str, str]:
-    """SHA-256 of the file of corrections by its path; {} without such a file."""
+def _hash_corrections(source: Dataset[Example]) -> dict[str, str]:
+    """Return the SHA-256 of the file of corrections by its path; {} without such a file."""
     path = source.settings.corrections
     return {} if path is None else {path: sha256_of(path)}
 
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:
-    """The files of a split, relative to the folder that holds all files of the data."""
-    files = [
-        Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)
-    ]
+    """Return the files of a split, relative to the folder that holds all files of the data."""
+    files = [Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""
-    paths = source.names_by_split.get(split, ())  # none if the split was made from another one
+    paths = source.names_by_split.get(split, ())  # a split that was generated from another one has no files
     return [Path(path).absolute().relative_to(parent).as_posix() if os.path.exists(path) else path for path in paths]
 
 
-# -- what a run was trained on ----------------------------------------------------------------------------------------
+# -- training data ----------------------------------------------------------------------------------------------------
 
 
 def sha256_of(path: str | Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of the files in a folder."""
+    """Return the SHA-256 of a file, or of the names and hashes of the files in a folder."""
     if os.path.isdir(path):
         digest = hashlib.sha256()
         for file_path in sorted(entry for entry in Path(path).iterdir() if entry.is_file()):
@@ -329,16 +341,19 @@ def sha256_of(path: str | Path) -> str:
 
 
 def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
-    """Files among `paths` that the run was trained on, matched by hash; empty if `run` is not a run folder."""
+    """Return the files among `paths` that the run was trained on, matched by hash; () if `run` is not a run folder."""
     if not (Path(run) / DATA).is_file():
         return ()
-    about = read_run_json(Path(run) / DATA)
-    hashes = {about["files"][name] for name in about.get("trained_on", ())}
+    data_facts = read_run_json(Path(run) / DATA)
+    hashes = {data_facts["files"][name] for name in data_facts.get("trained_on", ())}
     return tuple(path for path in paths if hashes and os.path.exists(path) and sha256_of(path) in hashes)
 
 
 def label_layout(run: str | Path) -> Layout | None:
-    """How the names of files or folders were a run's labels; None if its labels were in files, or `run` is no run."""
+    """Return the layout in which names of files or folders were a run's labels.
+
+    None if the labels were in files, or `run` is not a run folder.
+    """
     try:
         name = read_run_json(Path(run) / DATA).get("layout")
     except (OSError, ValueError, AttributeError):
@@ -350,7 +365,7 @@ def label_layout(run: str | Path) -> Layout | None:
 
 
 def write_file(path: Path, value: object) -> None:
-    """Write text, or data as JSON, atomically."""
+    """Write text, or plain data as JSON, atomically."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_path(path) as part:
         write_synced(part, [text.encode(errors="backslashreplace")])  # half a surrogate pair becomes \udxxx, as in JSON
@@ -363,7 +378,7 @@ def read_run_json(path: Path) -> JsonObject:
 
 
 def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, object]] = ()) -> str:
-    """The journal as CSV: a row for each update or evaluation, and `more_rows` after them."""
+    """Return the journal as CSV: a row for each update or evaluation, and `more_rows` after them."""
     rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
     rows += map(dict, more_rows)
     names = dict.fromkeys(name for row in rows for name in row)
@@ -376,7 +391,7 @@ def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, object]] = ()) -
 
 
 def environment() -> JsonObject:
-    """The machine, and the versions of Heedful and the libraries that results depend on."""
+    """Return facts about the machine, and the versions of Heedful and of the libraries that results depend on."""
     import numpy
     import safetensors
     import tokenizers

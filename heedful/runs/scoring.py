@@ -25,29 +25,36 @@ from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-TIE_BREAKERS = {  # numbers that decide between equal metric values, the first that a task has; -1: smaller is better
+# metrics that decide between equal values of the main metric: the first one that a task has; -1: smaller is better
+TIE_BREAKERS = {
     **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
     **{"pearson": 1, "accuracy": 1, "f1": 1},
 }
-HIDDEN = ("vectors", "vector")  # parts of an answer that are too long to read
+UNWRITTEN_KEYS = ("vectors", "vector")  # keys of an answer that are left out of predictions, since they are long
 
 
 def engine_for(
     task: Task | None, loaded: ModelBundle, precision: torch.dtype
 ) -> Callable[[list[object]], list[Answer]]:
-    """Return the engine of a model, with matrix products in a precision (autocast)."""
+    """Return a function that answers inputs with a model.
+
+    Args:
+        task: The task, whose generation settings and maximum length are used; None: those of the model.
+        loaded: The model.
+        precision: Precision of matrix products (autocast).
+    """
     engine = Engine(
         loaded,
         writing=None if task is None else task.generation,
         max_length=task.truncation_length if task is not None else None,
     )
 
-    def ask(inputs: list[object]) -> list[Answer]:
+    def answer(inputs: list[object]) -> list[Answer]:
         device = next(loaded.parameters()).device.type
         with torch.autocast(device, torch.bfloat16) if precision == torch.bfloat16 else nullcontext():
             return engine(inputs)
 
-    return ask
+    return answer
 
 
 def measure_split(
@@ -62,12 +69,12 @@ def measure_split(
     """Evaluate this rank's share of the examples.
 
     Args:
-        task: Of the model's head.
+        task: The task of the model's head.
         loaded: The model.
-        examples: With labels.
-        precision: Of matrix products.
+        examples: Examples with labels, the same ones on all ranks.
+        precision: Precision of matrix products.
         ranks: The processes that evaluate together.
-        predictions: A file that gets a line per example, the worst mistakes first; with a single rank only.
+        predictions: File that gets a line for each example, the worst mistakes first; only with a single rank.
     """
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
@@ -86,14 +93,15 @@ def measure_split(
 
 
 class PredictionFile:
-    """Writes predictions as they come, and sorts them at the end; 17 bytes of memory per prediction.
+    """A file of predictions, written to a temporary file in order and sorted at the end.
 
-    Wrong ones come first, then those with a larger loss; in retrieval, those that are found later.
+    Wrong predictions come first. Among wrong and among correct ones, those with a larger loss come first; in
+    retrieval, those whose right answer has a larger rank. Takes 17 bytes of memory per prediction.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ranks: Sequence[int] = ()  # of the right answer in retrieval, in the order of the lines; 1 is correct
+        self.ranks: Sequence[int] = ()  # rank of the right answer of each line in retrieval; 1 is correct
         self._wrong, self._losses, self._offsets = array("b"), array("d"), array("q")
         self._stack = ExitStack()
 
@@ -103,12 +111,12 @@ class PredictionFile:
 
     def write(self, task: Task, number: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
         """Write the line of one example."""
-        shown = {name: value for name, value in answer.items() if name not in HIDDEN}
-        line = {"id": number, "input": task.engine_input(example), **scored._asdict(), "answer": shown}
+        written = {name: value for name, value in answer.items() if name not in UNWRITTEN_KEYS}
+        line = {"id": number, "input": task.engine_input(example), **scored._asdict(), "answer": written}
         self._wrong.append(scored.correct is False)
         self._losses.append(scored.loss)
         self._offsets.append(self._file.tell())
-        self._file.write(_line(line))
+        self._file.write(_json_line(line))
 
     def __exit__(self, *raised: object) -> None:
         with self._stack:
@@ -121,32 +129,35 @@ class PredictionFile:
                     write_synced(part, map(self._read, order.tolist()))
 
     def _read(self, number: int) -> bytes:
-        """A line as it is kept: in retrieval with the rank of the right answer."""
+        """Read a line of the temporary file; in retrieval, add the rank of the right answer."""
         self._file.seek(self._offsets[number])
         line = self._file.readline()
         if not self.ranks:
             return line
         rank = self.ranks[number]
-        return _line(json.loads(line) | {"correct": rank == 1, "loss": self._losses[number], "rank": rank})
+        return _json_line(json.loads(line) | {"correct": rank == 1, "loss": self._losses[number], "rank": rank})
 
 
-def _line(table: JsonObject) -> bytes:
+def _json_line(table: JsonObject) -> bytes:
     text = json.dumps(replace_nonfinite(table), ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace") + b"\n"
 
 
 def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> dict[str, float]:
-    """Return the thresholds with the best F1 on these examples, in float32."""
+    """Return the threshold of each label with the best F1 on these examples, in float32."""
     return task.tune_thresholds(engine_for(task, loaded, torch.float32), examples)
 
 
 def fit_temperature(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> float | None:
-    """Return the temperature that calibrates the probabilities of these examples, in float32; None: too few."""
+    """Return the temperature that calibrates probabilities on these examples, in float32; None if there are too few."""
     return task.fit_temperature(engine_for(task, loaded, torch.float32), examples)
 
 
 def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> tuple[float, ...]:
-    """Return the calibration of prediction sets on these examples, in float32; empty: too few, or another task."""
+    """Return the calibration of prediction sets on these examples, in float32.
+
+    Empty if there are too few examples, or the task has no prediction sets.
+    """
     return task.calibration(engine_for(task, loaded, torch.float32), examples)
 
 
@@ -160,6 +171,8 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
 
 
 def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
-    """Return the number that decides between equal values of the metric, larger is better; 0 without any."""
-    ties = (sign * numbers[name] for name, sign in TIE_BREAKERS.items() if name in numbers and name != metric)
-    return next(ties, 0.0)
+    """Return the number that decides between equal values of the metric, larger is better; 0 if there is none."""
+    for name, sign in TIE_BREAKERS.items():
+        if name in numbers and name != metric:
+            return sign * numbers[name]
+    return 0.0

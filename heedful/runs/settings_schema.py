@@ -1,7 +1,7 @@
-"""Schema of settings: path, type, default, meaning and choices of each one, from the dataclasses.
+"""Schema of settings: path, type, default, meaning and choices of each setting, read from the dataclasses.
 
 The meaning of a setting is the comment on its line, or else the comment lines directly above it. Flags, `heedful init`
-and the reference page are generated from this.
+and the reference page are generated from the schema.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from heedful.settings import cache_by_class, type_hints
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Kind = Literal["table", "dict", "value"]  # a dict has keys of any name
+Kind = Literal["table", "dict", "value"]  # a table has settings; a dict has keys of any name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """One setting; where several kinds of a table have it, there is one entry for each of them."""
+    """A setting. If several kinds of a table have it, each kind has an entry of its own."""
 
-    path: str  # from the root, as "train.batch_size"
-    annotation: object  # the type
-    default: object  # dataclasses.MISSING if it has to be given
+    path: str  # full path, as "train.batch_size"
+    annotation: object  # type of the value
+    default: object  # dataclasses.MISSING if there is no default
     choices: tuple[object, ...] = ()  # values of a Literal
-    when: tuple[str, ...] = ()  # kinds that have it, as 'train.schedule.kind = "cosine"'; (): always
-    owner: type
-    table: bool = False  # a table of settings, or its absence
+    when: tuple[str, ...] = ()  # kinds of tables that have it, as 'train.schedule.kind = "cosine"'; (): always there
+    owner: type  # dataclass that declares it
+    table: bool = False  # whether the value is a table of settings, or None in its place
 
     @property
     def name(self) -> str:
@@ -45,14 +45,14 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """The meaning; "" if the source has no comment on it."""
+        """The meaning; "" if the source has no comment on the field."""
         table = self.path.rpartition(".")[0]
-        usual = f"kind of {table.rpartition('.')[2]}" if self.name == "kind" else ""
-        return _comments(self.owner).get(self.name, usual)
+        doc_of_kind = f"kind of {table.rpartition('.')[2]}" if self.name == "kind" else ""
+        return _comments(self.owner).get(self.name, doc_of_kind)
 
 
 def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> list[Setting]:
-    """List all settings of a dataclass, or of an instance, whose values are the defaults."""
+    """List all settings of a dataclass, or of an instance; the values of an instance are the defaults."""
     if isinstance(settings, type):
         return list(_walk(settings, None, "", ()))
     return list(_walk(type(settings), settings, "", ()))
@@ -60,59 +60,75 @@ def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> 
 
 @cache_by_class
 def setting_paths(cls: type) -> dict[str, Kind]:
-    """All paths of a settings class, tables included."""
+    """Return what is at each path of a settings class, tables included."""
     kinds: dict[str, Kind] = {}
     for setting in _walk(cls, None, "", ()):
         parts = setting.path.split(".")
         for depth in range(1, len(parts)):
             kinds[".".join(parts[:depth])] = "table"
-        is_dict = any(get_origin(member) is dict for member in _members(setting.annotation))
-        kind: Kind = "table" if setting.table else "dict" if is_dict else "value"
+        if setting.table:
+            kind: Kind = "table"
+        elif any(get_origin(member) is dict for member in _members(setting.annotation)):
+            kind = "dict"
+        else:
+            kind = "value"
         kinds.setdefault(setting.path, kind)
     return kinds
 
 
 def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tuple[str, ...]) -> Iterator[Setting]:
+    """Yield the settings of a dataclass and of the tables in it.
+
+    Args:
+        cls: The dataclass.
+        instance: Settings whose values are the defaults; None: the defaults of the class.
+        prefix: Path of the table of the class with a dot at its end; "" for the root.
+        when: Kinds of tables that have the settings.
+    """
     hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        hint, default = hints[field.name], _default(field) if instance is None else getattr(instance, field.name)
-        path = prefix + field.name
-        tables = [member for member in _members(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)]
-        choices = tuple(value for member in _members(hint) for value in _literals(member))
+        path, members = prefix + field.name, _members(hints[field.name])
+        default = _default(field) if instance is None else getattr(instance, field.name)
+        choices = tuple(value for member in members for value in _literals(member))
+        setting = Setting(
+            path=path, annotation=hints[field.name], default=default, choices=choices, when=when, owner=cls
+        )
+        tables = [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
         if not tables:
-            yield Setting(path=path, annotation=hint, default=default, choices=choices, when=when, owner=cls)
+            yield setting
             continue
-        if len(tables) < len(_members(hint)):  # none, or another value in place of a table
-            yield Setting(
-                path=path, annotation=hint, default=default, choices=choices, when=when, owner=cls, table=True
-            )
-        kinds, several = [kind for table in tables for kind in _kinds(table)], len(tables) > 1
-        if several:
-            default_kind = getattr(default, "kind", MISSING)
-            name = f"{path}.kind"
-            of_kinds = Literal[tuple(kinds)]  # type: ignore[valid-type]
-            yield Setting(
-                path=name, annotation=of_kinds, default=default_kind, choices=tuple(kinds), when=when, owner=cls
-            )
+        if len(tables) < len(members):  # None, or another value in place of a table
+            yield dataclasses.replace(setting, table=True)
+        if len(tables) == 1:
+            yield from _walk(tables[0], default if type(default) is tables[0] else None, f"{path}.", when)
+            continue
+        kinds, kind_path = [kind for table in tables for kind in _kinds(table)], f"{path}.kind"
+        kind_type = Literal[tuple(kinds)]  # type: ignore[valid-type]
+        default_kind = getattr(default, "kind", MISSING)
+        yield Setting(
+            path=kind_path, annotation=kind_type, default=default_kind, choices=tuple(kinds), when=when, owner=cls
+        )
         for table in tables:
-            inner = default if type(default) is table else None
-            conditions = (*when, *(f'{path}.kind = "{kind}"' for kind in _kinds(table))) if several else when
-            for setting in _walk(table, inner, f"{path}.", conditions):
-                if not (several and setting.path == f"{path}.kind"):
-                    yield setting
+            conditions = (*when, *(f'{kind_path} = "{kind}"' for kind in _kinds(table)))
+            for inner in _walk(table, default if type(default) is table else None, f"{path}.", conditions):
+                if inner.path != kind_path:
+                    yield inner
 
 
 def _members(hint: object) -> tuple[object, ...]:
+    """Return the types of a union; of any other type, the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _literals(hint: object) -> tuple[object, ...]:
+    """Return the values of a Literal; () for any other type."""
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _kinds(table: type) -> tuple[object, ...]:
+    """Return the values that the field `kind` of a dataclass may have; () if it has no such field."""
     return _literals(get_type_hints(table).get("kind"))
 
 
@@ -125,37 +141,39 @@ def _default(field: dataclasses.Field[object]) -> object:
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
-    """The comment on each field of a class, from its source; fields of its bases included."""
+    """Return the comment on each field of a class and of its bases, from their source."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
-            comments |= _comments_of(base)
+            comments |= _own_comments(base)
     return comments
 
 
-def _comments_of(cls: type) -> dict[str, str]:
+def _own_comments(cls: type) -> dict[str, str]:
+    """Return the comment on each field that a class declares itself; {} if its source is not installed."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except OSError:  # installed without its source
+    except OSError:
         return {}
-    comments, alone = {}, set()
+    comment_by_line = {}
+    comment_lines = set()  # lines with nothing but a comment
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            comments[token.start[0]] = token.string.lstrip("# ")
+            comment_by_line[token.start[0]] = token.string.lstrip("# ")
             if not token.line[: token.start[1]].strip():
-                alone.add(token.start[0])
+                comment_lines.add(token.start[0])
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
-    by_field = {}
+    comment_by_field = {}
     for statement in definition.body:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            last = statement.end_lineno or statement.lineno
-            lines = [line for line in range(statement.lineno, last + 1) if line in comments]
+            last_line = statement.end_lineno or statement.lineno
+            lines = [line for line in range(statement.lineno, last_line + 1) if line in comment_by_line]
             if not lines:
-                line = statement.lineno
-                while line - 1 in alone:
-                    line -= 1
-                lines = list(range(line, statement.lineno))
+                first_line = statement.lineno
+                while first_line - 1 in comment_lines:
+                    first_line -= 1
+                lines = list(range(first_line, statement.lineno))
             if lines:
-                by_field[statement.target.id] = " ".join(comments[line] for line in lines)
-    return by_field
+                comment_by_field[statement.target.id] = " ".join(comment_by_line[line] for line in lines)
+    return comment_by_field

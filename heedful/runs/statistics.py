@@ -1,4 +1,4 @@
-"""Whether two arms of an experiment differ, by their numbers with several seeds (a paired t-test), in a sentence."""
+"""Comparison of two arms of an experiment over several seeds, by a paired t-test, and its result as a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from scipy.special import stdtrit
 
 Unit = Literal["share", "number"]  # a share is shown in per cent, and a difference of shares in points
-ENOUGH = 3  # seeds from which a verdict is given
+ENOUGH = 3  # least number of seeds for a verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,39 +24,40 @@ class Interval:
 
     @property
     def above(self) -> bool:
-        """Whether all of it is above 0."""
+        """Whether the whole interval is above 0."""
         return self.low > 0
 
     @property
     def below(self) -> bool:
-        """Whether all of it is below 0."""
+        """Whether the whole interval is below 0."""
         return self.high < 0
 
 
 def paired_t_interval(
     first: Sequence[float], second: Sequence[float], *, level: float = 0.95, resolution: float = 0.0
 ) -> Interval:
-    """The interval mean d ± t s / sqrt(n) of the differences d, seed by seed (Student 1908).
+    """Return the confidence interval mean(d) ± t s / sqrt(n) of the n differences d between two arms (Student 1908).
 
-    t is the quantile of Student's distribution with n - 1 degrees of freedom. What a seed decides for both arms, such
-    as the order of their data, drops out of the differences. With one seed the interval is infinite.
+    There is one difference for each seed, and s is their standard deviation. t is the quantile of Student's
+    distribution with n - 1 degrees of freedom. Effects of a seed on both arms, such as the order of the data, cancel in
+    the differences. With one seed the interval is infinite.
 
     Args:
         first: A number for each seed.
         second: Numbers of the other arm, with the same seeds.
         level: Confidence level.
-        resolution: The smallest difference that a number can show, 1 / n for a share of n examples. s is taken to be
-            at least that, since equal differences of coarse numbers are no certainty.
+        resolution: The smallest difference that a number can show, 1 / n for a share of n examples. s is at least
+            that, since coarse numbers may be equal by chance.
 
     >>> paired_t_interval([3.0, 4.0, 5.0], [1.0, 2.0, 3.0])
     Interval(mean=2.0, low=2.0, high=2.0)
     """
-    differences = [our - their for our, their in zip(first, second, strict=True)]
+    differences = [a - b for a, b in zip(first, second, strict=True)]
     mean, count = fmean(differences), len(differences)
     if count < 2:
         return Interval(mean=mean, low=-inf, high=inf)
-    half = float(stdtrit(count - 1, 0.5 + level / 2)) * max(stdev(differences), resolution) / sqrt(count)
-    return Interval(mean=mean, low=mean - half, high=mean + half)
+    half_width = float(stdtrit(count - 1, 0.5 + level / 2)) * max(stdev(differences), resolution) / sqrt(count)
+    return Interval(mean=mean, low=mean - half_width, high=mean + half_width)
 
 
 def compare_seeds(
@@ -69,25 +70,25 @@ def compare_seeds(
     comparisons: int = 1,
     resolution: float = 0.0,
 ) -> str:
-    """Say in a sentence whether two arms differ.
+    """Return a sentence that says whether two arms differ.
 
     Args:
         first: Name of the first arm.
         second: Name of the second arm.
-        numbers: Of both arms, with the same seeds.
+        numbers: Numbers of both arms, with the same seeds.
         on: Name of the metric and the data.
-        unit: Of the numbers.
-        comparisons: Number of comparisons in a study. Each is made at level 1 - 0.05 / comparisons, so that all of
-            them together are wrong in at most one of twenty studies (Bonferroni).
+        unit: Unit of the numbers.
+        comparisons: Number of comparisons in a study. The level of each is 1 - 0.05 / comparisons, so that at most one
+            study of twenty has a wrong verdict (Bonferroni).
         resolution: See `paired_t_interval`.
     """
     interval = paired_t_interval(*numbers, level=1 - 0.05 / comparisons, resolution=resolution)
-    seeds, difference = len(numbers[0]), _difference(abs(interval.mean), unit)
+    seeds, difference = len(numbers[0]), _format_difference(abs(interval.mean), unit)
     if seeds < ENOUGH:
         few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
         points = " points" if unit == "share" else ""
         return f"{on}: {first} {_signed(interval.mean, unit)}{points} against {second}, of {few}"
-    higher = sum(our > their for our, their in zip(*numbers, strict=True))
+    higher = sum(a > b for a, b in zip(*numbers, strict=True))
     bounds = f"{100 - 5 / comparisons:.3g} % interval {_signed(interval.low, unit)} to {_signed(interval.high, unit)}"
     bounds += f", above with {higher} of {seeds} seeds"
     bounds += f", {comparisons} comparisons" if comparisons > 1 else ""
@@ -97,7 +98,7 @@ def compare_seeds(
 
 
 def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
-    """Show the mean, and after ± the standard deviation if there are several numbers.
+    """Format the mean, and after ± the standard deviation if there are several numbers.
 
     >>> mean_and_std([0.5, 0.7]), mean_and_std([1.25], "number")
     ('60.0 ± 14.1 %', '1.25')
@@ -109,7 +110,7 @@ def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
 
 
 def seed_count(seeds: int) -> str:
-    """Show a number of seeds.
+    """Format a number of seeds.
 
     >>> seed_count(1), seed_count(3)
     ('one seed', '3 seeds')
@@ -117,7 +118,7 @@ def seed_count(seeds: int) -> str:
     return f"{seeds} seeds" if seeds > 1 else "one seed"
 
 
-def _difference(value: float, unit: Unit) -> str:
+def _format_difference(value: float, unit: Unit) -> str:
     return f"{100 * value:.1f} points" if unit == "share" else f"{value:.2f}"
 
 

@@ -1,4 +1,4 @@
-"""Unlabelled texts to label next: those that a classifier is least sure about, and that differ from each other."""
+"""Selection of texts to label next: texts that a classifier is least sure about and that differ from each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heedful.model.config import Classes
 from heedful.runs.data_settings import input_settings_for
 from heedful.runs.label_errors import NEAR_DUPLICATE
 
-UNSURE_PER_TEXT = 10  # least sure texts among which each text is selected (Zhdanov 2019)
+CANDIDATES_PER_TEXT = 10  # least sure texts from which each text is selected (Zhdanov 2019)
 Text = str | tuple[str, str]
 
 
@@ -30,10 +30,10 @@ class SelectedText:
     """A text that is worth a label."""
 
     text: str
-    text_pair: str | None
-    margin: float  # probability of the most probable label less that of the second
-    suggested_label: str  # the most probable one
-    probability: float  # of the suggested label
+    text_pair: str | None  # second text of a pair
+    margin: float  # difference in probability between the most probable label and the second
+    suggested_label: str  # the most probable label
+    probability: float  # probability of the suggested label
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data that JSON can hold."""
@@ -45,12 +45,12 @@ class SelectedTexts:
     """Result of `select_texts`: the least sure texts first."""
 
     texts: tuple[SelectedText, ...]
-    pool: int  # texts from which they were selected
-    left_out: int  # texts that are empty or repeat another one, or nearly
-    bad_rows: int = 0  # rows of the files that cannot be read
+    pool: int  # number of texts in the pool
+    left_out: int  # number of texts in the pool that are empty, or duplicates or near duplicates of another one
+    bad_rows: int = 0  # number of rows of the files that cannot be read
 
     def to_csv(self, path: str | Path) -> None:
-        """Write a file in which a person fills in the column `label`, for `finetune` to read.
+        """Write a CSV file in which a person fills in the column `label`, for `finetune` to read.
 
         Raises:
             DataError: If the file exists or cannot be written.
@@ -72,20 +72,21 @@ def select_texts(
 ) -> SelectedTexts:
     """Select texts that a classifier is unsure about and that differ from each other (active learning).
 
-    Of near duplicates one is kept. Of the `UNSURE_PER_TEXT * count` texts with the smallest margin between the two
-    most probable labels, one is taken from each of `count` clusters of the model's pooled vectors: the nearest to the
-    centre, where unsure texts weigh more (Zhdanov 2019, "Diverse mini-batch Active Learning", section 3).
+    Candidates are the `CANDIDATES_PER_TEXT * count` texts with the smallest margin between the two most probable
+    labels, one of each group of near duplicates. Their pooled vectors are clustered into `count` clusters, in which
+    unsure texts weigh more, and the text nearest to each centre is selected (Zhdanov 2019, "Diverse mini-batch Active
+    Learning", section 3).
 
     Args:
-        model: A model that chooses one label, or an engine with it.
+        model: A model that chooses one label, or an engine with such a model.
         pool: A file, a folder, several paths, or a list of texts or pairs of texts.
-        count: Number of texts; all different ones if there are fewer.
+        count: Number of texts to select. If the pool has fewer different texts, all of them are selected.
         seed: Seed of the clusters.
         device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         settings: How files are read; by default as the run read its data.
 
     Raises:
-        HeedfulError: If the model does not choose one label, count is below 1, or there is no text.
+        HeedfulError: If the model does not choose one label, count is below 1, or the pool has no texts.
     """
     if count < 1:
         raise HeedfulError(f"count is {count}; expected the number of texts to label, from 1")
@@ -105,31 +106,38 @@ def select_texts(
     order = np.argsort(margins, kind="stable")
     signatures = minhash_signatures("\n".join(_parts(text)) for text in distinct)
     groups = near_duplicate_groups(signatures, NEAR_DUPLICATE)
-    order = order[np.sort(np.unique(groups[order], return_index=True)[1])]
-    candidates = order[: UNSURE_PER_TEXT * count]
+    order = order[np.sort(np.unique(groups[order], return_index=True)[1])]  # the least sure text of each group
+    candidates = order[: CANDIDATES_PER_TEXT * count]
     if count < len(candidates):
         vectors = engine.pooled_vectors([distinct[number] for number in candidates])
         chosen = candidates[spread(vectors, 1 - margins[candidates], count, seed)]
     else:
         chosen = candidates
     best = probabilities.argmax(axis=1)
-    selected = [
-        SelectedText(
-            text=_parts(text)[0], text_pair=None if isinstance(text, str) else text[1],
-            margin=float(margins[number]), suggested_label=labels[best[number]],
-            probability=float(probabilities[number, best[number]]),
+    selected = []
+    for number in chosen.tolist():
+        text = distinct[number]
+        selected.append(
+            SelectedText(
+                text=_parts(text)[0],
+                text_pair=None if isinstance(text, str) else text[1],
+                margin=float(margins[number]),
+                suggested_label=labels[best[number]],
+                probability=float(probabilities[number, best[number]]),
+            )
         )
-        for number in chosen.tolist() for text in (distinct[number],)
-    ]  # fmt: skip
     return SelectedTexts(texts=tuple(selected), pool=len(texts), left_out=len(texts) - len(order), bad_rows=bad_rows)
 
 
 def _parts(text: Text) -> tuple[str, ...]:
+    """Return the one or two texts of an input."""
     return (text,) if isinstance(text, str) else text
 
 
 def label_margins(probabilities: Float[NDArray[np.float64], "texts labels"]) -> Float[NDArray[np.float64], " texts"]:
-    """Probability of the most probable label of each text less that of the second (Scheffer et al. 2001).
+    """Return the probability of the most probable label minus that of the second, by text (Scheffer et al. 2001).
+
+    With a single label the margin is 1.
 
     >>> label_margins(np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])).tolist()
     [0.25, 1.0]
@@ -147,10 +155,10 @@ def spread(
     count: int,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Return in ascending order the numbers of `count` texts: of each cluster the one nearest to its centre.
+    """Cluster texts by k-means, and return the number of the text nearest to each centre, in ascending order.
 
     Args:
-        vectors: Of the texts; only their directions count.
+        vectors: Vectors of the texts; only their directions count.
         weights: Weights of the texts in the centres.
         count: Number of clusters, at most the number of texts.
         seed: Seed of the first centres.
@@ -162,13 +170,13 @@ def spread(
         warnings.simplefilter("ignore")  # about fewer different vectors than clusters
         means = KMeans(count, n_init=1, random_state=seed).fit(units, sample_weight=np.maximum(weights, 1e-6))
     distances = means.transform(units)
-    free = np.ones(len(units), bool)
+    is_free = np.ones(len(units), bool)
     chosen = []
-    for cluster in range(count):  # an empty cluster takes the nearest text that is left
-        own = free & (means.labels_ == cluster)
-        among = np.flatnonzero(own if own.any() else free)
-        nearest = among[distances[among, cluster].argmin()]
-        free[nearest] = False
+    for cluster in range(count):
+        members = is_free & (means.labels_ == cluster)
+        candidates = np.flatnonzero(members if members.any() else is_free)  # any text, if the cluster has none left
+        nearest = candidates[distances[candidates, cluster].argmin()]
+        is_free[nearest] = False
         chosen.append(nearest)
     return np.sort(np.array(chosen, np.int64))
 
@@ -176,7 +184,7 @@ def spread(
 def _read_pool(
     engine: Engine, model: object, pool: str | Path | Sequence[Text | Path], settings: DataSettings | None
 ) -> tuple[list[Text], int]:
-    """Return the texts of a pool, and the number of rows that cannot be read."""
+    """Return the texts of a pool, and the number of rows of its files that cannot be read."""
     listed = [Path(pool)] if isinstance(pool, str | Path) else list(pool)
     files = [item for item in listed if isinstance(item, Path)]
     if not files:

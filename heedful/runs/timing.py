@@ -1,4 +1,4 @@
-"""How fast a model answers on this machine: latency of one input, and throughput of a packed batch."""
+"""Speed and memory of a model on this machine: latency of one input, throughput of a packed batch, memory in use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from heedful.checkpoint import ModelBundle
 from heedful.packed import Packed
 from heedful.runs.results import JsonObject
 
-LENGTHS = (16, 64, 256)  # tokens
-ROUNDS = 100
-BATCH = 4096  # tokens of the batch for throughput, in sequences of 64
+LENGTHS = (16, 64, 256)  # tokens of the inputs whose latency is measured
+ROUNDS = 100  # forward passes that are timed for each length
+BATCH_TOKENS = 4096  # tokens of the batch whose throughput is measured, in sequences of 64
 
 
 def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
     """Time forward passes in the precision of the model, without tokenizing.
 
-    A decoder beside an encoder reads as many tokens, in one pass.
+    The target of an encoder-decoder model is as long as its source, and is read in one pass.
+
+    Args:
+        loaded: The model.
+        rounds: Forward passes for each length; None: ROUNDS.
 
     Returns:
         "latency": p50 and p99 in milliseconds by number of tokens; "throughput": tokens a second of a packed batch.
@@ -33,13 +37,14 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
     vocab_size = loaded.config.model.embedding.vocabulary
     device, generator = next(loaded.parameters()).device, torch.Generator().manual_seed(0)
 
-    def batch(length: int, count: int = 1) -> Packed:
+    def random_batch(length: int, count: int = 1) -> Packed:
         ids = torch.randint(vocab_size, (count, length), generator=generator)
         return Packed.of(ids.tolist()).to(device)
 
-    def seconds(inputs: Packed, times: int) -> list[float]:
+    def time_passes(inputs: Packed, passes: int) -> list[float]:
+        """Return the seconds of forward passes, sorted."""
         durations = []
-        for _ in range(times + 2):  # two warm-up rounds
+        for _ in range(passes + 2):  # two warm-up rounds
             start = time.perf_counter()
             loaded(inputs, inputs if loaded.needs_target else None)
             if device.type == "cuda":
@@ -51,38 +56,41 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
     loaded.eval()
     try:
         with torch.inference_mode():
-            times = {length: seconds(batch(length), rounds or ROUNDS) for length in LENGTHS if length <= limit}
-            length = min(64, limit)
-            batch_seconds = statistics.median(seconds(batch(length, BATCH // length), 3))
+            seconds_by_length = {
+                length: time_passes(random_batch(length), rounds or ROUNDS) for length in LENGTHS if length <= limit
+            }
+            batch_length = min(64, limit)
+            batch_size = BATCH_TOKENS // batch_length
+            batch_seconds = statistics.median(time_passes(random_batch(batch_length, batch_size), 3))
     finally:
         loaded.train(training)
     return {
         "latency": {
-            str(tokens): {
-                "p50": round(1000 * statistics.median(durations), 2),
-                "p99": round(1000 * percentile(durations, 99), 2),
+            str(length): {
+                "p50": round(1000 * statistics.median(seconds), 2),
+                "p99": round(1000 * percentile(seconds, 99), 2),
             }
-            for tokens, durations in times.items()
+            for length, seconds in seconds_by_length.items()
         },
-        "throughput": round(BATCH // length * length / batch_seconds),
+        "throughput": round(batch_size * batch_length / batch_seconds),
     }
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collector, which visits all data of the process during a measurement."""
-    before = gc.isenabled()
+    """Disable Python's garbage collector during a measurement, which it would slow down by visiting all objects."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             gc.enable()
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Percentile of sorted values by the nearest-rank method.
+    """Return a percentile of sorted values by the nearest-rank method.
 
     >>> percentile(range(1, 101), 99), percentile(range(1, 6), 99)
     (99, 5)
@@ -91,7 +99,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes; its peak where the system does not report the current value."""
+    """Return the resident memory of this process in bytes; its peak where the system reports no current value."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -100,6 +108,6 @@ def resident_bytes() -> int:
 
 
 def peak_memory() -> int:
-    """Peak resident memory of this process in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -12,33 +12,34 @@ from typing import Protocol
 
 from heedful.errors import HeedfulError, did_you_mean
 
-PROJECT = "heedful"  # the project or experiment, where the tracker's own variables name none
-PACKAGES = {
+PROJECT = "heedful"  # the project or experiment, unless the tracker's own environment variables name one
+PACKAGES = {  # package by tracker that needs it; extras of Heedful have the names of the trackers
     "csv": "",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
     "trackio": "trackio",
-}  # the package that each tracker needs; the extras of Heedful have the trackers' names
+}
 
 
 class Tracker(Protocol):
     """Receives the scalars of a run."""
 
-    run_id: str  # the tracker's name of the run, stored for a resume, or ""
+    run_id: str  # the tracker's name of the run, stored so that a resumed run continues it; "" if it has none
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values by name (train/loss, dev/accuracy) at an update."""
+        """Record values of an update by name, such as train/loss or dev/accuracy."""
 
     def close(self, finished: bool) -> None:
-        """End the run: finished, or interrupted and to be resumed."""
+        """End the run; `finished` is false if it was interrupted and may be resumed."""
 
 
-Opener = Callable[[Path, str, int, Mapping[str, object]], Tracker]  # run folder, stored run id, step, flat settings
+# arguments: run folder; stored run id or ""; step of the checkpoint that is resumed, or 0; settings by full path
+Opener = Callable[[Path, str, int, Mapping[str, object]], Tracker]
 
 
 def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
-    """Tracker names without repeats, in the order given.
+    """Return names of trackers without repeats, in their order.
 
     Raises:
         HeedfulError: For an unknown name, or a tracker whose package is not installed.
@@ -53,7 +54,7 @@ def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Csv:
-    """Writes metrics.csv in the run folder: the journal as a table, anew at each evaluation and at the end."""
+    """Writes the journal as metrics.csv in the run folder, again at each evaluation and at the end."""
 
     run_id = ""
 
@@ -75,7 +76,7 @@ class _Csv:
 
 
 class _TensorBoard:
-    """Writes event files to the folder tensorboard in the run folder; steps after a resume replace those before."""
+    """Writes event files to the folder tensorboard in the run folder. After a resume, repeated steps are replaced."""
 
     run_id = ""
 
@@ -128,22 +129,23 @@ class _Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._client, self._metric = MlflowClient(), Metric
-        self._last = 0  # the last step that the tracker has: a resumed run repeats some
+        self._last_step = 0  # the last step that the tracker has; a resumed run repeats some steps
         if run_id:
             self.run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
-            self._last = max((entry.step for entry in self._client.get_metric_history(run_id, "train/loss")), default=0)
+            history = self._client.get_metric_history(run_id, "train/loss")
+            self._last_step = max((entry.step for entry in history), default=0)
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
-        place = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        self.run_id = self._client.create_run(place, run_name=folder.name).info.run_id
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        self.run_id = self._client.create_run(experiment_id, run_name=folder.name).info.run_id
         params = [Param(name, str(value)[:6000]) for name, value in settings.items()]
-        for first in range(0, len(params), 100):  # the most of a batch
-            self._client.log_batch(self.run_id, params=params[first : first + 100])
+        for start in range(0, len(params), 100):  # MLflow's maximum in a batch
+            self._client.log_batch(self.run_id, params=params[start : start + 100])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if step > self._last or any(name.startswith("dev/") for name in values):
+        if step > self._last_step or any(name.startswith("dev/") for name in values):
             now = int(1000 * time.time())
             self._client.log_batch(self.run_id, metrics=[self._metric(*named, now, step) for named in values.items()])
 

@@ -1,4 +1,4 @@
-"""Reports a run to experiment trackers while it trains."""
+"""A reporter that copies the journal of a run to experiment trackers while it trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-TRACKING = "tracking.json"  # in a run folder: each tracker's name of the run, by which a resumed run is continued
+TRACKING = "tracking.json"  # file of a run folder: the run's id by tracker, so that a resumed run continues it there
 
 
 class TrackingReporter(Reporter):
@@ -27,7 +27,12 @@ class TrackingReporter(Reporter):
     """
 
     def __init__(self, reporter: Reporter, names: Sequence[str]) -> None:
-        """`names` are those that `check_trackers` accepts."""
+        """Wrap a reporter.
+
+        Args:
+            reporter: Receives all events, and messages about trackers that fail.
+            names: Names of trackers, checked by `check_trackers`.
+        """
         self._reporter, self._names = reporter, tuple(names)
         self._trackers: dict[str, Tracker] = {}
 
@@ -57,35 +62,36 @@ class TrackingReporter(Reporter):
                 self._trackers[name] = TRACKERS[name](folder, ids.get(name, ""), step, settings)
             except Exception as error:  # the trackers' own errors share no class
                 raise HeedfulError(
-                    f"the tracker {name} cannot be opened: {_brief(error)}. Mend that, or leave out --track {name}"
+                    f"the tracker {name} cannot be opened: {_one_line(error)}. Fix that, or leave out --track {name}"
                 ) from error
         write_file(folder / TRACKING, ids | {name: tracker.run_id for name, tracker in self._trackers.items()})
 
     def recorded(self, record: Mapping[str, Any]) -> None:
-        """Copy a record of the journal."""
+        """Pass a record of the journal on, and copy it to the trackers."""
         self._reporter.recorded(record)
         values = scalars(record)
-        self._each("no longer written to", lambda tracker: tracker.log(int(record["step"]), values))
+        self._for_each("no longer written to", lambda tracker: tracker.log(int(record["step"]), values))
 
     def ended(self, finished: bool) -> None:
-        """Close the trackers."""
+        """Pass the end of training on, and close the trackers."""
         self._reporter.ended(finished)
-        self._each("not closed", lambda tracker: tracker.close(finished))
+        self._for_each("not closed", lambda tracker: tracker.close(finished))
         self._trackers.clear()
 
-    def _each(self, failed: str, use: Callable[[Tracker], None]) -> None:
+    def _for_each(self, consequence: str, use: Callable[[Tracker], None]) -> None:
+        """Call `use` with each tracker; one that fails is dropped, and reported with the consequence."""
         for name, tracker in list(self._trackers.items()):
             try:
                 use(tracker)
-            except Exception as error:  # training is not lost to a tracker
+            except Exception as error:  # a failing tracker must not stop training
                 del self._trackers[name]
                 self._reporter.message(
-                    f"the tracker {name} failed and is {failed}: {_brief(error)}. {JOURNAL} has all values"
+                    f"the tracker {name} failed and is {consequence}: {_one_line(error)}. {JOURNAL} has all values"
                 )
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a journal record, by tracker name.
+    """Return the finite numbers of a journal record, by their names in trackers.
 
     >>> scalars({"step": 8, "epoch": 0.5, "loss": 0.25, "lr": 1e-4})
     {'train/epoch': 0.5, 'train/loss': 0.25, 'train/lr': 0.0001}
@@ -99,12 +105,13 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _settings(folder: Path) -> JsonObject:
-    """The settings of a run; of one seed of several they lie in the folder above."""
+    """Return the settings of a run; for the folder of one seed of several, those in the folder above it."""
     for path in (folder / SETTINGS, folder.parent / SETTINGS):
         if path.is_file():
             return tomllib.loads(path.read_text("utf-8"))
     return {}
 
 
-def _brief(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
+    """Return the class and the text of an error in one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,4 +1,4 @@
-"""Tuning: settings are searched within a time budget by successive halving, and the best ones train the final model."""
+"""Tuning: a search for the best settings by successive halving within a time budget, and training with them."""
 
 from __future__ import annotations
 
@@ -35,50 +35,55 @@ if TYPE_CHECKING:
 
 TUNE_FILE, BEST_FOLDER, TRIALS, TABLE = "tune.json", "best", "trials", "trials.csv"
 REDUCTION = 3  # the best third of a rung enters the next one, which trains three times as long
-RATE_FACTORS = (1.0, 1 / 3, 3.0)  # of the default learning rate, in the space that is searched by default
-MAX_TRIALS = 81
-DURATIONS = ("epochs", "max_steps")
+LR_FACTORS = (1.0, 1 / 3, 3.0)  # multiples of the default learning rate that are tried unless a space is given
+MAX_TRIALS = 81  # trials in the first rung
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
     """Trials that train for the same share of the full duration."""
 
-    share: float
-    trials: int
+    share: float  # share of the full duration, above 0 and at most 1
+    trials: int  # number of trials
 
 
 def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[Rung]:
-    """Return the rungs with the most trials that fit, the shortest first (Li et al. 2018, algorithm 1).
+    """Return the rungs with the most trials that fit into a time, the shortest first (Li et al. 2018, algorithm 1).
 
-    One full training is kept back for the final model.
+    Time for one full training, that of the final model, is reserved.
 
     Args:
         candidates: Number of configurations.
         full_seconds: Duration of a full training.
-        seconds: All the time there is.
+        seconds: Time for the whole search.
 
     >>> [(rung.share, rung.trials) for rung in rungs_within(9, 60, 600)]
     [(0.1111111111111111, 9), (0.3333333333333333, 3), (1.0, 1)]
     >>> [(rung.share, rung.trials) for rung in rungs_within(9, 60, 150)]
     [(1.0, 1)]
     """
-    for first in range(min(candidates, MAX_TRIALS), 1, -1):
-        counts = [first]
+    for first_trials in range(min(candidates, MAX_TRIALS), 1, -1):
+        counts = [first_trials]
         while counts[-1] >= REDUCTION:
             counts.append(counts[-1] // REDUCTION)
-        shares = [float(REDUCTION) ** -(len(counts) - 1 - place) for place in range(len(counts))]
-        if full_seconds * (1 + sum(share * count for share, count in zip(shares, counts, strict=True))) <= seconds:
-            return [Rung(share=share, trials=count) for share, count in zip(shares, counts, strict=True)]
+        last = len(counts) - 1
+        rungs = [Rung(share=float(REDUCTION) ** (rung - last), trials=count) for rung, count in enumerate(counts)]
+        if full_seconds * (1 + sum(rung.share * rung.trials for rung in rungs)) <= seconds:
+            return rungs
     return [Rung(share=1.0, trials=1)]
 
 
 def configurations(space: Mapping[str, Sequence[Json]], seed: int) -> list[dict[str, Json]]:
-    """Return all combinations of the values, the first value of each setting first, the others shuffled by the seed."""
-    combined = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    others = combined[1:]
-    random.Random(seed).shuffle(others)
-    return combined[:1] + others
+    """Return all combinations of values; the one with all first values is first, the others are shuffled by the seed.
+
+    Args:
+        space: Values by setting.
+        seed: Seed of the order.
+    """
+    combinations = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    rest = combinations[1:]
+    random.Random(seed).shuffle(rest)
+    return combinations[:1] + rest
 
 
 def tune(
@@ -97,22 +102,23 @@ def tune(
 ) -> RunResult:
     """Search settings of fine-tuning within a time budget, and train the final model with the best ones.
 
-    By successive halving many configurations train for a short time, and the best third of them continues for three
-    times as long, up to the full duration. They are compared on dev; test is evaluated for the final model alone, which
-    is in output_dir/best. The results have the trials under "tune". A search that was interrupted resumes.
+    The search is successive halving. Many configurations are trained for a short time; the best third of them is
+    trained again for three times as long, and so on up to the full duration. Configurations are compared on dev; only
+    the final model, in output_dir/best, is evaluated on test. The entry "tune" of the results has the trials. The same
+    call resumes a search that was interrupted.
 
     Args:
         task: Name of a task.
         data: As `data.source_of` takes it.
         output_dir: The folder of the search.
-        time_budget: Of the whole search, final training included: "20m", "1h30m", or a number of minutes.
+        time_budget: Time for the whole search, final training included: "20m", "1h30m", or a number of minutes.
         space: Values to try by setting; None: the default learning rate, a third of it and three times it.
         model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "batch_size=16".
         overrides: Settings by path or short name.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
-        reporter: Receives progress.
+        on_bad_row: "raise", or "skip" to leave out rows that cannot be read.
+        reporter: Receives progress events; None: they are ignored.
 
     Raises:
         HeedfulError: If the data, a setting or a value to try cannot be used.
@@ -129,10 +135,10 @@ def tune(
         raise HeedfulError("trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction")
     if plan.settings.train.time_budget is not None:
         raise SettingError("trials train for a share of the epochs: give epochs or max_steps", path="train.time_budget")
-    space = dict(space or {"train.optimizer.lr": _rates(plan)})
+    space = dict(space or {"train.optimizer.lr": _default_lrs(plan)})
     for name, values in space.items():
         search.check_values(name, values)
-    if "method" in space:  # not every setting has an effect with every method
+    if "method" in space:  # some settings have no effect with some methods, which is refused
         for settings in configurations(space, 0):
             search.plan(settings)
     with lock_run(folder):
@@ -140,37 +146,39 @@ def tune(
         best = search.run(state, configurations(space, plan.settings.train.seed))
         if best is None:
             return RunResult(output_dir=folder, status="interrupted", results={})
-        reporter.message(f"the final model is trained with {_named(best['settings'])}")
-        done = search.final(best)
-        if done.status == "completed":
+        reporter.message(f"the final model is trained with {_format_settings(best['settings'])}")
+        result = search.train_final(best)
+        if result.status == "completed":
             state["chosen"] = best["settings"]
             write_file(folder / TUNE_FILE, state)
-            write_file(folder / TABLE, _table(state))
+            write_file(folder / TABLE, _trials_csv(state))
             make_folder(folder / "plots")
             save_plot(folder / "plots" / "trials.png", plot_trials(state))
-            done = replace(done, results=done.results | {"tune": state})
-        return done
+            result = replace(result, results=result.results | {"tune": state})
+        return result
 
 
-def _rates(plan: FinetunePlan) -> list[Json]:
-    return [float(f"{factor * plan.settings.train.optimizer.lr:.2g}") for factor in RATE_FACTORS]
+def _default_lrs(plan: FinetunePlan) -> list[Json]:
+    """Return the learning rates to try, with two digits."""
+    return [float(f"{factor * plan.settings.train.optimizer.lr:.2g}") for factor in LR_FACTORS]
 
 
-def _named(settings: Mapping[str, Json]) -> str:
+def _format_settings(settings: Mapping[str, Json]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _check_folder(folder: Path) -> None:
+    """Raise a RunError for a folder that has files but no search."""
     names = sorted(visible_names(folder) - {LOCK})
     if names and TUNE_FILE not in names:
         raise RunError(
-            f"{folder} is no search of settings: it holds {', '.join(names[:3])}, but no {TUNE_FILE}; give another "
-            "folder with --output"
+            f"{folder} is not the folder of a search: it holds {', '.join(names[:3])}, but no {TUNE_FILE}; give "
+            "another folder with --output"
         )
 
 
 class _Search:
-    """The trials of one folder."""
+    """A search in a folder: its trials, and the training of the final model."""
 
     def __init__(
         self, task: str, data: object, folder: Path, overrides: Overrides, on_bad_row: OnBadRow, reporter: Reporter
@@ -179,19 +187,22 @@ class _Search:
         self.overrides, self.on_bad_row, self.reporter = overrides, on_bad_row, reporter
 
     def plan(self, values: Mapping[str, Json]) -> FinetunePlan:
-        """Return the plan of a run with these values; fine-tuning is meant, unless a method is given."""
-        return plan_finetune(self.task, self.data, overrides=self._with(values), on_bad_row=self.on_bad_row)
+        """Return the plan of a run with these values by setting."""
+        return plan_finetune(self.task, self.data, overrides=self._overrides_with(values), on_bad_row=self.on_bad_row)
 
-    def _with(self, values: Mapping[str, Json]) -> Overrides:
-        return self.overrides.with_values({**self._method(values), **values})
+    def _overrides_with(self, values: Mapping[str, Json]) -> Overrides:
+        """Lay values over the settings given by hand.
 
-    def _method(self, values: Mapping[str, Json]) -> dict[str, Json]:
-        """Return method "finetune" where few labels would make a run choose between methods by itself."""
-        named = "method" in values or self.overrides.mentions("method")
-        return {} if named or check_task(self.task) != "classify" else {"method": "finetune"}
+        The method of classification is "finetune" unless it is given; otherwise a run with few labels would compare
+        methods by itself.
+        """
+        is_given = "method" in values or self.overrides.mentions("method")
+        if not is_given and check_task(self.task) == "classify":
+            values = {"method": "finetune", **values}
+        return self.overrides.with_values(values)
 
     def check_values(self, name: str, values: Sequence[Json]) -> None:
-        """Raise a SettingError if a setting is also given by hand, or if one of its values cannot be used."""
+        """Raise a SettingError if a setting to try is also set by hand, or one of its values cannot be used."""
         if len(values) < 1:
             raise SettingError(f"{name} has no values to try: give one or more", path=name)
         path = find_setting(FinetuneSettings, name)
@@ -201,77 +212,93 @@ class _Search:
             self.plan({name: value})
 
     def begin(self, facts: JsonObject, minutes: float) -> JsonObject:
-        """Return the state in the folder, or a new one, after a full training was estimated by a few steps."""
+        """Return the state of the search in the folder; a new search estimates a full training from a few steps first.
+
+        Args:
+            facts: Entries by which searches are told apart.
+            minutes: Time for the whole search.
+
+        Raises:
+            RunError: If the folder holds a search with other facts.
+        """
         path = self.folder / TUNE_FILE
         if path.exists():
             state = read_run_json(path)
             if changed := [name for name in facts if state.get(name) != facts[name]]:
+                names = " and ".join(changed)
                 raise RunError(
-                    f"{self.folder} holds a search with another {' and '.join(changed)}: give another folder with "
-                    "--output, or the same to resume it"
+                    f"{self.folder} holds a search with another {names}: give another folder with --output, or the "
+                    f"same {names} to resume it"
                 )
             return state | {"minutes": minutes}
         estimate = dry_run(
-            self.task, self.data, self.folder / BEST_FOLDER, overrides=self._with({}), on_bad_row=self.on_bad_row
+            self.task,
+            self.data,
+            self.folder / BEST_FOLDER,
+            overrides=self._overrides_with({}),
+            on_bad_row=self.on_bad_row,
         )
         state = facts | {"minutes": minutes, "full_seconds": round(estimate.seconds, 1), "trials": []}
         write_file(path, state)
         return state
 
     def run(self, state: JsonObject, candidates: list[dict[str, Json]]) -> JsonObject | None:
-        """Run the trials that are left, rung after rung, and return the best one; None if a signal interrupted one."""
-        seconds, full = 60 * state["minutes"], state["full_seconds"]
-        rungs = rungs_within(len(candidates), full, seconds)
+        """Run the trials that are missing, rung by rung, and return the best trial; None if a signal interrupted one.
+
+        Args:
+            state: State of the search, to which trials are added.
+            candidates: Values by setting, for each configuration.
+        """
+        seconds, full_seconds = 60 * state["minutes"], state["full_seconds"]
+        rungs = rungs_within(len(candidates), full_seconds, seconds)
         skipped = len(candidates) - rungs[0].trials
         self.reporter.message(
             f"{rungs[0].trials} of {len(candidates)} configurations are tried, rungs: {len(rungs)}; a full training "
-            f"takes about {full:.0f} s, without evaluations" + (f"; for {skipped} there is no time" if skipped else "")
+            f"takes about {full_seconds:.0f} s, without evaluations"
+            + (f"; for {skipped} there is no time" if skipped else "")
         )
         entrants = candidates
-        for place, rung in enumerate(rungs):
-            finished: list[JsonObject] = []
+        for index, rung in enumerate(rungs):
+            trials: list[JsonObject] = []
             for settings in entrants[: rung.trials]:
-                trial = self._recorded(state, place, settings)
+                trial = _find_trial(state, index, settings)
                 spent = sum(earlier["seconds"] for earlier in state["trials"])
-                if trial is None and state["trials"] and spent + full * (1 + rung.share) > seconds:
+                if trial is None and state["trials"] and spent + full_seconds * (1 + rung.share) > seconds:
                     self.reporter.message(f"the search ends after {spent:.0f} s, for the final training to fit")
                     return best_trial(state["trials"])
                 if trial is None:
-                    trial = self._trial(state, place, rung, settings)
+                    trial = self._run_trial(state, index, rung, settings)
                 if trial is None:
                     return None
-                finished.append(trial)
-            ranked = sorted(finished, key=_rank, reverse=True)
-            entrants = [trial["settings"] for trial in ranked]
+                trials.append(trial)
+            entrants = [trial["settings"] for trial in sorted(trials, key=_rank, reverse=True)]
         return best_trial(state["trials"])
 
-    def _recorded(self, state: JsonObject, place: int, settings: Mapping[str, Json]) -> JsonObject | None:
-        same = (trial for trial in state["trials"] if trial["rung"] == place and trial["settings"] == settings)
-        return next(same, None)
+    def _run_trial(self, state: JsonObject, index: int, rung: Rung, settings: dict[str, Json]) -> JsonObject | None:
+        """Train one configuration for the share of a rung, evaluate it, and add the trial to the state.
 
-    def _trial(self, state: JsonObject, place: int, rung: Rung, settings: dict[str, Json]) -> JsonObject | None:
-        """Train and evaluate one configuration for a share of the duration, and record it."""
+        Returns:
+            The trial; None if a signal interrupted it.
+        """
         began = time.monotonic()
-        planned = self.plan(settings).settings
-        train = planned.train
+        full_settings = self.plan(settings).settings
+        train = full_settings.train
         duration: dict[str, Json] = {}
-        if planned.method != "linear":
-            duration = (
-                {"train.epochs": train.epochs * rung.share}
-                if train.epochs is not None
-                else {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
-            )
-        name = f"{TRIALS}/{place}-{len([trial for trial in state['trials'] if trial['rung'] == place]):02}"
-        brief: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
-        done = finetune(
-            self.task, self.data, self.folder / name, overrides=self._with(settings | duration | brief),
+        if full_settings.method != "linear" and train.epochs is not None:
+            duration = {"train.epochs": train.epochs * rung.share}
+        elif full_settings.method != "linear":
+            duration = {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
+        name = f"{TRIALS}/{index}-{len([trial for trial in state['trials'] if trial['rung'] == index]):02}"
+        trial_only: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
+        result = finetune(
+            self.task, self.data, self.folder / name, overrides=self._overrides_with(settings | duration | trial_only),
             on_bad_row=self.on_bad_row, reporter=Reporter(), only_dev=True,
         )  # fmt: skip
-        if done.status == "interrupted":
+        if result.status == "interrupted":
             return None
-        metric, dev = done.results["metric"], done.results["splits"]["dev"]
+        metric, dev = result.results["metric"], result.results["splits"]["dev"]
         trial: JsonObject = {
-            "rung": place,
+            "rung": index,
             "share": rung.share,
             "settings": settings,
             "folder": name,
@@ -283,22 +310,28 @@ class _Search:
         }
         state["trials"].append(trial)
         write_file(self.folder / TUNE_FILE, state)
-        shown = format_metric(metric, trial["metric_value"])
         self.reporter.message(
-            f"rung {place + 1}, {100 * rung.share:.0f} % of the training: {_named(settings)}: dev {metric} {shown} "
-            f"({trial['seconds']:.0f} s)"
+            f"rung {index + 1}, {100 * rung.share:.0f} % of the training: {_format_settings(settings)}: dev {metric} "
+            f"{format_metric(metric, trial['metric_value'])} ({trial['seconds']:.0f} s)"
         )
         return trial
 
-    def final(self, best: JsonObject) -> RunResult:
-        """Train the final model for the full duration."""
+    def train_final(self, best: JsonObject) -> RunResult:
+        """Train the final model for the full duration with the settings of the best trial."""
         return finetune(
-            self.task, self.data, self.folder / BEST_FOLDER, overrides=self._with(best["settings"]),
+            self.task, self.data, self.folder / BEST_FOLDER, overrides=self._overrides_with(best["settings"]),
             on_bad_row=self.on_bad_row, reporter=self.reporter,
         )  # fmt: skip
 
 
+def _find_trial(state: JsonObject, index: int, settings: Mapping[str, Json]) -> JsonObject | None:
+    """Return the trial of a rung with these settings; None if it has not been run."""
+    trials: Sequence[JsonObject] = state["trials"]
+    return next((trial for trial in trials if trial["rung"] == index and trial["settings"] == settings), None)
+
+
 def _rank(trial: JsonObject) -> tuple[float, float]:
+    """Return the two numbers that rank the trials of a rung, larger is better."""
     return trial["metric_value"], trial["tie_breaker"]
 
 
@@ -308,12 +341,12 @@ def best_trial(trials: Sequence[JsonObject]) -> JsonObject:
 
 
 def ranked_trials(state: JsonObject) -> list[JsonObject]:
-    """Return the trials, those that trained longest first, then the best."""
+    """Return the trials, those that trained longest first; among equally long ones, the best first."""
     return sorted(state["trials"], key=lambda trial: (trial["rung"], *_rank(trial)), reverse=True)
 
 
-def _table(state: JsonObject) -> str:
-    """Return the trials as CSV."""
+def _trials_csv(state: JsonObject) -> str:
+    """Return the trials as CSV, ranked."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
@@ -328,20 +361,21 @@ def _table(state: JsonObject) -> str:
 
 
 def plot_trials(state: JsonObject) -> Figure:
-    """Plot the dev metric of each configuration over the share of the training; the chosen one is highlighted."""
+    """Plot the dev metric of each configuration over the share of the training, with the chosen one highlighted."""
     figure = new_figure(6.4, 3.8)
     axes = figure.add_subplot()
     style_axes(axes, grid="y")
     trials: Sequence[JsonObject] = state["trials"]
     for settings in {str(trial["settings"]): trial["settings"] for trial in trials}.values():
-        own = sorted(
+        line = sorted(
             (trial for trial in trials if trial["settings"] == settings), key=lambda trial: float(trial["rung"])
         )
-        chosen = settings == state.get("chosen")
-        shares, values = [trial["share"] for trial in own], [trial["metric_value"] for trial in own]
-        axes.plot(shares, values, "o-", color=ORANGE if chosen else GREY, lw=1.5 if chosen else 0.8, ms=4, zorder=3)
-        if chosen:
-            label = _named(settings)
+        is_chosen = settings == state.get("chosen")
+        color, width = (ORANGE, 1.5) if is_chosen else (GREY, 0.8)
+        shares, values = [trial["share"] for trial in line], [trial["metric_value"] for trial in line]
+        axes.plot(shares, values, "o-", color=color, lw=width, ms=4, zorder=3)
+        if is_chosen:
+            label = _format_settings(settings)
             axes.annotate(label, (shares[-1], values[-1]), xytext=(0, 7), textcoords="offset points", fontsize=8,
                           ha="right", color=BLUE, parse_math=False)  # fmt: skip
     axes.set_xscale("log")

@@ -866,7 +866,7 @@ def test_recipes_are_listed_and_copied(run: Any, tmp_path: Path, monkeypatch: py
     assert done.out == "copied to my data: heedful finetune classify 'my data'\n"
     assert run("recipe", "cp", "stable", "--json").json == [{"name": "stable", "written": "stable.toml"}]
     for arguments, message in (
-        (["cp", "paper"], "paper.toml exists: give another place with --output"),
+        (["cp", "paper"], "paper.toml exists: give another path with --output"),
         (["cp"], "recipe cp needs a name: heedful recipe ls lists them"),
         (["copy", "paper"], '"copy" is not an action (did you mean "cp"?): use ls or cp'),
     ):

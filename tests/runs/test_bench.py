@@ -31,10 +31,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.csv").write_text(ROWS)
     monkeypatch.setattr(precision_gate, "HOPELESS_RATIO", 1e9)  # nothing is so slow that it is left out
     monkeypatch.setattr(precision_gate, "ROUNDS", 1)
-    monkeypatch.setattr(timing, "BATCH", 512)
+    monkeypatch.setattr(timing, "BATCH_TOKENS", 512)
     usual = module.measure_latency
     monkeypatch.setattr(module, "measure_latency", lambda loaded: usual(loaded, 5))
-    monkeypatch.setattr(module, "_resident", lambda *given: resident_bytes())
+    monkeypatch.setattr(module, "_resident_memory", lambda *given: resident_bytes())
     return tmp_path / "run"
 
 
@@ -91,7 +91,7 @@ def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
     folder = make(tmp_path, "single")
-    found = module._resident(folder, "float32", None, None, "cpu")
+    found = module._resident_memory(folder, "float32", None, None, "cpu")
     assert 1e8 < found < 1e9
 
 

@@ -42,8 +42,8 @@ def folder_of(path: Path) -> Path:
 
 @pytest.mark.parametrize("at_once", [4096, 3])
 def test_the_ranking_is_that_of_plain_cosines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(evaluate_retrieval, "DOCUMENTS", at_once)
-    monkeypatch.setattr(evaluate_retrieval, "QUERIES", 2)
+    monkeypatch.setattr(evaluate_retrieval, "DOCUMENT_CHUNK", at_once)
+    monkeypatch.setattr(evaluate_retrieval, "QUERY_CHUNK", 2)
     found = heedful.evaluate(BUNDLED_ENCODER, folder_of(tmp_path / "d"), predictions=tmp_path / "run.trec")
     engine = heedful.Engine(BUNDLED_ENCODER)
     a, b = engine.encode(list(QUERIES.values())), engine.encode(TEXTS)

@@ -51,28 +51,28 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     if name not in SAMPLES:
         assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
         if name.startswith("pretrain-"):
-            assert offer.use == "heedful pretrain DATA --recipe {}"
+            assert offer.command == "heedful pretrain DATA --recipe {}"
             assert resolve_pretrain(["a"], recipe=path).data == ("a",)
             return
         if name.startswith("distil-"):
-            assert offer.use == "heedful distil TEACHER DATA --recipe {}"
+            assert offer.command == "heedful distil TEACHER DATA --recipe {}"
             return check_overrides(distil_overrides("a", recipe=path))
         if name.startswith("translate-"):
-            assert offer.use == "heedful finetune seq2seq DATA --recipe {}"
+            assert offer.command == "heedful finetune seq2seq DATA --recipe {}"
             assert preview_settings("seq2seq", Overrides(recipe=path)).init == TransformerInit(
                 norm_at="pre", dropout=0.15
             )
             return
-        assert offer.use == "heedful finetune TASK DATA --recipe {}"
+        assert offer.command == "heedful finetune TASK DATA --recipe {}"
         assert all(preview_settings(task, Overrides(recipe=path)) for task in task_names())
         return
-    task = offer.use.split()[2]
+    task = offer.command.split()[2]
     source = read(path, SPECS[task].example)
     counts = {split: len(list(source.examples(split))) for split in source.splits}
-    assert path == Path(name) and offer.use == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
+    assert path == Path(name) and offer.command == f"heedful finetune {task} {{}}" and task == SAMPLES[name][1]
     assert str(sum(counts.values())) in offer.about, "as many as it says"
     (tmp_path / name / "train.txt").write_text("mine")
-    with pytest.raises(HeedfulError, match=f"^{name} exists: give another place with --output$"):
+    with pytest.raises(HeedfulError, match=f"^{name} exists: give another path with --output$"):
         copy_asset(name)
     assert (tmp_path / name / "train.txt").read_text() == "mine"
 
@@ -87,7 +87,7 @@ def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
 def test_another_place(tmp_path: Path) -> None:
     path, _ = copy_asset("paper", tmp_path / "a b" / "mine.toml")
     path.write_text("mine")
-    with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another place with --output")):
+    with pytest.raises(HeedfulError, match=re.escape(f"{path} exists: give another path with --output")):
         copy_asset("stable", path)
     assert path.read_text() == "mine"
     with pytest.raises(HeedfulError, match=r'there is no recipe "papr" \(did you mean "paper"\?\): clock, '):

@@ -37,7 +37,9 @@ def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyP
     assert found.keys() == {"latency", "throughput"} and isinstance(found["throughput"], int)
     assert found["latency"].keys() == {"16"}, "this model reads 48 tokens"
     assert 0 < found["latency"]["16"]["p50"] <= found["latency"]["16"]["p99"] and found["throughput"] > 0
-    assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {(timing.BATCH // 48, timing.BATCH // 48 * 48, False)}
+    assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {
+        (timing.BATCH_TOKENS // 48, timing.BATCH_TOKENS // 48 * 48, False)
+    }
 
 
 def test_every_length_that_the_model_reads(single: ModelBundle, monkeypatch: pytest.MonkeyPatch) -> None:

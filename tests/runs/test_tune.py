@@ -156,7 +156,7 @@ def test_what_cannot_be_tried_is_refused_before_anything_is_written(tmp_path: Pa
     assert not folder.exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
-    with pytest.raises(RunError, match="is no search of settings"):
+    with pytest.raises(RunError, match="is not the folder of a search"):
         search(tmp_path / "other")
     search(folder, space={"lr": [1e-3]})
     with pytest.raises(RunError, match="another space"):

@@ -153,8 +153,8 @@ def _read_inputs(
     roles = {role for spec in INPUT_SPECS[head] for role in (*spec.needed, *spec.optional)}
     columns = {role: name for role, name in (inherited.columns or {}).items() if role in roles}
     suffix = stem_and_suffix(path)[1]
-    chosen_format = settings.format if suffix not in SUFFIXES else None
-    is_plain_text = (chosen_format or SUFFIXES.get(suffix)) == "text"
+    chosen_format = settings.format if suffix not in FORMAT_BY_SUFFIX else None
+    is_plain_text = (chosen_format or FORMAT_BY_SUFFIX.get(suffix)) == "text"
     file_settings = without_split_settings(
         replace(inherited, columns=None if is_plain_text else columns or None, format=chosen_format)
     )

@@ -9,10 +9,7 @@ from typing import TypeVar
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.checkpoint import BundleConfig, ModelBundle, create, load
 from heedful.checkpoint.new_head import with_head
-from heedful.data import (
-    Dataset,
-    Seq2SeqExample,
-)
+from heedful.data import Dataset, Seq2SeqExample
 from heedful.data.examples import Example
 from heedful.data.labelled.statistics import DatasetStats
 from heedful.errors import ModelError
@@ -21,9 +18,7 @@ from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.finetune.classic import classic_model
 from heedful.runs.finetune.init_settings import HEAD_WIDTH, ClassicInit, Init, Pretrained, Scratch, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import seq2seq_model
-from heedful.runs.finetune.settings import (
-    FinetuneSettings,
-)
+from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.specs import SPECS
 from heedful.tasks.task import EncodedSplit, Task, TaskSetup
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
@@ -32,8 +27,8 @@ from heedful.train.trainer import Trainer
 
 Item = TypeVar("Item")
 
-MAX_LENGTH = 256  # tokens that an encoder from random weights reads
-MAX_EXAMPLES = 50_000  # whose texts new tokenizers, vocabularies and encoders are trained on
+MAX_LENGTH = 256  # maximum tokens of an encoder with random weights
+MAX_EXAMPLES = 50_000  # examples whose texts train a new tokenizer, word vectors or an encoder
 
 
 def initial_model(
@@ -47,15 +42,15 @@ def initial_model(
     """Load or make the model that training starts from, without the task's head.
 
     Args:
-        init: Where to start from.
-        source: The data, whose training texts a new tokenizer, vocabulary or encoder is trained on.
+        init: Settings of the model.
+        source: The data. A new tokenizer, vocabulary or encoder is trained on the texts of its train split.
         counts: Number of examples of each split.
-        seed: Of random weights.
-        max_length: Maximum number of tokens of a new model; None: MAX_LENGTH.
-        log: Receives sentences about what is made.
+        seed: Seed of random weights.
+        max_length: Maximum number of tokens of a new model; None: MAX_LENGTH for an encoder, no limit for others.
+        log: Receives sentences about a new model.
 
     Raises:
-        HeedfulError: If the data needs another kind of model.
+        ModelError: If the task is seq2seq, and the settings name no model with a decoder.
     """
     if isinstance(init, Seq2Seq):
         return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
@@ -75,7 +70,7 @@ def initial_model(
 def _scratch_encoder(
     init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]
 ) -> ModelBundle:
-    """Make an encoder with random weights and a tokenizer of the texts; optionally pre-train it by masked tokens."""
+    """Make a tokenizer and an encoder with random weights, and pre-train it as a masked LM for `mlm_steps` steps."""
     tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
     config = BundleConfig(family="heedful", model=_scratch_config(init, tokenizer, max_length))
     encoder = create(config, tokenizer, seed=seed)
@@ -122,7 +117,7 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
 def _texts(
     source: Dataset[Example], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES
 ) -> Iterator[str]:
-    """Yield the texts of train, or of `max_examples` evenly spaced examples, since files may be sorted."""
+    """Yield the texts of train, or those of `max_examples` evenly spaced examples, since files may be sorted."""
     for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
         yield from example.texts
 
@@ -148,11 +143,11 @@ def build_task(
     """Return the task, and the model with the task's head.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         source: The data.
-        stats: Counts of the data.
+        stats: Statistics of the data.
         model: The initial model.
-        labels: Of the head; None: those of the data.
+        labels: Labels of the head; None: those of the data.
     """
     init = settings.init
     setup = TaskSetup(
@@ -173,20 +168,16 @@ def build_task(
 
 
 def encoding_notes(encoded: EncodedSplit) -> list[str]:
-    """Sentences about what encoding the training examples cost."""
-    notes = [f"{encoded.examples:,} training examples are {_samples(encoded)} of {encoded.tokens:,} tokens"]
+    """Return sentences about the number of samples and tokens, and about examples that were split, cut or left out."""
+    samples = f"{len(encoded.samples):,} sample" + ("s" if len(encoded.samples) != 1 else "")
+    notes = [f"{encoded.examples:,} training examples are {samples} of {encoded.tokens:,} tokens"]
     if encoded.windowed:
         notes.append(f"{encoded.windowed:,} training examples are longer than the model reads and are read in windows")
     if encoded.truncated:
         notes.append(
             f"{encoded.truncated:,} training examples are longer than the model reads and were cut: "
-            f"{encoded.truncated_tokens:,} "
-            "tokens are lost"
+            f"{encoded.truncated_tokens:,} tokens are lost"
         )
     if encoded.skipped:
         notes.append(f"{encoded.skipped:,} training examples were left out: {encoded.skipped_because}")
     return notes + [f"{count:,} training examples {remark}" for remark, count in encoded.remarks.items()]
-
-
-def _samples(encoded: EncodedSplit) -> str:
-    return f"{len(encoded.samples):,} sample" + ("s" if len(encoded.samples) != 1 else "")

@@ -22,7 +22,13 @@ class TaskRunSettings(Protocol):
 
 
 def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem: str) -> None:
-    """Refuse to tune thresholds without a dev split; `dev_problem` says why none could be made, or is ""."""
+    """Raise a SettingError if thresholds are tuned and there is no dev split.
+
+    Args:
+        settings: Settings of the run.
+        stats: Statistics of the data.
+        dev_problem: The reason why no dev split could be generated; "" if none was asked for.
+    """
     if "dev" not in stats.non_empty_splits and settings.task.tunes_thresholds(stats):
         raise SettingError(
             f"thresholds are tuned on dev, but there is no dev split: {dev_problem or 'set data.dev_fraction'}"
@@ -33,7 +39,17 @@ def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem:
 
 
 def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, classic: bool) -> None:
-    """Refuse settings that were changed and would change nothing; `classic`: the model has no Transformer blocks."""
+    """Raise an error for settings that would change nothing with this data and model.
+
+    Args:
+        settings: Settings of the run.
+        stats: Statistics of the data.
+        classic: Whether the model has no Transformer blocks.
+
+    Raises:
+        DataError: If all scores of dev are equal, and evaluations are to choose a step.
+        SettingError: If a setting would change nothing.
+    """
     train, fit, has_dev = settings.train, settings.fit, "dev" in stats.non_empty_splits
     if "dev" in stats.constant_score_splits and (fit.load_best_at_end or fit.patience):
         raise DataError(
@@ -47,6 +63,6 @@ def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, cla
         unused["train.gradient_checkpointing"] = "a classic model has no blocks to recompute"
     if train.compile and classic:
         unused["train.compile"] = "a classic model has no blocks to compile"
-    unused |= {f"task.{name}": why for name, why in settings.task.unused_settings(stats).items()}
-    for path, why in unused.items():
-        raise SettingError(f"{path} would change nothing: {why}; leave it out", path=path)
+    unused_settings |= {f"task.{name}": reason for name, reason in settings.task.unused_settings(stats).items()}
+    for path, reason in unused_settings.items():
+        raise SettingError(f"{path} would change nothing: {reason}; leave it out", path=path)

@@ -29,52 +29,59 @@ from heedful.train.settings import AdamW, TrainSettings
 from heedful.train.trainer import Trainer
 
 FAMILY = "heedful-classic"
-ENDS, CLOSING = ".!?…。！？", "\"'”’»›)]）」』"  # what ends a sentence, and what may follow in the same token
-LONGEST = 2048  # tokens of a skip-gram sample: all pairs of a batch are in memory at once
-Said = Callable[[str], None]
+SENTENCE_ENDS = ".!?…。！？"
+CLOSING_MARKS = "\"'”’»›)]）」』"  # marks that may follow the end of a sentence in the same token
+MAX_SKIPGRAM_TOKENS = 2048  # tokens of a skip-gram sample; all pairs of a batch are in memory at once
 
 
 def classic_model(
-    settings: ClassicInit, texts: Sequence[str], seed: int, log: Said, *, all_texts: Iterable[str] | None = None
+    settings: ClassicInit,
+    texts: Sequence[str],
+    seed: int,
+    log: Callable[[str], None],
+    *,
+    all_texts: Iterable[str] | None = None,
 ) -> ModelBundle:
     """Make the classic model that training starts from, without a head.
 
     Args:
-        settings: Pooling, embeddings or encoder.
-        texts: On which subwords and skip-gram are trained.
-        seed: Of random weights.
-        log: Receives sentences about what is made.
-        all_texts: Whose words make up the vocabulary; None: `texts`.
+        settings: Pooling, and word embeddings or an encoder.
+        texts: Texts on which subwords and skip-gram are trained.
+        seed: Seed of random weights.
+        log: Receives sentences about the model.
+        all_texts: Texts whose words make up the vocabulary; None: `texts`.
     """
     if settings.model:
-        return _in_context(settings, seed)
-    words, mine, known = settings.words, list[str](), None
+        return _over_encoder(settings, seed)
+    words = settings.words
+    text_words: list[str] = []
+    file_vectors: WordVectors | None = None
     if words.tokens == "subwords":
-        names = TokenizerSettings(vocab_size=words.vocab_size, lower_case=words.lower_case)
-        tokenizer = train_tokenizer(texts, names)
+        tokenizer_settings = TokenizerSettings(vocab_size=words.vocab_size, lower_case=words.lower_case)
+        tokenizer = train_tokenizer(texts, tokenizer_settings)
     else:
-        tokenizer, known, mine = _words(words, texts if all_texts is None else all_texts)
+        tokenizer, file_vectors, text_words = _build_word_tokenizer(words, texts if all_texts is None else all_texts)
     config = ClassicConfig(
         embedding=EmbeddingConfig(
             vocabulary=tokenizer.size,
-            width=words.width if known is None else known.vectors.shape[1],
+            width=words.width if file_vectors is None else file_vectors.vectors.shape[1],
             dropout=words.dropout,
         ),
         reader=with_sentence_ends(settings.reader, tokenizer),
     )
     bundle = create(BundleConfig(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
-        bundle.model.embedding.tokens.weight.data[unknown] = 0.0  # stays untrained where no text has unknown words
+        bundle.model.embedding.tokens.weight.data[unknown] = 0.0  # it is not trained if no text has unknown words
     log(f"a classic model of {bundle.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
-    if known is not None:
-        log(assign_vectors(bundle, known, mine))
+    if file_vectors is not None:
+        log(assign_vectors(bundle, file_vectors, text_words))
     if settings.skipgram_steps:
-        log(_learn(bundle, texts, settings.skipgram_steps, seed))
+        log(_train_skipgram(bundle, texts, settings.skipgram_steps, seed))
     return freeze_embeddings(bundle) if words.frozen else bundle
 
 
-def _in_context(settings: ClassicInit, seed: int) -> ModelBundle:
-    """A classic model over the hidden states of a frozen encoder."""
+def _over_encoder(settings: ClassicInit, seed: int) -> ModelBundle:
+    """Return a classic model over the hidden states of a frozen encoder."""
     inner = load(settings.model, revision=settings.revision or None)
     model = inner.config.model
     if inner.tokenizer is None or model.encoder is None or model.decoder is not None or type(model) is ClassicConfig:
@@ -88,54 +95,67 @@ def _in_context(settings: ClassicInit, seed: int) -> ModelBundle:
         frozen=True,
     )
     bundle = create(BundleConfig(family=FAMILY, model=config), inner.tokenizer, seed=seed)
-    known, fresh = inner.named_tensors(), bundle.named_tensors()
-    body = {name for name in known if name.startswith(("embedding.", "encoder."))}
-    assert body == {name for name in fresh if not name.startswith("over.")}
-    assign(bundle, {name: (known if name in body else fresh)[name].detach() for name in fresh}, "cpu")
+    encoder_tensors, initial_tensors = inner.named_tensors(), bundle.named_tensors()
+    body = {name for name in encoder_tensors if name.startswith(("embedding.", "encoder."))}
+    assert body == {name for name in initial_tensors if not name.startswith("over.")}
+    tensors = {
+        name: (encoder_tensors[name] if name in body else initial).detach() for name, initial in initial_tensors.items()
+    }
+    assign(bundle, tensors, "cpu")
     bundle.source = f"a classic model over {inner.source}"
     return bundle.eval()
 
 
-def _words(settings: WordSettings, texts: Iterable[str]) -> tuple[Tokenizer, WordVectors | None, list[str]]:
-    """A tokenizer of the words of the texts, the most frequent first, and then of the file, up to the vocabulary size.
+def _build_word_tokenizer(
+    settings: WordSettings, texts: Iterable[str]
+) -> tuple[Tokenizer, WordVectors | None, list[str]]:
+    """Build a tokenizer whose vocabulary is the most frequent words of texts, and then words of a file of vectors.
 
     Returns:
-        The tokenizer, the vectors of the file, and the words of the texts.
+        The tokenizer, the vectors of the file (None without a file), and the words of the texts.
+
+    Raises:
+        HeedfulError: If the file has no vector for any word of the texts.
     """
-    counted = count_words(texts, lower_case=settings.lower_case)
-    most = settings.vocab_size - 1  # without the token of unknown words
-    mine = [word for word, _ in counted.most_common(most)]
-    known = None
-    if settings.vectors:
-        form = partial(as_single_word, lower_case=settings.lower_case)
-        known = read_vectors(settings.vectors, wanted=mine, max_other_words=most - len(mine), normalise=form)
-        if not set(known.words) & set(mine):
-            raise HeedfulError(
-                f"{settings.vectors} has a vector for none of the {len(mine):,} words of the training texts: is it of "
-                "another language?"
-            )
-    more = [] if known is None else known.words
-    return word_tokenizer([*mine, *more], lower_case=settings.lower_case), known, mine
+    counts = count_words(texts, lower_case=settings.lower_case)
+    max_words = settings.vocab_size - 1  # without the token of unknown words
+    text_words = [word for word, _ in counts.most_common(max_words)]
+    if not settings.vectors:
+        return word_tokenizer(text_words, lower_case=settings.lower_case), None, text_words
+    file_vectors = read_vectors(
+        settings.vectors,
+        wanted=text_words,
+        max_other_words=max_words - len(text_words),
+        normalise=partial(as_single_word, lower_case=settings.lower_case),
+    )
+    if not set(file_vectors.words) & set(text_words):
+        raise HeedfulError(
+            f"{settings.vectors} has a vector for none of the {len(text_words):,} words of the training texts: is it "
+            "of another language?"
+        )
+    tokenizer = word_tokenizer([*text_words, *file_vectors.words], lower_case=settings.lower_case)
+    return tokenizer, file_vectors, text_words
 
 
 @torch.no_grad()
-def assign_vectors(loaded: ModelBundle, known: WordVectors, mine: Sequence[str]) -> str:
-    """Copy the vectors of a file into the embedding table, and say how many words of the texts have one."""
+def assign_vectors(loaded: ModelBundle, vectors: WordVectors, text_words: Sequence[str]) -> str:
+    """Copy the vectors of a file into the embedding table; return a sentence with the number of words that have one."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    ids = [tokenizer.id(word) for word in known.words]
-    there = [number for number, id in enumerate(ids) if id is not None]
+    ids = [tokenizer.id(word) for word in vectors.words]
+    in_vocabulary = [number for number, id in enumerate(ids) if id is not None]
     table = loaded.model.embedding.tokens.weight
-    table[torch.tensor([ids[number] for number in there])] = torch.from_numpy(known.vectors[there]).to(table)
-    have = len(set(mine) & set(known.words))
+    vectors = torch.tensor([ids[number] for number in in_vocabulary])
+    table[vectors] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
+    covered = len(set(text_words) & set(vectors.words))
     return (
-        f"{have:,} of {len(mine):,} words of the texts have a vector from the file, the others random ones; "
-        f"{len(there) - have:,} more words of the file are known"
+        f"{covered:,} of {len(text_words):,} words of the texts have a vector from the file, the others random ones; "
+        f"{len(in_vocabulary) - covered:,} more words of the file are known"
     )
 
 
-def _learn(loaded: ModelBundle, texts: Sequence[str], steps: int, seed: int) -> str:
-    """Train the embeddings by skip-gram, and report its loss in a sentence."""
+def _train_skipgram(loaded: ModelBundle, texts: Sequence[str], steps: int, seed: int) -> str:
+    """Train the embeddings by skip-gram, and return a sentence with the loss."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     samples = skipgram_samples(tokenizer, texts)
@@ -144,9 +164,9 @@ def _learn(loaded: ModelBundle, texts: Sequence[str], steps: int, seed: int) -> 
     unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
     width = loaded.config.model.embedding.width
     objective = SkipGram.of(samples, tokenizer.size, ignored=unknown, width=width)
-    how = TrainSettings(max_steps=steps, batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
+    settings = TrainSettings(max_steps=steps, batch_size=64, optimizer=AdamW(lr=1e-2), seed=seed)
     began = time.monotonic()
-    losses = [step.loss for step in Trainer(loaded, objective, samples, how)]
+    losses = [step.loss for step in Trainer(loaded, objective, samples, settings)]
     return (
         f"vectors learned by skip-gram in {time.monotonic() - began:.0f} s; the loss of a pair went from "
         f"{losses[0]:.2f} to {np.mean(losses[-20:]):.2f}"
@@ -154,16 +174,21 @@ def _learn(loaded: ModelBundle, texts: Sequence[str], steps: int, seed: int) -> 
 
 
 def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
-    """Samples for skip-gram: texts of two words or more, long ones in parts of LONGEST tokens."""
-    cut = [ids[start : start + LONGEST] for ids in tokenizer.ids(texts) for start in range(0, len(ids), LONGEST)]
-    return [Sample.of([ids.tolist()], [[0] * len(ids)]) for ids in cut if len(ids) > 1]
+    """Return samples for skip-gram: texts of two tokens or more, long ones in parts of MAX_SKIPGRAM_TOKENS tokens."""
+    samples = []
+    for ids in tokenizer.ids(texts):
+        for start in range(0, len(ids), MAX_SKIPGRAM_TOKENS):
+            part = ids[start : start + MAX_SKIPGRAM_TOKENS]
+            if len(part) > 1:
+                samples.append(Sample.of([part.tolist()], [[0] * len(part)]))
+    return samples
 
 
 def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingConfigs:
-    """Return a pooling with the tokens that end a sentence, if it needs them.
+    """Return a pooling; a hierarchical one gets the ids of tokens that end a sentence, unless it has them.
 
     Raises:
-        SettingError: If a token id is out of range, or no token ends a sentence.
+        HeedfulError: If an id is out of range, or no token ends a sentence.
     """
     if not isinstance(reader, HierarchicalPooling):
         return reader
@@ -174,20 +199,23 @@ def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingC
         )
     if reader.ends:
         return reader
-    marks, may = set(ENDS), set(ENDS + CLOSING)
-    texts = (set(tokenizer.decode([id]).strip()) for id in range(tokenizer.size))  # however the vocabulary spells it
-    ends = tuple(id for id, text in enumerate(texts) if text <= may and text & marks)
+    marks, allowed = set(SENTENCE_ENDS), set(SENTENCE_ENDS + CLOSING_MARKS)
+    # decoded, so that characters do not depend on how the vocabulary spells tokens
+    characters_of_tokens = (set(tokenizer.decode([id]).strip()) for id in range(tokenizer.size))
+    ends = tuple(
+        id for id, characters in enumerate(characters_of_tokens) if characters <= allowed and characters & marks
+    )
     if not ends:
         raise HeedfulError(
-            f"no token ends a sentence: the vocabulary has none of {' '.join(ENDS)}; give their ids in "
+            f"no token ends a sentence: the vocabulary has none of {' '.join(SENTENCE_ENDS)}; give their ids in "
             "init.reader.ends, or take another kind than hierarchical"
         )
-    after = tokenizer.special.eos_or_sep  # which ends a text, and is no sentence of its own
-    return replace(reader, ends=ends if after is None else (*ends, after))
+    end_of_text = tokenizer.special.eos_or_sep  # it belongs to the last sentence
+    return replace(reader, ends=ends if end_of_text is None else (*ends, end_of_text))
 
 
 def freeze_embeddings(loaded: ModelBundle) -> ModelBundle:
-    """Return the classic model with frozen embeddings."""
+    """Return a classic model with the same weights and frozen embeddings."""
     model = loaded.config.model
     assert isinstance(model, ClassicConfig)
     with skip_init():

@@ -27,43 +27,42 @@ from heedful.tasks.task import EncodedSplit
 from heedful.train.frozen_outputs import GB, frozen_outputs_bytes
 from heedful.train.trainer import Trainer
 
-PROBED_SAMPLES = 64  # whose encoding is timed
-STATE = 4  # values per parameter in a checkpoint: the weight, two moments, and the best weight so far
+PROBED_SAMPLES = 64  # samples whose encoding is timed
+CHECKPOINT_VALUES = 4  # values per parameter in a checkpoint: the weight, two moments, and the best weight so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Size, duration, memory and disk space of a run."""
+    """Estimated size, duration, memory and disk space of a run."""
 
-    examples: int
-    samples: int
-    tokens: int  # of one epoch
+    examples: int  # training examples
+    samples: int  # samples of the training examples; an example may have several windows
+    tokens: int  # tokens of one epoch
     parameters: int
     seeds: int
-    steps: int | None  # of one seed; None: training ends after a time budget
-    seconds: float  # of training one seed, without evaluations; from steps that were made here
+    steps: int | None  # steps of one seed; None: training ends after a time budget
+    seconds: float  # training of one seed without evaluations, from a few steps made here
     tokens_per_second: float
-    memory: int  # peak memory of this process while it made those steps, in bytes
-    disk: int  # of all checkpoints and models while one more checkpoint is written, in bytes
-    free: int  # on that disk, in bytes
-    notes: tuple[str, ...]
+    memory: int  # bytes; peak memory of this process while it made those steps, and of copies of the weights
+    disk: int  # bytes of all checkpoints and models while one more checkpoint is written
+    free: int  # free bytes on that disk
+    notes: tuple[str, ...]  # sentences
 
     def to_dict(self) -> JsonObject:
         """Return plain data that JSON can hold."""
         return asdict(self)
 
     def table_rows(self) -> list[list[str]]:
-        """The estimate as rows of a table."""
+        """Return the estimate as rows of a table: name and value."""
         times = f"{self.seeds} x " if self.seeds > 1 else ""
+        steps = "as many as fit" if self.steps is None else f"{self.steps:,}"
+        duration = f"{self.seconds / 60:.1f} min at {self.tokens_per_second:,.0f} tokens/s, without evaluations"
         return [
             ["examples", f"{self.examples:,}"],
             ["samples", f"{self.samples:,} of {self.tokens:,} tokens together"],
             ["parameters", f"{self.parameters:,}"],
-            ["steps", f"{times}as many as fit" if self.steps is None else f"{times}{self.steps:,}"],
-            [
-                "time",
-                f"{times}{self.seconds / 60:.1f} min at {self.tokens_per_second:,.0f} tokens/s, without evaluations",
-            ],
+            ["steps", f"{times}{steps}"],
+            ["time", f"{times}{duration}"],
             ["memory", f"{self.memory / 2**30:.2f} GiB"],
             ["disk", f"{self.disk / 2**30:.2f} GiB; {self.free / 2**30:.1f} GiB are free"],
             *[["note", note] for note in self.notes],
@@ -81,15 +80,16 @@ def dry_run(
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
-    """Estimate what `finetune` needs: read the data and make a few steps in memory; nothing is written.
+    """Estimate the time, memory and disk space that `finetune` needs, by reading the data and making a few steps.
 
-    An encoder that would be pre-trained on the training texts first is not.
+    Nothing is written. Pre-training on the training texts (`mlm_steps`, `skipgram_steps`) is left out. The arguments
+    are those of `finetune`.
     """
     folder = Path(output_dir)
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
     check_run_folder(folder)
-    # a single process estimates: sharded training is as fast, and takes less memory per rank
+    # this is a single process; with sharding each rank is as fast and takes less memory
     train = replace(plan.settings.train, data_parallel_shard_degree=1)
     init = plan.settings.init
     if isinstance(init, Scratch):
@@ -104,27 +104,44 @@ def dry_run(
     if settings.method in ("linear", "contrastive"):
         loaded = with_vector_head(loaded, base)
     trainer = Trainer(loaded, body_objective(settings, objective), encoded.samples, train)
-    linear = settings.method == "linear"
-    seconds, speed = _encoding_seconds(loaded, encoded) if linear else estimate_seconds(trainer, encoded.tokens)
-    weights, several = 4 * loaded.count(), settings.seeds > 1
-    best = settings.fit.load_best_at_end and "dev" in plan.survey.non_empty_splits
-    extra = weights * (best + STATE * settings.fit.async_checkpoint)  # the best weights; the copy that is written
-    models = settings.seeds * (1 + best) + several + (0 if model_name(init) else settings.seeds)
-    states = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at the same time
+    is_linear = settings.method == "linear"
+    seconds, speed = _encoding_seconds(loaded, encoded) if is_linear else estimate_seconds(trainer, encoded.tokens)
+    has_dev = "dev" in plan.survey.non_empty_splits
+    copies, saved = _copies_of_weights(settings, has_dev=has_dev), _saved_weights(settings, has_dev=has_dev)
+    weights = 4 * loaded.count()  # bytes
     return Estimate(
         examples=encoded.examples,
         samples=len(encoded.samples),
         tokens=encoded.tokens,
         parameters=loaded.count(),
         seeds=settings.seeds,
-        steps=0 if linear else trainer.total_steps,
+        steps=0 if is_linear else trainer.total_steps,
         seconds=seconds,
         tokens_per_second=speed,
-        memory=peak_memory() + extra,
-        disk=weights * (models + STATE * (states * settings.fit.keep_last + 1)) + _frozen_bytes(trainer),
+        memory=peak_memory() + weights * copies,
+        disk=weights * saved + _frozen_bytes(trainer),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device), *_method_notes(settings)),
     )
+
+
+def _copies_of_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
+    """Return how many copies of the weights are in memory: the best weights, and a checkpoint while it is written."""
+    has_best = settings.fit.load_best_at_end and has_dev
+    return has_best + CHECKPOINT_VALUES * settings.fit.async_checkpoint
+
+
+def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
+    """Return how many times the weights are on disk, in models and in checkpoints."""
+    has_best = settings.fit.load_best_at_end and has_dev
+    models = settings.seeds * (1 + has_best)  # the model, and the last weights beside the best ones
+    if settings.seeds > 1:
+        models += 1  # the model of the run, that of one of the seeds
+    if not model_name(settings.init):
+        models += settings.seeds  # the initial models
+    seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at a time
+    checkpoints = seeds_with_state * settings.fit.keep_last + 1
+    return models + CHECKPOINT_VALUES * checkpoints
 
 
 def _frozen_bytes(trainer: Trainer) -> int:
@@ -134,7 +151,7 @@ def _frozen_bytes(trainer: Trainer) -> int:
 
 
 def _encoding_seconds(loaded: ModelBundle, encoded: EncodedSplit) -> tuple[float, float]:
-    """Estimate the time of encoding all samples, in seconds, from the first ones, and the tokens a second."""
+    """Estimate the seconds in which all samples are encoded, and the tokens a second, from the first samples."""
     samples = encoded.samples[:PROBED_SAMPLES]
     began = time.perf_counter()
     sentence_vectors(loaded, samples)
@@ -158,5 +175,5 @@ def _gpu_notes(device: torch.device) -> list[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest parent that exists."""
+    """Return the folder, or its nearest parent that exists."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

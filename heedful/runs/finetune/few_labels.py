@@ -1,4 +1,4 @@
-"""Methods for few labels: a linear classifier over sentence vectors, frozen or trained by pairs of texts before."""
+"""Methods for few labels: logistic regression over sentence vectors, which are frozen or trained by pairs of texts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.task import Task
 
 INVERSE_REGULARISATION = 1.0  # C of scikit-learn, on features whose mean square is 1
-MAX_ITERATIONS = 1000
-ABSENT = -10.0  # bias of a class without training examples
-TOKENS = 8192  # of the texts that are encoded at once
+MAX_ITERATIONS = 1000  # iterations of the optimizer of a logistic regression
+ABSENT_CLASS_BIAS = -10.0  # bias of a class without training examples
+BATCH_TOKENS = 8192  # tokens of the texts that are encoded at once
 
 
 def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
-    """Return a classifier whose last layer reads sentence vectors, in Heedful's own format, which any encoder has.
+    """Return a classifier whose last layer reads sentence vectors; its family is Heedful's own, which fits any encoder.
 
     Args:
-        model: A classifier with the labels.
-        base: The pretrained model; the pooling of its sentence vectors is kept. By default it is the mean.
+        model: A classifier with the labels and the encoder.
+        base: The pretrained model. If it makes sentence embeddings by a single pooling, that pooling is used; else the
+            mean.
     """
     head, base_head = model.config.head, base.config.head
     assert isinstance(head, Classes)
@@ -47,23 +48,21 @@ def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
     )
     config = BundleConfig(family="heedful", model=model.config.model, head=head)
     with skip_init():
-        new = ModelBundle(config, model.tokenizer, model.source)
-    body = model.named_tensors()
-    tensors = {
-        name: body[name].detach().clone() if name in body and not name.startswith("head.") else _zeros(tensor)
-        for name, tensor in new.named_tensors().items()
-    }
-    assign(new, tensors, next(model.parameters()).device)
-    new.thresholds, new.pairs = dict(model.thresholds), model.pairs
-    return new.train(model.training)
-
-
-def _zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape)
+        classifier = ModelBundle(config, model.tokenizer, model.source)
+    old_tensors = model.named_tensors()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in classifier.named_tensors().items():
+        if name in old_tensors and not name.startswith("head."):
+            tensors[name] = old_tensors[name].detach().clone()
+        else:
+            tensors[name] = torch.zeros(tensor.shape)
+    assign(classifier, tensors, next(model.parameters()).device)
+    classifier.thresholds, classifier.pairs = dict(model.thresholds), model.pairs
+    return classifier.train(model.training)
 
 
 def body_objective(settings: FinetuneSettings, task: Task) -> Objective:
-    """Return the objective by which the weights below the last layer are trained; by default that of the task."""
+    """Return the objective that trains the weights below the last layer: pairs of texts, or the task itself."""
     if settings.method != "contrastive":
         return task
     return ContrastiveClasses(group_size=settings.train.batch_size, classes=len(task.labels))
@@ -72,42 +71,44 @@ def body_objective(settings: FinetuneSettings, task: Task) -> Objective:
 def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) -> None:
     """Fit the last layer of a classifier to samples by logistic regression with an L2 penalty, in place.
 
-    Any number of labels are fitted each by itself. A class without examples is never predicted; a label that all
-    examples have, or none, gets a constant probability.
+    If an example may have any number of labels, each label is fitted by itself. A class without examples is never
+    predicted. A label that all examples have, or none, gets a constant probability.
 
     Args:
-        model: With a `ClassesHead` over vectors, in eval mode.
+        model: A model with a `ClassesHead` over vectors, in eval mode.
         samples: Windows of the training examples, weighted by 1 / windows.
-        task: Classification; its class weights are those of the loss.
+        task: The classification task; its class weights are used.
     """
     head = model.head
     assert isinstance(head, ClassesHead)
     vectors = sentence_vectors(model, samples)
     targets = np.array([sample.target for sample in samples])
     weights = np.array([sample.weight for sample in samples])
-    size = float(np.sqrt(np.average(np.square(vectors).mean(1), weights=weights))) or 1.0
+    root_mean_square = float(np.sqrt(np.average(np.square(vectors).mean(1), weights=weights))) or 1.0
+    features = vectors / root_mean_square
     if targets.ndim == 1:
-        weight, bias = _one_of_several(vectors / size, targets, weights, len(task.labels))
+        weight, bias = _fit_softmax(features, targets, weights, len(task.labels))
     else:
         positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
-        rows = [
-            _one_of_several(vectors / size, column.astype(int), weights * np.where(column > 0, positive, 1.0), 2)
+        # a softmax over two classes for each label: class 1 has the label, class 0 does not
+        fits = [
+            _fit_softmax(features, column.astype(int), weights * np.where(column > 0, positive, 1.0), 2)
             for column, positive in zip(targets.T, positive_weights, strict=True)
         ]
-        weight = np.array([own[1] - own[0] for own, _ in rows])
-        bias = np.array([own[1] - own[0] for _, own in rows])
+        weight = np.array([label_weight[1] - label_weight[0] for label_weight, _ in fits])
+        bias = np.array([label_bias[1] - label_bias[0] for _, label_bias in fits])
     with torch.no_grad():
-        head.out.weight.copy_(torch.from_numpy(weight / size))
+        head.out.weight.copy_(torch.from_numpy(weight / root_mean_square))
         head.out.bias.copy_(torch.from_numpy(bias))
 
 
-def _one_of_several(
+def _fit_softmax(
     vectors: NDArray[np.float64], targets: NDArray[np.int64], weights: NDArray[np.float64], classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fit weights, [classes, width], and biases, [classes]; softmax of the scores is the probability of each class."""
+    """Fit the weights, [classes, width], and biases, [classes], of a softmax over classes by logistic regression."""
     from sklearn.linear_model import LogisticRegression
 
-    weight, bias = np.zeros((classes, vectors.shape[1])), np.full(classes, ABSENT)
+    weight, bias = np.zeros((classes, vectors.shape[1])), np.full(classes, ABSENT_CLASS_BIAS)
     seen = np.unique(targets)
     if len(seen) == 1:
         bias[seen] = 0.0
@@ -115,7 +116,7 @@ def _one_of_several(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about too few iterations
         fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS).fit(vectors, targets, weights)
-    if len(seen) == 2:  # one row: the log odds of the second class
+    if len(seen) == 2:  # scikit-learn fits one row, the log odds of the second class
         weight[seen] = np.concatenate([-fitted.coef_, fitted.coef_]) / 2
         bias[seen] = np.array([-1, 1]) * fitted.intercept_ / 2
     else:
@@ -129,7 +130,7 @@ def sentence_vectors(model: ModelBundle, samples: Sequence[Sample]) -> Float[NDA
     head, device = model.head, next(model.parameters()).device
     assert isinstance(head, ClassesHead) and not model.training
     vectors = []
-    for chunk in consecutive_batches(samples, TOKENS):
+    for chunk in consecutive_batches(samples, BATCH_TOKENS):
         batch = pack_samples(chunk).to(device)
         vectors.append(head.vectors(model.hidden_states(batch), batch).double().cpu().numpy())
     return np.concatenate(vectors)

@@ -1,4 +1,4 @@
-"""Where a fine-tuning run starts from: a pretrained model, or random weights of one of several architectures.
+"""Settings of the initial model of a fine-tuning run: a pretrained model, or random weights of some architecture.
 
 Imports nothing heavy, so that a wrong setting is refused at once.
 """
@@ -22,9 +22,9 @@ from heedful.model.classic_config import (
 )
 from heedful.model.vaswani import PUBLISHED_SIZES, VaswaniSize
 
-HEAD_WIDTH = 32  # of a Scratch encoder
-WORD_WIDTH = 96
-BAG, RNN = BagPooling(), RecurrentSeq2Seq()
+HEAD_WIDTH = 32  # width of an attention head of a Scratch encoder
+WORD_WIDTH = 96  # default width of word vectors
+DEFAULT_POOLING, DEFAULT_RNN = BagPooling(), RecurrentSeq2Seq()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class WordSettings:
 
     # words: split at spaces and punctuation; subwords: a WordPiece tokenizer
     tokens: Literal["words", "subwords"] = "words"
-    vocab_size: int = 30_000  # maximum words: first those of the training texts, then of the file of vectors
+    vocab_size: int = 30_000  # maximum number of words, from the training texts first, then from the file of vectors
     lower_case: bool = True  # lower-case texts before they are split
     width: int = WORD_WIDTH  # width of the word vectors, if they are not from a file
     vectors: str = ""  # GloVe or word2vec file; "": random, or trained with skipgram_steps
@@ -89,7 +89,7 @@ class Pretrained:
     reinit_layers: int = 0  # number of top blocks that are re-initialised (Zhang et al. 2021)
 
     def __post_init__(self) -> None:
-        _one_name(self)
+        _merge_revision(self)
         if not self.model:
             raise HeedfulError('model is ""; give a folder or NAME[@REVISION], or set kind = "scratch" to train one')
         if self.reinit_layers < 0:
@@ -107,12 +107,12 @@ class Scratch:
     mlm_steps: int = 0  # steps of masked language modelling before fine-tuning, 64 texts each; harmful with few texts
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("layers", self.layers >= 1, "a whole number from 1"),
             ("width", self.width >= HEAD_WIDTH and not self.width % HEAD_WIDTH, f"a multiple of {HEAD_WIDTH}"),
             ("mlm_steps", self.mlm_steps >= 0, "a whole number from 0"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
 
 
@@ -121,37 +121,37 @@ class ClassicInit:
     """A model from before the Transformer, over word embeddings or the hidden states of a frozen pretrained encoder."""
 
     kind: Literal["classic"] = "classic"
-    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = BAG
+    reader: BagPooling | AttentionPooling | StructuredPooling | HierarchicalPooling = DEFAULT_POOLING
     model: str = ""  # frozen encoder: a folder, or NAME[@REVISION] on the hub; "": word vectors instead
     revision: str = ""  # revision on the hub, instead of NAME@REVISION
     words: WordSettings = WordSettings()
     skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
 
     def __post_init__(self) -> None:
-        _one_name(self)
+        _merge_revision(self)
         if self.skipgram_steps < 0:
             raise HeedfulError(f"skipgram_steps is {self.skipgram_steps}; expected a whole number from 0")
-        for name, changed in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
-            if self.model and changed:
+        for name, is_changed in (("words", self.words != WordSettings()), ("skipgram_steps", self.skipgram_steps)):
+            if self.model and is_changed:
                 raise HeedfulError(f"{name} would change nothing: hidden states of model are read; leave one out")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentInit:
-    """Two recurrent nets with random weights, for seq2seq."""
+    """A recurrent encoder and decoder with random weights, for seq2seq."""
 
     kind: Literal["recurrent"] = "recurrent"
-    rnn: RecurrentSeq2Seq = RNN
+    rnn: RecurrentSeq2Seq = DEFAULT_RNN
     embedding_width: int | None = None  # width of the token vectors; None: half of rnn.width
     tokenizer: SharedTokenizer = SharedTokenizer()
 
     def __post_init__(self) -> None:
         if self.embedding_width is not None and self.embedding_width < 1:
             raise HeedfulError(f"embedding_width is {self.embedding_width}; expected a whole number from 1")
-        _without_effect(self.rnn)
+        _refuse_ineffective(self.rnn)
 
 
-LONGEST = 256
+DEFAULT_LONGEST = 256  # default of `longest`, the maximum length of learned positions
 SIZES = {"small": VaswaniSize(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED_SIZES}
 Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
 
@@ -170,7 +170,7 @@ class TransformerInit:
     dropout: float | None = None  # dropout probability; None: that of the size
     norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
     positions: Positions = "sine"  # kind of position encoding
-    longest: int = LONGEST  # maximum length of learned positions
+    longest: int = DEFAULT_LONGEST  # maximum length of learned positions
     tokenizer: SharedTokenizer = SharedTokenizer()
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class TransformerInit:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise HeedfulError(f"{name} is {value}; expected a whole number from 1")
-        if self.longest != LONGEST and self.positions != "learned":
+        if self.longest != DEFAULT_LONGEST and self.positions != "learned":
             raise HeedfulError(
                 f'longest is {self.longest}, which is for learned positions, but positions is "{self.positions}": '
                 "leave longest out, or set positions=learned"
@@ -191,37 +191,39 @@ class TransformerInit:
 
     @property
     def shape(self) -> VaswaniSize:
-        """The named shape, with what is set instead of it."""
+        """The named size, with the values that are set instead of its own."""
         values = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
         return replace(SIZES[self.size], **{name: value for name, value in values.items() if value is not None})
 
 
 Init = Pretrained | Scratch | ClassicInit | RecurrentInit | TransformerInit
-Seq2Seq = RecurrentInit | TransformerInit  # with random weights
+Seq2Seq = RecurrentInit | TransformerInit  # seq2seq models with random weights
 
 
 def model_name(init: Init) -> str:
-    """The pretrained model that training starts from, or that a classic model runs over; "" if none."""
+    """Return the pretrained model that training starts from, or that a classic model runs over; "" if there is none."""
     return init.model if isinstance(init, Pretrained | ClassicInit) else ""
 
 
-def _one_name(init: Pretrained | ClassicInit) -> None:
-    for name, value in zip(("model", "revision"), name_with_revision(init.model, init.revision), strict=True):
-        object.__setattr__(init, name, value)
+def _merge_revision(init: Pretrained | ClassicInit) -> None:
+    """Move the revision into the name, as NAME@REVISION."""
+    model, revision = name_with_revision(init.model, init.revision)
+    object.__setattr__(init, "model", model)
+    object.__setattr__(init, "revision", revision)
 
 
-def _without_effect(writer: RecurrentSeq2Seq) -> None:
-    """Refuse settings that would change nothing; the model accepts them, since saved folders may have them."""
-    match writer.look:
-        case None if not writer.feed:
+def _refuse_ineffective(rnn: RecurrentSeq2Seq) -> None:
+    """Raise a HeedfulError for settings that would change nothing; a model accepts them, since saved ones have them."""
+    match rnn.look:
+        case None if not rnn.feed:
             raise HeedfulError(
-                "rnn.feed says whether what was looked at goes into the next step, but look is none: leave "
-                "feed out, or look at something"
+                "rnn.feed is false, which would change nothing: rnn.look is none, so that no attended vector could be "
+                "fed into the next step; leave feed out, or choose a kind of attention in rnn.look"
             )
         case GlobalAttention() | HardAttention() as look if (
             look.score != "location" and look.longest != GlobalAttention().longest
         ):
             raise HeedfulError(
-                f'rnn.look.longest is of location scores, but look.score is "{look.score}", for which a text '
-                "may have any length: leave longest out, or set look.score=location"
+                f'rnn.look.longest is for location scores, but look.score is "{look.score}", with which a text may '
+                "have any length: leave longest out, or set look.score=location"
             )

@@ -1,4 +1,4 @@
-"""The method of a run with few labels: methods are compared on held-out examples, by cross-validation without dev."""
+"""Choice of the method of a run with few labels: methods are compared on dev, or by cross-validation on train."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from heedful.tasks.task import Task, evaluate_task
 from heedful.train.trainer import Trainer
 
 METHODS: tuple[Method, ...] = ("contrastive", "linear", "finetune")  # in the order in which they are tried
-FOLDS = 4  # unless the settings name a number
+FOLDS = 4  # default number of folds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fold:
-    """Examples to train on, and the examples by which the result is evaluated, with their numbers."""
+    """Examples to train on, and held-out examples to evaluate on."""
 
     train: Sequence[Example]
     held_out: Sequence[Example]
-    numbers: Sequence[int]
+    numbers: Sequence[int]  # numbers of the held-out examples in their split
 
 
 def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> FinetunePlan:
-    """Return the plan with the method that is best on held-out examples, and its comparison with the others.
+    """Return the plan for the method that is best on held-out examples, with the comparison of methods.
 
-    A method that the settings name is not compared; it is evaluated if they ask for folds. A run that resumes keeps
-    its choice. If the folder holds a finished run with other settings or data, nothing is compared: `Run.begin` raises
-    the error.
+    If the settings name a method, no other one is tried; the method is evaluated if they ask for folds. A run that
+    resumes does not compare again. If the folder holds a finished run with other settings or data, nothing is
+    compared, and `Run.begin` raises the error.
 
     Args:
         plan: The plan; returned as it is unless its method is "auto" or it has folds.
-        run: Its folder is locked.
+        run: The run, whose folder is locked.
         replan: Returns the plan for a method.
     """
     if plan.settings.method != "auto" and not plan.settings.folds:
@@ -69,8 +69,8 @@ def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], Fin
     if record.get("key") != key:
         if finished_method is not None:
             return plan if plan.settings.method != "auto" else replan(finished_method)
-        record = {"key": key, **_measured(plan, run, replan)}
-    record = run.ranks.all_gather_object(record)[0]  # times differ between ranks, and may decide what is compared
+        record = {"key": key, **_compare(plan, run, replan)}
+    record = run.ranks.all_gather_object(record)[0]  # ranks may compare other methods, since their times differ
     chosen = plan if plan.settings.method != "auto" else replan(record["method"])
     return replace(chosen, why="; ".join([record["why"], chosen.why]), comparison=record)
 
@@ -81,7 +81,7 @@ def without_key(comparison: Mapping[str, object]) -> JsonObject:
 
 
 def _fingerprint(plan: FinetunePlan) -> str:
-    """Hash the settings and the training examples."""
+    """Return a hash of the settings and of the examples of train and dev."""
     digest = hashlib.blake2b(json.dumps(to_mapping(plan.settings), sort_keys=True).encode(), digest_size=16)
     for split in ("train", "dev"):
         for example in plan.source.examples(split) if split in plan.survey.non_empty_splits else ():
@@ -89,40 +89,40 @@ def _fingerprint(plan: FinetunePlan) -> str:
     return digest.hexdigest()
 
 
-def _measured(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> JsonObject:
-    """Evaluate the methods, until the time for comparing is used up."""
+def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> JsonObject:
+    """Evaluate the methods for which there is time, and return their results and the best method."""
     settings, began = plan.settings, time.monotonic()
-    folds, how = _folds(plan)
+    folds, held_out_name = _make_folds(plan)
     candidates = METHODS if settings.method == "auto" else (settings.method,)
-    compared: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for method in candidates:
-        own = replan(method) if settings.method == "auto" else plan
-        own = replace(own, settings=run.resolve(own.settings))
+        method_plan = replan(method) if settings.method == "auto" else plan
+        method_plan = replace(method_plan, settings=run.resolve(method_plan.settings))
         started = time.monotonic()
         if settings.method == "auto":
-            shares = sum(len(fold.train) for fold in folds) / plan.survey.counts["train"]
-            expected = shares * _training_seconds(own, list(plan.source.examples("train")))
+            epochs_of_train = sum(len(fold.train) for fold in folds) / plan.survey.counts["train"]
+            expected = epochs_of_train * _training_seconds(method_plan, list(plan.source.examples("train")))
             if started - began + expected > settings.method_seconds:
-                if not compared:
-                    return _uncompared(plan, method, expected)
+                if not results:
+                    return _choose_without_comparison(plan, method, expected)
                 continue
-        compared[method] = _evaluate(own, folds)
+        results[method] = _evaluate(method_plan, folds)
         seconds = time.monotonic() - started
-        compared[method]["seconds"] = round(seconds, 1)
-        run.reporter.message(f"{method}: {_shown(compared[method])} on {how} ({seconds:.0f} s)")
-    scores = {method: (result["metric_value"], result["tie_breaker"]) for method, result in compared.items()}
-    best = max(scores, key=scores.__getitem__)
-    named = ", ".join(f"{method} {_shown(result)}" for method, result in compared.items())
-    why = f"{named} on {how}"
+        results[method]["seconds"] = round(seconds, 1)
+        run.reporter.message(f"{method}: {_format_score(results[method])} on {held_out_name} ({seconds:.0f} s)")
+    ranks = {method: (result["metric_value"], result["tie_breaker"]) for method, result in results.items()}
+    best = max(ranks, key=ranks.__getitem__)
+    scores = ", ".join(f"{method} {_format_score(result)}" for method, result in results.items())
+    why = f"{scores} on {held_out_name}"
     if settings.method == "auto":
-        untried = [method for method in METHODS if method not in compared]
-        spent = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
-        why = f"method {best}, chosen for {plan.survey.counts['train']:,} examples ({why}{spent})"
-    return {"method": best, "why": why, "folds": len(folds), "measured_on": how, "methods": compared}
+        untried = [method for method in METHODS if method not in results]
+        limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
+        why = f"method {best}, chosen for {plan.survey.counts['train']:,} examples ({why}{limit})"
+    return {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
 
 
-def _uncompared(plan: FinetunePlan, method: Method, seconds: float) -> JsonObject:
-    """Return the choice of a method without comparison, where that would take too long."""
+def _choose_without_comparison(plan: FinetunePlan, method: Method, seconds: float) -> JsonObject:
+    """Return the choice of a method if a comparison would take longer than `method_seconds`."""
     why = (
         f"method {method} for {plan.survey.counts['train']:,} examples; comparing methods would take about "
         f"{seconds:.0f} s or more (--method-seconds)"
@@ -131,7 +131,7 @@ def _uncompared(plan: FinetunePlan, method: Method, seconds: float) -> JsonObjec
 
 
 def _training_seconds(plan: FinetunePlan, examples: Sequence[Example]) -> float:
-    """Estimate the seconds of one training on examples, from a few steps."""
+    """Estimate the seconds of one training on examples from a few steps."""
     settings = plan.settings
     if settings.method == "linear":
         return 0.0
@@ -146,12 +146,18 @@ def _training_seconds(plan: FinetunePlan, examples: Sequence[Example]) -> float:
     return estimate_seconds(trainer, encoded.tokens)[0]
 
 
-def _shown(result: JsonObject) -> str:
+def _format_score(result: JsonObject) -> str:
     return f"{result['metric']} {format_metric(result['metric'], result['metric_value'])}"
 
 
-def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
-    """Return the folds, and a phrase for their held-out examples; with a dev split it is the one fold."""
+def _make_folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
+    """Return the folds, and a name for all held-out examples.
+
+    With a dev split there is one fold, train and dev, unless the settings ask for folds of train.
+
+    Raises:
+        DataError: If train has fewer different texts than folds.
+    """
     train = list(plan.source.examples("train"))
     if "dev" in plan.survey.non_empty_splits and not plan.settings.folds:
         dev = list(plan.source.examples("dev"))
@@ -163,22 +169,24 @@ def _folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
             f"train has {texts} different texts, too few for {max(2, count)} folds: give more examples, "
             "or set method=finetune and no folds"
         )
-    numbers = fold_numbers(train, count, plan.settings.train.seed)
+    fold_by_example = fold_numbers(train, count, plan.settings.train.seed)
     folds = []
     for fold in range(count):
-        held_out = [number for number, own in enumerate(numbers) if own == fold]
-        train_examples = [example for example, own in zip(train, numbers, strict=True) if own != fold]
-        folds.append(Fold(train=train_examples, held_out=[train[number] for number in held_out], numbers=held_out))
+        numbers = [number for number, example_fold in enumerate(fold_by_example) if example_fold == fold]
+        rest = [example for example, example_fold in zip(train, fold_by_example, strict=True) if example_fold != fold]
+        folds.append(Fold(train=rest, held_out=[train[number] for number in numbers], numbers=numbers))
     return folds, f"{count} folds of train"
 
 
 def fold_numbers(examples: Sequence[Example], folds: int, seed: int) -> list[int]:
-    """Return the fold of each example, in which each target has its share; examples with the same text share a fold.
+    """Assign each example to a fold, so that targets are as frequent in each fold as in all examples.
+
+    Examples with the same text are in the same fold.
 
     Args:
-        examples: In any order.
+        examples: Examples in any order.
         folds: Number of folds, at most the number of different texts.
-        seed: Of the order in which examples with the same target are dealt to the folds.
+        seed: Seed of the order in which examples with the same target are dealt to the folds.
     """
     shuffled = epoch_order(len(examples), seed, 0).tolist()
     order = sorted(shuffled, key=lambda number: examples[number].target)
@@ -189,7 +197,7 @@ def fold_numbers(examples: Sequence[Example], folds: int, seed: int) -> list[int
 
 
 def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
-    """Train without each fold, and evaluate the answers to all held-out examples together."""
+    """Train once for each fold, and evaluate the answers to the held-out examples of all folds together."""
     settings, source, survey = plan.settings, plan.source, plan.survey
     base = initial_model(
         settings.init, source, survey.counts, settings.train.seed, settings.max_length, lambda text: None
@@ -217,7 +225,16 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
 
 
 def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Example]) -> tuple[Task, ModelBundle]:
-    """Train a copy of `base` by the method of the plan on examples, without a run folder; returns task and model."""
+    """Train a copy of a model by the method of a plan, without a run folder.
+
+    Args:
+        plan: Settings and data.
+        base: The initial model, which is not changed.
+        examples: The training examples.
+
+    Returns:
+        The task, and the model in eval mode.
+    """
     settings = plan.settings
     task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
     if settings.method != "finetune":

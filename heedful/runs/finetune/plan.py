@@ -1,4 +1,4 @@
-"""The plan of a fine-tuning run: settings that follow from the data, and what is refused before anything is written."""
+"""The plan of a fine-tuning run: its data and its settings, checked against each other before anything is written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from heedful.data.labelled.statistics import (
     dev_split_problem,
     split_warnings,
 )
+from heedful.model.config import ModelConfig
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
-from heedful.runs.finetune.init_settings import ClassicInit, Pretrained, RecurrentInit, Seq2Seq, model_name
+from heedful.runs.finetune.init_settings import ClassicInit, Init, Pretrained, RecurrentInit, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
     FEW,
@@ -46,11 +47,11 @@ class FinetunePlan:
 
     settings: FinetuneSettings
     source: Dataset[Example]
-    survey: DatasetStats
-    notes: tuple[str, ...]  # sentences about rows that are left out
-    why: str  # a sentence about the defaults
+    survey: DatasetStats  # statistics of the data
+    notes: tuple[str, ...]  # sentences about empty splits and rows that are left out
+    why: str  # sentence with the settings of training, and what they follow from
     labels: tuple[str, ...] | None = None  # labels of the model's head; None: those of the data
-    comparison: Mapping[str, object] | None = None  # of methods on held-out examples; None: there was none
+    comparison: Mapping[str, object] | None = None  # scores of methods on held-out examples; None: not compared
 
 
 def plan_finetune(
@@ -63,7 +64,7 @@ def plan_finetune(
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> FinetunePlan:
-    """Look at the data and lay overrides over the defaults that follow from it.
+    """Read the data, and lay overrides over the defaults that follow from it. The arguments are those of `finetune`.
 
     Raises:
         HeedfulError: If nothing could be learned from the data, or a setting cannot be used with it.
@@ -71,33 +72,28 @@ def plan_finetune(
     task = check_task(task)
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     preview = preview_settings(task, overrides)
-    reading, init = preview.data, preview.init
-    source, stats = _open(task, data, reading, on_bad_row)
+    data_settings = preview.data
+    source, stats = _open(task, data, data_settings, on_bad_row)
     if dev_problem := dev_split_problem(source, stats):
-        reading = replace(reading, dev_fraction=0.0)
-        source, stats = _open(task, data, reading, on_bad_row)
-    method = _method(overrides, preview, source, stats)
+        data_settings = replace(data_settings, dev_fraction=0.0)
+        source, stats = _open(task, data, data_settings, on_bad_row)
+    method = _choose_method(overrides, preview, source, stats)
     if _trains_on_all(method, overrides, preview, source, stats):
-        reading = replace(reading, dev_fraction=0.0)
-        source, stats = _open(task, data, reading, on_bad_row)
+        data_settings = replace(data_settings, dev_fraction=0.0)
+        source, stats = _open(task, data, data_settings, on_bad_row)
     check_learnable(source, stats)
     spec = next(spec for spec in specs_named(task) if spec.example is source.kind)
-    width, config = 0, None
-    if isinstance(init, Pretrained | ClassicInit) and init.model:
-        if Path(init.model).is_dir():
-            init = replace(init, model=os.path.normpath(init.model))  # equal settings, however the folder is written
-        config = config_of(init.model, revision=init.revision or None).model
-        width = config.width
-    classic = isinstance(init, ClassicInit | RecurrentInit)
+    init, config = _resolve_init(preview.init)
+    is_classic = isinstance(init, ClassicInit | RecurrentInit)
     group_size = preview.task.samples_per_group(scored=stats.min_score is not None)
     targets = sample_targets(source, stats.non_empty_splits)
-    one_sample_each = classic or preview.long_inputs == "truncate" or spec.truncates
-    defaults, why = finetune_defaults(
+    one_sample_each = is_classic or preview.long_inputs == "truncate" or spec.truncates
+    defaults, reason = finetune_defaults(
         spec.name,
         stats.counts["train"],
         random_init=not model_name(init),
-        width=width,
-        classic=classic,
+        width=0 if config is None else config.width,
+        classic=is_classic,
         seq2seq=init if isinstance(init, Seq2Seq) else None,
         group_size=group_size,
         bleu_units=default_bleu_units(targets),
@@ -106,7 +102,7 @@ def plan_finetune(
         documents=stats.num_documents,
     )
     resolved = resolve_finetune(overrides, defaults)
-    settings = replace(resolved.settings, init=init, data=reading)
+    settings = replace(resolved.settings, init=init, data=data_settings)
     check_method_settings(settings.method, tuple(resolved.sources))
     if isinstance(init, ClassicInit):
         spec.check_pooling(init.reader, "init.reader", len(source.labels))
@@ -114,30 +110,48 @@ def plan_finetune(
     check_bleu(settings.task, targets)
     settings.task.check_data(stats)
     check_dev_split(settings, stats, dev_problem)
-    check_unused_settings(settings, stats, classic=classic and not model_name(init))
+    check_unused_settings(settings, stats, classic=is_classic and not model_name(init))
     if settings.train.freeze_layers:
         check_freezing(config, settings.train.freeze_layers, init.reinit_layers if isinstance(init, Pretrained) else 0)
-    empty = [*([f"{dev_problem}, so all are train"] if dev_problem else []), *split_warnings(stats)]
-    bad = [
-        f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
-    ]
-    why = training_summary(settings, why, tuple(resolved.sources))
-    return FinetunePlan(settings=settings, source=source, survey=stats, notes=(*empty, *bad), why=why)
+    notes = [f"{dev_problem}, so all are train"] if dev_problem else []
+    notes += split_warnings(stats)
+    for name, count in source.row_errors.bad.items():
+        notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
+    summary = training_summary(settings, reason, tuple(resolved.sources))
+    return FinetunePlan(settings=settings, source=source, survey=stats, notes=tuple(notes), why=summary)
 
 
 def _open(
     task: str, data: object, settings: DataSettings, on_bad_row: OnBadRow
 ) -> tuple[Dataset[Example], DatasetStats]:
-    """Open the data and count it, train first."""
+    """Open the data, and compute the statistics of all splits, train first."""
     source = dataset_for_task(specs_named(task)[0].example, data, settings, Skip() if on_bad_row == "skip" else Raise())
     return source, compute_stats(source, ("train", *(split for split in source.splits if split != "train")))
 
 
-def _method(overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats) -> Method:
-    """Return the method that was given; else "auto" for few labels, unless settings of fine-tuning were given."""
+def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
+    """Return settings of the initial model, and the configuration of the pretrained model; None if there is none.
+
+    The path of a folder is normalised, so that settings are equal however it is written.
+    """
+    if not isinstance(init, Pretrained | ClassicInit) or not init.model:
+        return init, None
+    if Path(init.model).is_dir():
+        init = replace(init, model=os.path.normpath(init.model))
+    return init, config_of(init.model, revision=init.revision or None).model
+
+
+def _choose_method(
+    overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
+) -> Method:
+    """Return the method that was given by hand, or the default one.
+
+    The default is "auto" for classification with a pretrained model and few labels, unless settings were given that
+    only fine-tuning follows; else "finetune".
+    """
     resolved = overrides.resolve(preview)
-    few = _count(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
-    if resolved.has("method") or not few or not isinstance(preview.init, Pretrained):
+    is_small = _count_examples(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
+    if resolved.has("method") or not is_small or not isinstance(preview.init, Pretrained):
         return preview.method
     return "finetune" if training_settings(resolved.sources) else "auto"
 
@@ -145,11 +159,12 @@ def _method(overrides: Overrides, preview: FinetuneSettings, source: Dataset[Exa
 def _trains_on_all(
     method: Method, overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
 ) -> bool:
-    """Tell whether a dev split is not worth its examples: there are few, and nobody asked for one."""
-    asked = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
-    return method != "finetune" and source.has_generated_dev and _count(source, stats) < FEW and not asked
+    """Tell whether there are so few labels that no dev split is generated, since none was asked for."""
+    is_wanted = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
+    is_small = _count_examples(source, stats) < FEW
+    return method != "finetune" and source.has_generated_dev and is_small and not is_wanted
 
 
-def _count(source: Dataset[Example], stats: DatasetStats) -> int:
-    """Return the number of examples to train on, those of a generated dev split included."""
+def _count_examples(source: Dataset[Example], stats: DatasetStats) -> int:
+    """Return the number of examples to train on, including those of a generated dev split."""
     return stats.counts["train"] + (stats.counts.get("dev", 0) if source.has_generated_dev else 0)

@@ -16,49 +16,55 @@ from heedful.runs.results import JsonObject
 from heedful.train.fit import Reporter
 from heedful.train.run_lock import lock_run
 
-MARK = ".gitignore"
-MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"
+MARK = ".gitignore"  # file that marks the folder of a quickstart
+MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"  # content of that file
 UNSEEN_TEXTS = [
     "what time do you close on sundays?",
     "one leg of the tripod has snapped off, sorry!",
     "could I keep the projector for another week",
 ]
-MISTAKES = 3
+MAX_MISTAKES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuickstartResult:
-    """A run, its worst mistakes, and predictions for new texts."""
+    """The results of a run, its worst mistakes, and predictions for new texts."""
 
     folder: Path
-    results: JsonObject
-    mistakes: tuple[JsonObject, ...]  # the worst ones on test
-    answers: tuple[JsonObject, ...]  # to texts that nobody labelled
+    results: JsonObject  # contents of results.json
+    mistakes: tuple[JsonObject, ...]  # lines of predictions-test.jsonl
+    answers: tuple[JsonObject, ...]  # predictions for UNSEEN_TEXTS, each with its text
 
 
 def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResult | None:
-    """Fine-tune on the bundled messages, evaluate, and predict labels of new ones; None if a signal interrupted it.
+    """Fine-tune a classifier on the bundled messages, evaluate it, and predict labels of new messages.
 
     The run is the same each time. Its folder is replaced if an earlier quickstart made it.
+
+    Returns:
+        The results; None if a signal interrupted training.
+
+    Raises:
+        RunError: If the folder has files that no quickstart made, or cannot be written.
     """
-    _make(folder)
+    _make_folder(folder)
     with as_file(files("heedful") / "assets" / "intents") as data:
-        done = finetune("classify", data, folder, reporter=reporter)
-    if done.status == "interrupted":
+        result = finetune("classify", data, folder, reporter=reporter)
+    if result.status == "interrupted":
         return None
     with (folder / "predictions-test.jsonl").open(encoding="utf-8") as file:
-        worst = list(islice((line for line in map(json.loads, file) if not line["correct"]), MISTAKES))
+        mistakes = list(islice((line for line in map(json.loads, file) if not line["correct"]), MAX_MISTAKES))
     predictions = zip(UNSEEN_TEXTS, Engine(folder)(UNSEEN_TEXTS), strict=True)
     return QuickstartResult(
         folder=folder,
-        results=done.results,
-        mistakes=tuple(worst),
+        results=result.results,
+        mistakes=tuple(mistakes),
         answers=tuple({"text": text} | answer for text, answer in predictions),
     )
 
 
-def _make(folder: Path) -> None:
-    """Make an empty folder with the mark of a quickstart."""
+def _make_folder(folder: Path) -> None:
+    """Make an empty folder with the mark of a quickstart, in place of a folder that has the mark."""
     mark = folder / MARK
     try:
         if mark.is_file() and mark.read_bytes() == MARKED.encode():

@@ -1,4 +1,4 @@
-"""Fine-tuning: from labelled data to a run folder with a trained and evaluated model that transformers loads too."""
+"""Fine-tuning: from labelled data to a run folder with a trained and evaluated model."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from heedful.train.frozen_outputs import cache_frozen_outputs
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
-SEED = "seed.json"  # scores of one seed
-FROZEN = "frozen"  # outputs of frozen layers, for all seeds
+SEED = "seed.json"  # file with the results of one seed
+FROZEN = "frozen"  # folder with the outputs of frozen layers, for all seeds
 NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
-INIT_NAMES = {  # what results call a model that is made for a run
+INIT_NAMES = {  # description in results.json of an initial model that the run made, by `init.kind`
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
     "recurrent": "a classic model",
@@ -88,10 +88,10 @@ def finetune(
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
         overrides: Settings by path or short name, or overrides that were collected before.
-        on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
-        reporter: Receives progress.
+        on_bad_row: "raise", or "skip" to write rows that cannot be read to a file of the run folder.
+        reporter: Receives progress events; None: they are ignored.
         ranks: The processes that train together.
-        only_dev: Evaluate dev alone, and make no plots and no model card.
+        only_dev: Whether only dev is evaluated, without plots and a model card.
 
     Raises:
         HeedfulError: If the data, a setting or the folder cannot be used.
@@ -116,52 +116,52 @@ def finetune(
         return run.execute(training)
 
 
-# -- what is learned --------------------------------------------------------------------------------------------------
+# -- objective, samples and initial weights ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """An objective, its samples, and what encoding the training examples cost."""
+    """The objective and the samples of a training."""
 
     objective: Objective
     samples: Sequence[Sample]
-    encoded: EncodedSplit
+    encoded: EncodedSplit  # the training examples, encoded: counts of examples, tokens, truncations
 
 
 class Learner(Protocol):
-    """The objective and the initial weights of a fine-tuning run."""
+    """Provides the initial weights, the objective and the samples of a fine-tuning run."""
 
     @property
     def init_varies(self) -> bool:
-        """Whether each seed starts from weights of its own."""
+        """Whether the initial weights depend on the seed."""
 
     def settings(self) -> JsonObject:
-        """All settings that decided what the model is, for results.json."""
+        """Return all settings of the run, for results.json."""
 
     def initial_model(self, seed: int) -> ModelBundle:
-        """Return the model that training with this seed starts from, without the task's head."""
+        """Return the initial model of a seed, without the task's head."""
 
     def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Return what `model`, which has the task's head, learns."""
+        """Return the objective and the samples that train `model`, which has the task's head."""
 
 
 class LabelLearner:
-    """Learns the labels of the data, from the model that the settings name or describe."""
+    """A `Learner` of the labels of the data, from the model that the settings name or describe."""
 
     def __init__(self, plan: FinetunePlan, run: Run) -> None:
         self.plan, self.run = plan, run
 
     @property
     def init_varies(self) -> bool:
-        """Whether the seed decides the initial weights."""
+        """Whether the initial weights depend on the seed; those of a pretrained model do not."""
         return not isinstance(self.plan.settings.init, Pretrained)
 
     def settings(self) -> JsonObject:
-        """The settings of the run."""
+        """Return all settings of the run."""
         return to_mapping(self.plan.settings)
 
     def initial_model(self, seed: int) -> ModelBundle:
-        """Load the model, or the one that was made for this run, which its folder holds."""
+        """Load the pretrained model, or the model that was made for this run and is in its folder."""
         plan, init, log = self.plan, self.plan.settings.init, self.run.reporter.message
         make = partial(initial_model, init, plan.source, plan.survey.counts, seed, plan.settings.max_length, log)
         if model_name(init):
@@ -171,18 +171,18 @@ class LabelLearner:
         return base
 
     def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Encode the training examples."""
+        """Return the task and its samples of the training examples."""
         return label_lesson(task, self.plan)
 
 
 def label_lesson(task: Task, plan: FinetunePlan) -> Lesson:
-    """Return what a task learns from the labelled training examples alone."""
+    """Return a task as objective, and its samples of the labelled training examples."""
     encoded = task.encode_split(plan.source.examples("train"))
     return Lesson(objective=task, samples=encoded.samples, encoded=encoded)
 
 
 def start_name(settings: FinetuneSettings, seed: int) -> str:
-    """The name in the run folder of the model that was made to start from with a seed."""
+    """Return the name of the folder, in a run folder, of the initial model of a seed."""
     return START_MODEL if seed == settings.train.seed else f"{START_MODEL}-{seed}"
 
 
@@ -195,23 +195,24 @@ class FinetuneTraining:
     Args:
         plan: Settings and data.
         run: The run folder, reporter and ranks.
-        learner: What is learned, and from which weights.
-        on_its_own: Whether the run reports about its data and gets plots and a model card; a baseline does not.
+        learner: Initial weights, objective and samples.
+        on_its_own: Whether the run reports about its data and gets plots and a model card. A baseline of another run
+            does not, nor does a trial of a search.
     """
 
     def __init__(self, plan: FinetunePlan, run: Run, learner: Learner, *, on_its_own: bool = True) -> None:
         self.plan, self.run, self.learner, self.on_its_own = plan, run, learner, on_its_own
         self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
-        self.splits = tuple(split for split in plan.survey.non_empty_splits if split != "train")  # that are evaluated
+        self.splits = tuple(split for split in plan.survey.non_empty_splits if split != "train")  # splits to evaluate
 
     def notes(self) -> Iterable[str]:
-        """Sentences about data, defaults and the model."""
-        continued = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
-        about_data = (*self.source.stated, *self.plan.notes) if self.on_its_own else ()
-        return *about_data, self.plan.why, continued
+        """Return sentences about data, defaults and the model."""
+        model_note = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
+        data_notes = (*self.source.stated, *self.plan.notes) if self.on_its_own else ()
+        return *data_notes, self.plan.why, model_note
 
     def train(self) -> bool:
-        """Train and evaluate each seed, and write the results; False if a signal interrupted it."""
+        """Train and evaluate each seed, and write the results; return False if a signal interrupted training."""
         self.run.report_bad_rows()
         first = self.settings.train.seed
         seeds = range(first, first + self.settings.seeds)
@@ -219,8 +220,8 @@ class FinetuneTraining:
         finished = []
         for seed in seeds:
             folder = self.run.folder if len(seeds) == 1 else self.run.folder / f"seed-{seed}"
-            shared = seed == first or not self.learner.init_varies
-            results = self._train_seed(base if shared else None, seed, folder)
+            has_same_base = seed == first or not self.learner.init_varies
+            results = self._train_seed(base if has_same_base else None, seed, folder)
             if results is None:
                 return False
             finished.append((folder, results))
@@ -236,15 +237,23 @@ class FinetuneTraining:
             self.run.illustrate(write_finetuned_card)
 
     def _train_seed(self, base: ModelBundle | None, seed: int, folder: Path) -> JsonObject | None:
-        """Train and evaluate with one seed, from `base` or a model of its own; None if a signal interrupted it."""
+        """Train and evaluate with one seed.
+
+        Args:
+            base: The initial model; None: that of the seed.
+            seed: The seed.
+            folder: The folder of the seed.
+
+        Returns:
+            The results; None if a signal interrupted training.
+        """
         if (folder / SEED).exists():
-            self._tidy(folder)
+            self._remove_state(folder)
             return read_run_json(folder / SEED)
         base = base or self.learner.initial_model(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
         task, model = build_task(settings, self.source, self.survey, base, self.plan.labels)
-        finetunes = settings.method == "finetune"
-        if not finetunes:
+        if settings.method != "finetune":
             model = with_vector_head(model, base)
         model.to(resolve_device(settings.train.device))
         for split in self.splits:
@@ -255,70 +264,69 @@ class FinetuneTraining:
             self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)
         self._score_before_training(task, model, folder)
-        objective = lesson.objective if finetunes else body_objective(settings, task)
+        trainer = self._make_trainer(settings, task, model, lesson, folder)
+        fitted = self._fit(settings, task, model, trainer, folder)
+        if fitted.stop_reason == "interrupted":
+            return None
+        with trainer.full_params():
+            if settings.method != "finetune":
+                fit_last_layer(model, lesson.samples, task)
+            results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
+        self._remove_state(folder)
+        self.run.ranks.barrier()
+        return results
+
+    def _make_trainer(
+        self, settings: FinetuneSettings, task: Task, model: ModelBundle, lesson: Lesson, folder: Path
+    ) -> Trainer:
+        """Return the trainer of a seed; outputs of frozen layers are cached, and the training time is reported."""
+        objective = lesson.objective if settings.method == "finetune" else body_objective(settings, task)
         trainer = Trainer(model, objective, lesson.samples, settings.train, self.run.ranks)
         if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
             cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message)
         elif settings.train.freeze_layers:
             self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and recomputed in every step")
-        if self.run.ranks.size == 1 and finetunes and not (folder / STATE).exists():
+        if self.run.ranks.size == 1 and settings.method == "finetune" and not (folder / STATE).exists():
             note = training_time_note(model, objective, trainer.samples, lesson.encoded.tokens, settings.train)
             if note:
                 self.run.reporter.message(note)
+        return trainer
+
+    def _fit(
+        self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, folder: Path
+    ) -> FitResult:
+        """Train the weights; the method "linear" trains only the last layer, later, and has an empty journal."""
         if settings.method == "linear":
-            fitted = NOT_TRAINED
             (folder / JOURNAL).touch()
-        else:
-            fitted = fit(
-                trainer,
-                folder,
-                settings.fit,
-                evaluate=partial(self._dev_share, task, model, trainer.precision)
-                if "dev" in self.splits and finetunes
-                else None,
-                merge_evaluations=partial(eval_result, task),
-                save_last=partial(self._save_last, settings, task, model, folder),
-                reporter=self.run.reporter,
-            )
-        if fitted.stop_reason == "interrupted":
-            return None
-        with trainer.full_params():
-            if not finetunes:
-                fit_last_layer(model, lesson.samples, task)
-            results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
-        self._tidy(folder)
-        self.run.ranks.barrier()
-        return results
+            return NOT_TRAINED
+        evaluate = None
+        if "dev" in self.splits and settings.method == "finetune":
+            evaluate = partial(self._evaluate_dev_share, task, model, trainer.precision)
+        return fit(
+            trainer,
+            folder,
+            settings.fit,
+            evaluate=evaluate,
+            merge_evaluations=partial(eval_result, task),
+            save_last=partial(self._save_last, settings, task, model, folder),
+            reporter=self.run.reporter,
+        )
 
     def _evaluate(
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, fitted: FitResult,
         lesson: Lesson, notes: list[str], folder: Path,
     ) -> JsonObject:  # fmt: skip
-        """Save the trained model first, so that no failure in evaluating loses it, and evaluate it."""
+        """Save, calibrate and evaluate the trained model; it is saved first, so that no failure afterwards loses it."""
         model = task.for_inference(model)
         self._save(model, folder)
-        temperature = self._temperature(settings, task, model)
-        if temperature is not None:
-            model = rescaled(model, 1 / temperature, 0.0)
-            self._save(model, folder)
-            notes = [*notes, f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev"]
-            self.run.reporter.message(notes[-1])
-        elif settings.task.fits_temperature() and "dev" in self.splits:
-            notes = [*notes, "probabilities are not calibrated: dev needs 100 examples, 10 of them answered wrongly"]
-            self.run.reporter.message(notes[-1])
-        if "dev" in self.splits and settings.task.fits_temperature():
-            model.calibration = calibration_of(task, model, self.source.examples("dev"))
-            self._save(model, folder)
-        if settings.task.tunes_thresholds(self.survey):
-            model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
-            self._save(model, folder)
+        model, temperature, calibration_notes = self._calibrate(settings, task, model, folder)
         splits = {split: self._evaluate_split(task, model, split, folder) for split in self.splits}
         entry = checkpoint_entry(
             fitted.best_step, fitted.best_metric, trainer.step, fitted.last_metric, settings.fit.load_best_at_end
         )
-        small_dev = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
-        if small_dev:
-            self.run.reporter.message(small_dev)
+        dev_note = small_dev_note(entry, task.metric, splits.get("dev", {}).get("intervals", {}).get(task.metric))
+        if dev_note:
+            self.run.reporter.message(dev_note)
         results = {
             "seed": settings.train.seed,
             "metric": task.metric,
@@ -329,17 +337,43 @@ class FinetuneTraining:
             "checkpoints": entry,
             "label_scaling": model.label_scaling,
             "temperature": temperature,
-            "notes": [*notes, *filter(None, [small_dev])],
+            "notes": [*notes, *calibration_notes, *filter(None, [dev_note])],
         }
         if self.run.ranks.is_main:
             results |= self._baseline(task, model, trainer, lesson.encoded, folder)
             write_file(folder / SEED, results)
         return results
 
+    def _calibrate(
+        self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path
+    ) -> tuple[ModelBundle, float | None, list[str]]:
+        """Fit temperature, prediction sets and thresholds on dev, as the task needs them, and save the model with them.
+
+        Returns:
+            The model; the temperature (None: not fitted); sentences about it.
+        """
+        notes = []
+        temperature = self._fit_temperature(settings, task, model)
+        if temperature is not None:
+            model = rescaled(model, 1 / temperature, 0.0)
+            self._save(model, folder)
+            notes.append(f"probabilities are calibrated: scores are divided by {temperature:.3g}, fitted on dev")
+        elif settings.task.fits_temperature() and "dev" in self.splits:
+            notes.append("probabilities are not calibrated: dev needs 100 examples, 10 of them answered wrongly")
+        for note in notes:
+            self.run.reporter.message(note)
+        if "dev" in self.splits and settings.task.fits_temperature():
+            model.calibration = calibration_of(task, model, self.source.examples("dev"))
+            self._save(model, folder)
+        if settings.task.tunes_thresholds(self.survey):
+            model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
+            self._save(model, folder)
+        return model, temperature, notes
+
     # -- baselines ----------------------------------------------------------------------------------------------------
 
     def _score_before_training(self, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Evaluate the untrained model if it may do the task already; once, also for a run that resumes."""
+        """Evaluate the untrained model if the task allows it, unless its scores are in the folder of a resumed run."""
         zero_shot = SPECS[self.settings.task.kind].zero_shot
         if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
@@ -351,7 +385,7 @@ class FinetuneTraining:
     def _baseline(
         self, task: Task, model: ModelBundle, trainer: Trainer, encoded: EncodedSplit, folder: Path
     ) -> dict[str, JsonObject]:
-        """The scores before training, or those of a bag of words; {} if the task has no baseline."""
+        """Return the entry "baseline": the scores before training, or of a bag of words; {} if the task has neither."""
         if not self.settings.eval_baseline or not self.splits:
             return {}
         if (folder / BEFORE).exists():
@@ -378,41 +412,46 @@ class FinetuneTraining:
             save(model, folder / name, overwrite=True)
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Save the last weights, with a temperature and thresholds of their own, beside the best ones, the model."""
+        """Save the last weights, with their own temperature and thresholds, in a folder beside that of the model."""
         model = copy(task.for_inference(model))
-        if (temperature := self._temperature(settings, task, model)) is not None:
+        if (temperature := self._fit_temperature(settings, task, model)) is not None:
             model = rescaled(model, 1 / temperature, 0.0)
         if settings.task.tunes_thresholds(self.survey):
             model.thresholds = model.thresholds | tune_thresholds(task, model, self.source.examples("dev"))
         self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
 
-    def _temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
-        """Fit the temperature of the scores on dev; None: it is not asked for, or dev is too small."""
+    def _fit_temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
+        """Return the temperature of the scores, fitted on dev; None if the task has none, or dev is too small."""
         if "dev" not in self.splits or not settings.task.fits_temperature():
             return None
         return fit_temperature(task, model, self.source.examples("dev"))
 
-    def _tidy(self, folder: Path) -> None:
-        """Remove the training state of a seed that is evaluated, unless checkpoints are kept."""
+    def _remove_state(self, folder: Path) -> None:
+        """Remove the training state of a seed after its evaluation, unless `fit.keep_checkpoints` is set."""
         if self.run.ranks.is_main and not self.settings.fit.keep_checkpoints:
             remove_training_state(folder)
 
-    def _dev_share(self, task: Task, model: ModelBundle, dtype: torch.dtype) -> EvalMetrics:
+    def _evaluate_dev_share(self, task: Task, model: ModelBundle, dtype: torch.dtype) -> EvalMetrics:
         """Evaluate this rank's share of dev."""
         examples = self.source.examples("dev")
         return measure_split(task, task.for_inference(model), examples, precision=dtype, ranks=self.run.ranks)
 
     def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
-        """Evaluate a split. Each rank evaluates all of it, so that none waits, and the first one writes."""
+        """Evaluate a split. All ranks evaluate the whole split, so that no rank waits; only the first one writes."""
         self.run.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
         dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
         task, model = task.for_split(model, lambda: self.survey, split)
-        measure = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
-        return {"numbers": task.report(measure), "intervals": measure.intervals()}
+        metrics = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
+        return {"numbers": task.report(metrics), "intervals": metrics.intervals()}
 
     def _write_results(self, base: str, finished: list[tuple[Path, JsonObject]]) -> None:
-        """Write the results of all seeds, and the model of the best one on dev (of the first one without dev)."""
+        """Write the results of all seeds, and the model of the seed that is best on dev (the first seed without dev).
+
+        Args:
+            base: Name of the initial model.
+            finished: Folder and results of each seed.
+        """
         run, (folder, best) = self.run, finished[0]
         metric = best["metric"]
         if "dev" in self.splits:

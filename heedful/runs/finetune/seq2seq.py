@@ -1,4 +1,4 @@
-"""Seq2seq models with random weights and one vocabulary of source and target texts."""
+"""Seq2seq models with random weights, one vocabulary for source and target texts, and checks of BLEU as a metric."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
-TARGETS = 1000  # looked at to see what BLEU can count in them
+MAX_TARGETS = 1000  # targets from which it is decided whether BLEU counts words or characters
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
     "rotary": Rotary(),
     "shaw": Shaw(),
@@ -38,69 +38,89 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 
 
 def seq2seq_model(
-    init: Seq2Seq, texts: Sequence[str], seed: int, longest: int | None, log: Callable[[str], None]
+    init: Seq2Seq, texts: Sequence[str], seed: int, max_length: int | None, log: Callable[[str], None]
 ) -> ModelBundle:
-    """Make the tokenizer and the model that training starts from."""
-    options = init.tokenizer
-    places = init.longest if isinstance(init, TransformerInit) and init.positions == "learned" else None
-    limits = [most for most in (longest, places) if most is not None]
-    names = TokenizerSettings(
-        algorithm=options.algorithm,
-        vocab_size=options.vocab_size,
-        lower_case=options.lower_case,
+    """Train a tokenizer, and make a model with random weights.
+
+    Args:
+        init: Settings of the model and of its tokenizer.
+        texts: Source and target texts.
+        seed: Seed of the weights.
+        max_length: Maximum tokens of a text; None: as the model has learned positions, or any number without them.
+        log: Receives a sentence about the model.
+    """
+    num_positions = init.longest if isinstance(init, TransformerInit) and init.positions == "learned" else None
+    limits = [limit for limit in (max_length, num_positions) if limit is not None]
+    tokenizer_settings = TokenizerSettings(
+        algorithm=init.tokenizer.algorithm,
+        vocab_size=init.tokenizer.vocab_size,
+        lower_case=init.tokenizer.lower_case,
         strip_accents=False,
         max_length=min(limits, default=None),
     )
-    tokenizer = train_tokenizer(texts, names)
+    tokenizer = train_tokenizer(texts, tokenizer_settings)
     if isinstance(init, RecurrentInit):
-        family, model = "heedful-classic", recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
+        family, description = "heedful-classic", "two recurrent nets"
+        model = recurrent_config(init.rnn, tokenizer.size, init.embedding_width)
     else:
-        family, model = "heedful", transformer_config(init, tokenizer.size)
+        family, description = "heedful", "a Transformer"
+        model = transformer_config(init, tokenizer.size)
     bundle = create(BundleConfig(family=family, model=model), tokenizer, seed=seed)
-    what = "two recurrent nets" if isinstance(init, RecurrentInit) else "a Transformer"
-    log(f"{what} of {bundle.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both texts")
+    log(
+        f"{description} of {bundle.count():,} parameters with random weights, over {tokenizer.size:,} tokens of both "
+        "texts"
+    )
     return bundle
 
 
-def recurrent_config(writer: RecurrentSeq2Seq, vocabulary: int, width: int | None = None) -> ModelConfig:
-    """Configuration of a recurrent encoder and decoder that share an embedding of unit variance."""
-    width = width or writer.width // 2
-    words = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=writer.dropout)
-    return ClassicConfig(embedding=words, reader=writer)
+def recurrent_config(rnn: RecurrentSeq2Seq, vocabulary: int, width: int | None = None) -> ModelConfig:
+    """Return the configuration of a recurrent encoder and decoder that share an embedding of unit variance.
+
+    Args:
+        rnn: Settings of both.
+        vocabulary: Size of the vocabulary.
+        width: Width of the token vectors; None: half of rnn.width.
+    """
+    width = width or rnn.width // 2
+    embedding = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=rnn.dropout)
+    return ClassicConfig(embedding=embedding, reader=rnn)
 
 
 def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfig:
-    """BundleConfig of the original Transformer, or of one with other norms or positions."""
+    """Return the configuration of the original Transformer, or of one with other norms or positions."""
     config = vaswani_config(settings.shape, vocabulary)
-    places: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
+    absolute: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
     relation, final_norm = RELATIONS.get(settings.positions), settings.norm_at == "pre"
     assert config.encoder is not None and config.decoder is not None
     return replace(
         config,
-        embedding=replace(config.embedding, positions=places.get(settings.positions)),
+        embedding=replace(config.embedding, positions=absolute.get(settings.positions)),
         encoder=replace(config.encoder, norm_at=settings.norm_at, final_norm=final_norm, relation=relation),
         decoder=replace(config.decoder, norm_at=settings.norm_at, final_norm=final_norm, relation=relation),
     )
 
 
 def sample_targets(source: Dataset[Example], splits: Sequence[str]) -> list[str]:
-    """The first targets of dev, or of train without dev; [] if the task has no targets, or BLEU is not installed."""
+    """Return the first targets of dev, or of train without dev; [] if the task is not seq2seq, or BLEU is missing."""
     if source.kind is not Seq2SeqExample or not has_bleu():
         return []
     examples = source.examples("dev" if "dev" in splits else "train")
-    return [example.rewritten for example in islice(examples, TARGETS) if isinstance(example, Seq2SeqExample)]
+    return [example.rewritten for example in islice(examples, MAX_TARGETS) if isinstance(example, Seq2SeqExample)]
 
 
 def default_bleu_units(references: Sequence[str]) -> BleuTokenizer | None:
-    """The default for what BLEU counts: words, or characters if most targets are short; None if they are too short."""
-    ways: tuple[BleuTokenizer, ...] = ("13a", "char")
-    return next((words for words in ways if bleu_is_informative(references, words)), None)
+    """Return what BLEU counts by default: words, or characters if most targets have too few words.
+
+    None if most targets have too few characters too.
+    """
+    candidates: tuple[BleuTokenizer, ...] = ("13a", "char")
+    return next((units for units in candidates if bleu_is_informative(references, units)), None)
 
 
 def check_bleu(task: TaskSettings, references: Sequence[str]) -> None:
-    """Refuse BLEU as the metric if most targets are too short for it, so that it is 0 or depends on few targets."""
+    """Raise a HeedfulError if BLEU is the metric and most targets are too short for it, so that it is 0 or unstable."""
     if isinstance(task, Seq2SeqSettings) and task.metric == "bleu" and not bleu_is_informative(references, task.bleu):
         raise HeedfulError(
-            f"task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer as task.bleu="
-            f"{task.bleu} parts them: set task.bleu=char, for Chinese zh, or let F1 of words compare: task.metric=f1"
+            "task.metric is bleu, which counts up to 4 words in a row, but most targets have fewer words with "
+            f"task.bleu={task.bleu}: set task.bleu=char, for Chinese zh, or rank models by F1 of words: task.metric=f1"
         )

@@ -25,18 +25,18 @@ PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
 Method = Literal["auto", "finetune", "linear", "contrastive"]
 METHOD_TASKS = ("classify", "multiple")  # kinds of tasks that have several methods
-CONTRASTIVE_STEPS = 100  # at least
+MIN_CONTRASTIVE_STEPS = 100
 FEW = 200  # training examples below which methods are compared
-FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # if one of these is given, no other method is tried
+FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # beginnings of paths that only the method finetune follows
+EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # exceptions to these
+EVALUATION_SETTINGS = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # for evaluations in training
 LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
-DOCUMENTS_PER_BATCH = 64  # of the queries of a batch, about
-EVALUATING = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # settings of evaluations in training
-EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # except these
+DOCUMENTS_PER_BATCH = 64  # approximate number of documents to rank in a batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinetuneSettings:
-    """Everything that decides what a run does."""
+    """All settings of a fine-tuning run."""
 
     task: TaskSettings
     init: Init = PRETRAINED  # where training starts from
@@ -70,7 +70,7 @@ class FinetuneSettings:
             SPECS[self.task.kind].check_pooling(self.init.reader, "init.reader", 2)
 
     def _check_method(self) -> None:
-        """Refuse methods and folds for other tasks than classification, and methods without a pretrained model."""
+        """Raise a SettingError if the task is not classification, or the method needs a pretrained model."""
         if self.task.kind not in METHOD_TASKS:
             path, value = ("folds", str(self.folds)) if self.method == "finetune" else ("method", f'"{self.method}"')
             name = SPECS[self.task.kind].public_name
@@ -97,7 +97,7 @@ def finetune_defaults(
     method: Method = "finetune",
     documents: int = 0,
 ) -> tuple[FinetuneSettings, str]:
-    """Default settings, and the reason for them as a sentence.
+    """Return the default settings for some data, and a sentence with what they follow from.
 
     Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021). Random weights need a higher
     learning rate, and so does a narrow model: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019,
@@ -107,14 +107,14 @@ def finetune_defaults(
         kind: Name of the task's specification.
         examples: Number of training examples.
         random_init: Whether the model starts from random weights.
-        width: Of the model's hidden states.
+        width: Width of the model's hidden states.
         classic: Whether the model is from before the Transformer.
-        seq2seq: A model to write with random weights; None: another task, or a trained model.
-        group_size: Samples that are learned together; a batch has whole groups.
-        bleu_units: What BLEU counts; None: models are compared by F1 of words.
-        characters: Of all training texts: LONG_TEXT of them count as one example. 0: only examples count.
-        method: How the task is learned.
-        documents: Of all queries to rank documents for, which count instead of examples. 0: another task.
+        seq2seq: Settings of a seq2seq model with random weights; None: another task, or a trained model.
+        group_size: Number of samples that are learned together; a batch has whole groups.
+        bleu_units: What BLEU counts; None: models are ranked by F1 of words.
+        characters: Number of characters of all training texts; LONG_TEXT of them count as one example. 0: not counted.
+        method: Method of training.
+        documents: Number of documents to rank, for all queries; they count instead of examples. 0: another task.
     """
     if seq2seq is not None:
         return _seq2seq_defaults(seq2seq, examples, bleu_units)
@@ -126,7 +126,7 @@ def finetune_defaults(
     lr = 2e-3 if classic else 5e-4 if random_init else float(f"{0.04 / width:.0e}")
     train = TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=AdamW(lr=lr))
     if method == "contrastive":
-        steps = max(CONTRASTIVE_STEPS, 5 * examples // 16)  # at least five epochs
+        steps = max(MIN_CONTRASTIVE_STEPS, 5 * examples // 16)  # at least five epochs
         train = TrainSettings(max_steps=steps, batch_size=16, optimizer=AdamW(lr=float(f"{0.08 / width:.0e}")))
     settings = FinetuneSettings(
         task=SPECS[kind].settings(),
@@ -134,19 +134,25 @@ def finetune_defaults(
         fit=FitSettings(eval_every_epochs=1.0 if epochs > 2 else 0.5),
         method=method,
     )
-    model = "a classic model" if classic else "a fresh encoder" if random_init else f"a trained model {width} wide"
-    many = f"{examples:,} queries with {documents:,} documents" if documents else f"{examples:,} examples"
-    long = f" of {characters:,} characters" if epochs < _epochs(kind, documents or examples) else ""
-    return settings, f"defaults for {many}{long} and {model}"
+    if classic:
+        model = "a classic model"
+    elif random_init:
+        model = "a fresh encoder"
+    else:
+        model = f"a trained model {width} wide"
+    data = f"{examples:,} queries with {documents:,} documents" if documents else f"{examples:,} examples"
+    if epochs < _epochs(kind, documents or examples):
+        data += f" of {characters:,} characters"
+    return settings, f"defaults for {data} and {model}"
 
 
 def _epochs(kind: str, examples: int) -> float:
-    """The default number of epochs for a task and a number of examples."""
-    return next(epochs for least, epochs in SPECS[kind].epochs if examples >= least)
+    """Return the default number of epochs for a task and a number of examples."""
+    return next(epochs for min_examples, epochs in SPECS[kind].epochs if examples >= min_examples)
 
 
 def check_batch_groups(train: TrainSettings, group_size: int) -> None:
-    """Refuse a batch size that would split a group of samples that are learned together."""
+    """Raise a SettingError for a batch size that would split a group of samples that are learned together."""
     if train.batch_size % group_size:
         raise SettingError(
             f"train.batch_size is {train.batch_size}, but an update takes whole groups of {group_size} pairs "
@@ -156,10 +162,10 @@ def check_batch_groups(train: TrainSettings, group_size: int) -> None:
 
 
 def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | None) -> tuple[FinetuneSettings, str]:
-    """Defaults for a model that learns to write from random weights: five times the epochs, and smoothed labels.
+    """Return the defaults for a seq2seq model with random weights: five times the epochs, and smoothed labels.
 
-    A Transformer has the learning rate at which the paper's warm-up of 4,000 steps ends, (4000 width)^-0.5, its betas
-    and eps (Vaswani et al. 2017, sections 5.3 and 5.4).
+    A Transformer has the peak learning rate of the paper, (4000 width)^-0.5 after a warm-up of 4,000 steps, and the
+    paper's betas and eps (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
     epochs = 5 * _epochs(SEQ2SEQ.name, examples)
     batch_size = 64 if examples >= 2_000 else 16
@@ -170,68 +176,74 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
         model, lr = "a Transformer", float(f"{(4000 * init.shape.width) ** -0.5:.1e}")
         optimizer, schedule = AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-9), Noam(warmup_ratio=0.1)
     metric: Literal["f1", "bleu"] = "bleu" if bleu_units is not None and has_bleu() else "f1"
-    compared = ""
+    metric_note = ""
     if metric == "f1":
-        why = "most targets have fewer than 4 characters" if has_bleu() else "sacrebleu, for BLEU, is not installed"
-        compared = f", compared by F1 of words, since {why}"
+        reason = "most targets have fewer than 4 characters" if has_bleu() else "sacrebleu, for BLEU, is not installed"
+        metric_note = f", compared by F1 of words, since {reason}"
     elif bleu_units == "char":
-        compared = ", compared by BLEU of characters, since most targets have fewer than 4 words"
+        metric_note = ", compared by BLEU of characters, since most targets have fewer than 4 words"
     settings = FinetuneSettings(
         task=Seq2SeqSettings(label_smoothing=0.1, metric=metric, bleu=bleu_units or "13a"),
         train=TrainSettings(epochs=epochs, batch_size=batch_size, optimizer=optimizer, schedule=schedule),
         fit=FitSettings(eval_every_epochs=max(1.0, epochs / 15)),
     )
-    return settings, f"defaults for {examples:,} examples and {model} with random weights{compared}"
+    return settings, f"defaults for {examples:,} examples and {model} with random weights{metric_note}"
 
 
 def training_settings(paths: Iterable[str]) -> list[str]:
-    """Return the paths of settings that only training of all weights follows."""
+    """Return the paths of settings that only the method "finetune" follows."""
     return [path for path in paths if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
 
 
 def check_method_settings(method: Method, paths: Iterable[str]) -> None:
-    """Refuse settings, by the paths that were given by hand, that would change nothing with a method."""
+    """Raise a SettingError for settings given by hand, by their paths, that would change nothing with a method."""
     reasons: dict[Method, str] = {
         "auto": "methods are compared with their own defaults; name one with method",
         "linear": "method is linear, which trains no weights below the last layer",
         "contrastive": "method is contrastive, which is not evaluated while it trains",
     }
     for path in training_settings(paths):
-        if method in ("auto", "linear") or (method == "contrastive" and path in EVALUATING):
+        if method in ("auto", "linear") or (method == "contrastive" and path in EVALUATION_SETTINGS):
             raise SettingError(f"{path} would change nothing: {reasons[method]}; leave it out", path=path)
 
 
-def training_summary(settings: FinetuneSettings, why: str, by_hand: Sequence[str] = ()) -> str:
-    """Say how a run trains: what its defaults are for, its duration, batch size and rate, and settings set by hand."""
+def training_summary(settings: FinetuneSettings, reason: str, by_hand: Sequence[str] = ()) -> str:
+    """Return a sentence with what the defaults follow from, duration, batch size, rate, and settings set by hand.
+
+    Args:
+        settings: Settings of the run.
+        reason: The sentence of `finetune_defaults`.
+        by_hand: Paths of settings that were given by hand.
+    """
     train = settings.train
-    how = f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
+    training = f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}"
     if settings.method == "linear":
-        how = "logistic regression over sentence vectors"
+        training = "logistic regression over sentence vectors"
     elif settings.method == "contrastive":
-        how = f"sentence vectors trained by pairs in {how}, then logistic regression"
+        training = f"sentence vectors trained by pairs in {training}, then logistic regression"
     by_hand = [name for name in by_hand if name != "method"]
-    text = f"{why}: {how}{settings.task.summary()}"
+    text = f"{reason}: {training}{settings.task.summary()}"
     return text + (f"; set by hand: {', '.join(by_hand)}" if by_hand else "")
 
 
 def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
-    """Data settings of a run (without its generated dev split), and how it treated long texts.
+    """Return the data settings of a run, without its generated dev split, and how the run treats long texts.
 
-    Defaults if `run` is not a run folder.
+    If `run` is not a run folder, they are the defaults.
     """
     path = Path(run) / "settings.toml"
     table = load_mapping(path) if path.is_file() else {}
-    data, own = DataSettings(), table.get("data")
-    if isinstance(own, Mapping):  # pre-training has the paths of its text there
-        data = overlay(data, own, source=f"{path}: data")
-    return replace(data, dev_fraction=0.0), "truncate" if table.get("long_inputs") == "truncate" else "stride"
+    settings, data_table = DataSettings(), table.get("data")
+    if isinstance(data_table, Mapping):  # the "data" of pre-training is a list of paths
+        settings = overlay(settings, data_table, source=f"{path}: data")
+    return replace(settings, dev_fraction=0.0), "truncate" if table.get("long_inputs") == "truncate" else "stride"
 
 
 def check_task(task: str) -> str:
-    """Return the task that a name means: its own, or that of a pipeline, such as "ner".
+    """Return the name of a task from that name, or from an alias such as "ner".
 
     Raises:
-        HeedfulError: If the name means no task.
+        HeedfulError: If no task has this name or alias.
     """
     if task in SPECS and task != SPECS[task].public_name:
         name = SPECS[task].public_name
@@ -247,16 +259,16 @@ def finetune_overrides(
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Overrides:
-    """Collect what was given by hand; `Overrides` are returned as they are."""
-    named = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
-    return Overrides.of(overrides, recipe=recipe, flags={**named, **(flags or {})}, assignments=assignments)
+    """Collect settings given by hand; `Overrides` are returned as they are."""
+    model_flag = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
+    return Overrides.of(overrides, recipe=recipe, flags={**model_flag, **(flags or {})}, assignments=assignments)
 
 
 def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
-    """Return the settings as far as they are known before the data are read.
+    """Return the settings that are known before the data are read: overrides, and the defaults for one example.
 
     Raises:
-        HeedfulError: If an override is wrong for all variants of the task.
+        HeedfulError: If an override cannot be used with any specification of the task.
     """
     errors = []
     for spec in specs_named(check_task(task)):

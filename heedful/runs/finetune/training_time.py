@@ -1,4 +1,4 @@
-"""An estimate of how long training takes, from a few steps of a copy of the model."""
+"""Estimation of the training time from a few steps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from heedful.objectives import Objective, Sample
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import Trainer
 
-PROBE = 4  # steps that are timed, after one that warms up
-LEAST = 20 * PROBE  # steps of a run from which timing them pays
+TIMED_STEPS = 4  # steps that are timed, after a warm-up step
+MIN_STEPS = 20 * TIMED_STEPS  # steps of a run; the time of a shorter one is not estimated
 
 
 def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
-    """Estimate the duration of training from its next steps.
+    """Estimate the duration of training by making its next steps.
 
     Args:
-        trainer: Makes the steps.
-        tokens: Of one epoch.
+        trainer: The trainer, which makes the steps.
+        tokens: Number of tokens in one epoch.
 
     Returns:
-        Seconds of training, and tokens a second.
+        Seconds of the whole training, and tokens a second.
     """
-    steps = [trainer.train_step() for _ in range(1 + PROBE)][1:]
+    steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)][1:]
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     if (budget := trainer.settings.budget_seconds) is not None:
         return budget, speed
@@ -36,20 +36,27 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
 def training_time_note(
     loaded: ModelBundle, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
 ) -> str:
-    """A sentence with the estimated time of training; "" if it is short, or cannot be estimated.
+    """Return a sentence with the estimated time of training; "" if training is short, or cannot be timed.
 
     Steps are made with a copy of the model, so that training is the same to the last bit. An objective that trains
     modules of its own is not timed, since that would change them.
+
+    Args:
+        loaded: The model, with the task's head.
+        objective: The objective of training.
+        samples: The training samples.
+        tokens: Number of tokens in one epoch.
+        settings: Settings of training.
     """
     if settings.time_budget is not None or settings.compile or objective.extra_module is not None:
         return ""
     try:
         trainer = Trainer(deepcopy(loaded), objective, samples, settings)
-        if trainer.total_steps is None or trainer.total_steps < LEAST:
+        if trainer.total_steps is None or trainer.total_steps < MIN_STEPS:
             return ""
         seconds, speed = estimate_seconds(trainer, tokens)
-    except HeedfulError:  # training raises it again, if it gets there
+    except HeedfulError:  # training will raise it at the same step
         return ""
-    shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(1, seconds):.0f} s"
+    duration = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(1, seconds):.0f} s"
     pace = f"{trainer.total_steps:,} steps at {speed:,.0f} tokens/s"
-    return f"training will take about {shown}, without evaluations: {pace}"
+    return f"training will take about {duration}, without evaluations: {pace}"

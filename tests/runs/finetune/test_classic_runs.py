@@ -217,7 +217,7 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
 
 
 def test_skip_gram_reads_a_long_text_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classic_making, "LONGEST", 4)
+    monkeypatch.setattr(classic_making, "MAX_SKIPGRAM_TOKENS", 4)
     words = word_tokenizer(["a", "b", "c"])
     found = skipgram_samples(words, ["a b c a b c a b c", "a b", "c"])
     ids = dict(zip("abc", words.ids(["a b c"])[0].tolist(), strict=True))

@@ -36,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No plots, no timing, one thread, few steps of contrastive training."""
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
-    monkeypatch.setattr("heedful.runs.finetune.settings.CONTRASTIVE_STEPS", 5)
+    monkeypatch.setattr("heedful.runs.finetune.settings.MIN_CONTRASTIVE_STEPS", 5)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -79,7 +79,7 @@ def test_nothing_is_compared_for_a_folder_with_a_finished_run(
     tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     run(tmp_path / "run", encoder, method=before)
-    monkeypatch.setattr("heedful.runs.finetune.method_choice._measured", lambda *arguments: pytest.fail("compared"))
+    monkeypatch.setattr("heedful.runs.finetune.method_choice._compare", lambda *arguments: pytest.fail("compared"))
     with pytest.raises(RunError, match=r"train\.seed was 1 and is 2 now"):
         run(tmp_path / "run", encoder, **{"train.seed": 2})
     with pytest.raises(RunError, match="holds a run on other data"):

@@ -141,7 +141,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
 
 
 def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its beams, its tokens and what leads; a run that led with BLEU, with F1 where that cannot be measured."""
+    """Beams, tokens and metric are those of the run; F1 replaces BLEU where sacrebleu is not installed."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
@@ -160,7 +160,7 @@ def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch
     )
     assert whole.numbers == found.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
-    with pytest.warns(HeedfulWarning, match=r"run led with BLEU, for which sacrebleu is missing: F1 leads"):
+    with pytest.warns(HeedfulWarning, match=r"run ranked models by BLEU, but sacrebleu is not installed: F1 is"):
         assert again("other.jsonl").metric == "f1"
 
 
@@ -396,8 +396,8 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("seq2seq", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
         ("seq2seq", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
-        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed says .* but look is none"),
-        ("seq2seq", "", (*TWO, LOOK), "longest is of location scores, but look.score"),
+        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed is false, .* look is none"),
+        ("seq2seq", "", (*TWO, LOOK), "longest is for location scores, but look.score"),
         (
             "seq2seq",
             "",

@@ -35,7 +35,7 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
     given, how = data("single", tmp_path / "data"), {"train.epochs": 4}
     tune("classify", given, tmp_path / "untold", how, reporter=(untold := Told()))
     assert not any("will take about" in str(each) for each in untold.found), "so few steps take no time"
-    monkeypatch.setattr(module, "LEAST", 8)
+    monkeypatch.setattr(module, "MIN_STEPS", 8)
     tune("classify", given, tmp_path / "told", how, reporter=(told := Told()))
     (sentence,) = [each for each in told.found if "will take about" in str(each)]
     assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
@@ -48,7 +48,7 @@ def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
 def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(module, "LEAST", 8)
+    monkeypatch.setattr(module, "MIN_STEPS", 8)
     tune(
         "classify",
         data("single", tmp_path / "data"),

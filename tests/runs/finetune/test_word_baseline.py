@@ -206,7 +206,7 @@ def test_labels_that_the_drawn_rows_lack_have_probability_0() -> None:
 
 
 def test_many_classes_have_fewer_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_baseline, "WEIGHTS", 30)
+    monkeypatch.setattr(word_baseline, "MAX_WEIGHTS", 30)
     bag = WordBaseline(task_of(Classify, ("a", "b", "c")))
     bag.fit([LabelledExample(text=f"one{n} two{n} three{n}", label="abc"[n % 3]) for n in range(9)])
     assert bag.words == 10
@@ -231,15 +231,15 @@ def test_rows_are_drawn_by_the_seed(tmp_path: Path) -> None:
     count = sum(1 for _ in source.examples("train"))
 
     def drawn(seed: int) -> list[int]:
-        return [n for n, _ in word_baseline._sampled(source, "train", count, 30, seed)]
+        return [n for n, _ in word_baseline._sample_examples(source, "train", count, 30, seed)]
 
     assert drawn(1) == drawn(1) != drawn(2) and len(drawn(1)) == 30 and drawn(1) == sorted(drawn(1))
-    chosen = dict(word_baseline._sampled(source, "train", count, 30, 1))
+    chosen = dict(word_baseline._sample_examples(source, "train", count, 30, 1))
     assert all(chosen[n] == example for n, example in enumerate(source.examples("train")) if n in chosen)
 
 
 def test_a_sample_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_baseline, "ROWS", 12)
+    monkeypatch.setattr(word_baseline, "MAX_ROWS", 12)
     sizes = {"train": 24, "dev": 8, "test": 20}
     done = tune("classify", data("single", tmp_path / "data", sizes), tmp_path / "run")
     found = done.results["baseline"]
