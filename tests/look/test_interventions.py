@@ -11,7 +11,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.look.head_masking import gated_heads
 from heedful.look.inspection import Inspection
-from heedful.look.interventions import masking_gates, intervene, replace_tokens
+from heedful.look.interventions import intervene, masking_gates, replace_tokens
 from heedful.look.page_api import PageAPI
 from heedful.packed import Packed
 from tests.support.model_folders import make
