@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heedful.look.page_api import PageAPI
 
 
-REPORT_BUDGET = 2_000_000  # bytes of data in the page of a report
+REPORT_MAX_BYTES = 2_000_000  # bytes of the answers in the page of a report on heads
 
 
 def look(
@@ -162,15 +162,15 @@ def look(
 
     from heedful.atomic_io import atomic_path
 
-    budget = 1_000_000 * (megabytes or 16)
+    max_bytes = 1_000_000 * (megabytes or 16)
     if with_model:
         from heedful.look.page_with_model import render_html_with_model
 
-        content = render_html_with_model(api, precision=precision or "auto", budget=budget)
+        content = render_html_with_model(api, precision=precision or "auto", max_bytes=max_bytes)
     else:
         from heedful.look.page import render_html
 
-        content = render_html(api, layers=layer, heads=head, budget=budget)
+        content = render_html(api, layers=layer, heads=head, max_bytes=max_bytes)
     try:
         with atomic_path(html) as unfinished:
             unfinished.write_text(content, encoding="utf-8")
@@ -334,7 +334,7 @@ def _write_report(
     api = PageAPI(inspections or [Inspection(loaded, report["example"], name=folder)], report=report)
     contents = {
         "heads.json": json.dumps(report, allow_nan=False),
-        "heads.html": render_html(api, budget=REPORT_BUDGET),
+        "heads.html": render_html(api, max_bytes=REPORT_MAX_BYTES),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)

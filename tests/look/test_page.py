@@ -362,7 +362,7 @@ def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: PageAPI) -> No
     collected = page.collect_answers(asks, layers=[1], heads=[0, 3])
     weighed = [question for question in collected.answers if question.startswith("weights?")]
     assert weighed == [f"weights?head={h}&layer=1&part=encoder&side={s}" for s in (0, 1) for h in (0, 3)]
-    small = page.collect_answers(asks, layers=[0], heads=[0], budget=30_000)
+    small = page.collect_answers(asks, layers=[0], heads=[0], max_bytes=30_000)
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
 
 
