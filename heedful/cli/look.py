@@ -200,16 +200,18 @@ def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
     """Serve the page until Ctrl-C, and open it in a browser where a person sits before a screen."""
     import threading
 
-    from heedful.cli.browser import has_screen, opened
+    from heedful.cli.browser import has_screen, open_in_browser
     from heedful.look.local_server import serve_in_background
 
-    with serve_in_background(api, port) as server, opened(server.url if browser and has_screen() else None) as shown:
-        print(server.url, flush=True)
-        note("it is open in a browser; Ctrl-C stops it" if shown else "open it in a browser here; Ctrl-C stops it")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            note("stopped")
+    with serve_in_background(api, port) as server:
+        url = server.url if browser and has_screen() else None
+        with open_in_browser(url) as is_open:
+            print(server.url, flush=True)
+            note(f"{'it is open in a browser' if is_open else 'open it in a browser here'}; Ctrl-C stops it")
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                note("stopped")
 
 
 def _choices_api(folder: str, prompt: str, choices: list[str], target: str | None, head_kind: str | None) -> PageAPI:
