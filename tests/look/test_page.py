@@ -521,6 +521,7 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
         (["the cat", "--html", str(file), "--port", "8000"], "--port was given: a file has no port"),
         (["the cat", "--megabytes", "4"], "--megabytes was given: "),
         (["the cat", "--max-texts", "9"], "--max-texts was given: they are for the report of --heads"),
+        (["the cat", "--output", "x"], "--output was given: they are for the report of --heads"),
         (["--heads", str(file), "--port", "8000"], "--port was given: the report of --heads takes a RUN"),
     ):
         with pytest.raises(SystemExit) as ended:
