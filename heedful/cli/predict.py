@@ -151,7 +151,7 @@ def predict(
         head=head_kind,
         precision=checked_precision,
         device=device,
-        min_confidence=0.0 if candidate_labels else confidence_threshold,  # set below, on the engine for the candidate labels
+        min_confidence=0.0 if candidate_labels else confidence_threshold,  # set below for those
         prediction_set=prediction_set,
     )
     if candidate_labels is not None and prediction_set is not None:

@@ -33,20 +33,20 @@ def push(
     from heedful.runs.push import plan_push
     from heedful.runs.push import push as upload
 
-    planned = plan_push(run, repository, private=not public, with_examples=with_examples)
+    plan = plan_push(run, repository, private=not public, with_examples=with_examples)
     if not as_json:
         action = "would upload" if dry_run else "uploading"
-        note(f"{action} to {repository} ({'private' if planned.private else 'public'}):")
-        note("\n".join(f"  {escape(file.name)}, {file.size:,} bytes" for file in planned.files))
-        note("\n".join(["left out:", *(f"  {escape(name)}: {reason}" for name, reason in planned.left_out.items())]))
-    url = None if dry_run else upload(planned)
+        note(f"{action} to {repository} ({'private' if plan.private else 'public'}):")
+        note("\n".join(f"  {escape(file.name)}, {file.size:,} bytes" for file in plan.files))
+        note("\n".join(["left out:", *(f"  {escape(name)}: {reason}" for name, reason in plan.left_out.items())]))
+    url = None if dry_run else upload(plan)
     if as_json:
         return print_json(
             {
                 "repository": repository,
-                "private": planned.private,
-                "files": [{"name": file.name, "bytes": file.size} for file in planned.files],
-                "left_out": planned.left_out,
+                "private": plan.private,
+                "files": [{"name": file.name, "bytes": file.size} for file in plan.files],
+                "left_out": plan.left_out,
                 "url": url,
             }
         )

@@ -30,11 +30,11 @@ def recipe(
     if action not in ("ls", "cp"):
         raise HeedfulError(f'"{action}" is not an action{did_you_mean(action, ["ls", "cp"])}: use ls or cp')
     if action == "ls":
-        offers = [{"name": offer.name, "about": offer.about} for offer in recipes.list_assets()]
-        return print_json(offers) if as_json else print_table([list(offer.values()) for offer in offers])
+        assets = [{"name": asset.name, "about": asset.about} for asset in recipes.list_assets()]
+        return print_json(assets) if as_json else print_table([list(asset.values()) for asset in assets])
     if name is None:
         raise HeedfulError("recipe cp needs a name: heedful recipe ls lists them")
-    path, offer = recipes.copy_asset(name, out)
+    path, asset = recipes.copy_asset(name, out)
     if as_json:
         return print_json({"name": name, "written": str(path)})
-    print(f"copied to {path}: {offer.use.format(quote(str(path)))}")
+    print(f"copied to {path}: {asset.use.format(quote(str(path)))}")

@@ -115,7 +115,7 @@ def _parse_space(texts: list[str]) -> dict[str, list[Json]]:
 
 
 def _show_trials(state: JsonObject) -> None:
-    """Print the trials of a search, the best one first.
+    """Print the trials of a search: those that trained longest first, then the best.
 
     Args:
         state: Results of the search, from results.json.
