@@ -131,7 +131,7 @@ export function heatmap(where, values, map) {
   const most = relative ? reach(values) || 1 : 1;
   paint(canvas, values, n, m, { signed: limit, gain: map.gain, most, lut: colours(where, map.signed ? SIGNED : HEAT) });
   const cursor = make("div", { class: "cursor", hidden: true });
-  const told = make("p", { class: "told", role: "status" }, "Point at a cell, or use the arrow keys.");
+  const status = make("p", { class: "told", role: "status" }, "Point at a cell, or use the arrow keys.");
   let [row, column] = [0, 0];
   const point = (/** @type {number} */ i, /** @type {number} */ j) => {
     if (!n || !m) return;
@@ -144,7 +144,7 @@ export function heatmap(where, values, map) {
     cursor.style.height = `${down}px`;
     const value = values[row * m + column];
     const say = map.say ?? ((a, b, v) => `${plain(map.rows[a])} → ${plain(map.columns[b])}: ${short(v)}`);
-    told.textContent = say(row, column, value);
+    status.textContent = say(row, column, value);
   };
   const at = (/** @type {PointerEvent | MouseEvent} */ event) => {
     const box = canvas.getBoundingClientRect();
@@ -173,7 +173,7 @@ export function heatmap(where, values, map) {
   const draw = (/** @type {number} */ zoom) => {
     const cell = fitting * zoom;
     const every = Math.ceil(FITS / cell);
-    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((each) => make("span", {}, shown(each)));
+    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((name) => make("span", {}, shown(name)));
     names.replaceChildren(...lay(map.columns));
     side.replaceChildren(...lay(map.rows));
     names.style.gridTemplateColumns = `repeat(${Math.ceil(m / every)}, ${cell * every}px)`;
@@ -186,9 +186,9 @@ export function heatmap(where, values, map) {
   const caption = make("figcaption", {}, map.name);
   if (fitting < FITS) {
     const zooms = make("span", { class: "zooms", role: "group", "aria-label": "Size of a cell" });
-    for (const zoom of ZOOMS.filter((each) => each === 1 || fitting * (each / 2) < FITS)) {
+    for (const zoom of ZOOMS.filter((factor) => factor === 1 || fitting * (factor / 2) < FITS)) {
       const press = (/** @type {any} */ event) => {
-        for (const each of zooms.children) each.setAttribute("aria-pressed", String(each === event.currentTarget));
+        for (const button of zooms.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
         draw(zoom);
       };
       zooms.append(make("button", { type: "button", class: "quiet", "aria-pressed": String(zoom === 1), onclick: press }, `${zoom}×`));
@@ -199,5 +199,5 @@ export function heatmap(where, values, map) {
     signed: limit, gain: map.gain, most, unit: map.unit,
     scale: map.scale ? { relative, change: map.scale.change } : undefined,
   });
-  return savable(make("figure", { class: "figure" }, caption, grid, bar, told), map.name);
+  return savable(make("figure", { class: "figure" }, caption, grid, bar, status), map.name);
 }

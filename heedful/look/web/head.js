@@ -25,11 +25,11 @@ const ALSO = 3; // further heads that are offered by name
 export async function headView(context) {
   const { part, state } = context;
   const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
-  const heads = (state.heads ?? [state.head]).filter((each) => context.heads.includes(each));
-  const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
+  const heads = (state.heads ?? [state.head]).filter((head) => context.heads.includes(head));
+  const answers = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
   const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
-  const weights = found.map((each) => {
-    const numbers = unpack(each.weights);
+  const weights = answers.map((answer) => {
+    const numbers = unpack(answer.weights);
     return groups ? merged(numbers, groups.rows, groups.keys) : numbers;
   });
   const sides = {
@@ -70,21 +70,21 @@ const STORIES = /** @type {Record<string, [string, string]>} */ ({
  */
 function story(context, head) {
   const { look, part, state } = context;
-  const here = look.telling.filter((each) => each.part === part.part && each.layer === state.layer && each.head === head)[0];
+  const here = look.telling.filter((named) => named.part === part.part && named.layer === state.layer && named.head === head)[0];
   const where = part.layers > 1 ? `Layer ${state.layer}, ${headName(context, head)}` : headName(context, head);
   const line = make("p", { class: "story" });
   if (here) {
-    const [name, told] = STORIES[here.name];
-    line.append(make("b", {}, `${where}: ${name}. `), `${told}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
+    const [name, description] = STORIES[here.name];
+    line.append(make("b", {}, `${where}: ${name}. `), `${description}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
   } else line.append(make("b", {}, `${where}. `), unnamed(context));
   /** @type {Set<string>} */
   const names = new Set(here ? [here.name] : []);
-  for (const each of look.telling) {
-    const kept = context.source.keeps("weights", { side: state.side, part: each.part, layer: each.layer, head: each.head });
-    if (names.has(each.name) || names.size > ALSO || !kept) continue;
-    names.add(each.name);
-    const go = () => context.set({ part: each.part, layer: each.layer, head: each.head, heads: [each.head] });
-    line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${each.layer}, head ${each.head}: ${STORIES[each.name][0]}`), " ");
+  for (const named of look.telling) {
+    const canShow = context.source.keeps("weights", { side: state.side, part: named.part, layer: named.layer, head: named.head });
+    if (names.has(named.name) || names.size > ALSO || !canShow) continue;
+    names.add(named.name);
+    const go = () => context.set({ part: named.part, layer: named.layer, head: named.head, heads: [named.head] });
+    line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${named.layer}, head ${named.head}: ${STORIES[named.name][0]}`), " ");
   }
   return line;
 }
@@ -134,7 +134,7 @@ function headBar(context, heads, sides) {
         disabled: !context.heads.includes(head),
         title: context.heads.includes(head) ? headName(context, head) : "not kept in the file",
         onclick: () => {
-          const chosen = heads.includes(head) ? heads.filter((each) => each !== head) : [...heads, head].sort((a, b) => a - b);
+          const chosen = heads.includes(head) ? heads.filter((other) => other !== head) : [...heads, head].sort((a, b) => a - b);
           context.set({ heads: chosen });
         },
         ondblclick: () => context.set({ heads: [head], head }),
@@ -182,7 +182,7 @@ function picture(context, heads, weights, sides) {
   const step = fits ? height : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
   const between = make("div", { class: "lines", "aria-hidden": "true" });
   const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
-  const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
+  const status = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
   const passes = (/** @type {number} */ i, /** @type {number} */ j) =>
     context.state.filter === "all" || context.state.filter === `${sides.from[i]}${sides.to[j]}`;
   const left = tokenList(sides.left, {
@@ -208,7 +208,7 @@ function picture(context, heads, weights, sides) {
   left.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     chosen.clear();
-    for (const each of left.children) each.setAttribute("aria-pressed", "false");
+    for (const button of left.children) button.setAttribute("aria-pressed", "false");
     redraw();
   });
   arrows(left, ".token");
@@ -224,17 +224,17 @@ function picture(context, heads, weights, sides) {
     draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
     const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
-    if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
-    else if (key !== null) told.textContent = `tokens that attend to ${plain(sides.right[key])}`;
-    else if (!drawn.length) told.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
-    else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
+    if (focus !== null && key === null) status.textContent = strongest(sides, focus, sums, heads.length);
+    else if (key !== null) status.textContent = `tokens that attend to ${plain(sides.right[key])}`;
+    else if (!drawn.length) status.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
+    else status.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
   const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, right, shares));
   grid.style.setProperty("--row", `${step}px`);
   if (!fits) {
     grid.classList.add("tight");
     const every = Math.ceil(LABEL / step);
-    for (const list of [left, right]) for (const [place, each] of [...list.children].entries()) each.classList.toggle("unnamed", place % every > 0);
+    for (const list of [left, right]) for (const [place, button] of [...list.children].entries()) button.classList.toggle("unnamed", place % every > 0);
   }
   requestAnimationFrame(redraw);
   const legend = make("div", { class: "legend saved-only" });
@@ -249,7 +249,7 @@ function picture(context, heads, weights, sides) {
     line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
     scale.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
   }
-  return savable(make("div", { class: "scrolled" }, told, grid, scale, legend), "attention between tokens");
+  return savable(make("div", { class: "scrolled" }, status, grid, scale, legend), "attention between tokens");
 }
 
 /**
@@ -262,17 +262,17 @@ function picture(context, heads, weights, sides) {
  */
 function collect(weights, rows, key, passes, m) {
   /** @type {[number, number, number, number][]} */
-  const found = [];
+  const collected = [];
   for (const [h, matrix] of weights.entries()) {
     for (const i of rows) {
       const line = rowOf(matrix, i);
       for (let j = key ?? 0; j < (key === null ? m : key + 1); j++) {
-        if (line[j] >= FAINT && passes(i, j)) found.push([i, j, h, line[j]]);
+        if (line[j] >= FAINT && passes(i, j)) collected.push([i, j, h, line[j]]);
       }
     }
   }
-  if (found.length > LINES) found.sort((a, b) => b[3] - a[3]).length = LINES;
-  return found;
+  if (collected.length > LINES) collected.sort((a, b) => b[3] - a[3]).length = LINES;
+  return collected;
 }
 
 /**
@@ -287,7 +287,7 @@ function collect(weights, rows, key, passes, m) {
  * @param {Size} size
  */
 function stroked(between, drawn, heads, { gap, step, height }) {
-  const made = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
+  const drawing = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
   for (const [i, j, h, weight] of drawn) {
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     const line = svg("path", {
@@ -295,9 +295,9 @@ function stroked(between, drawn, heads, { gap, step, height }) {
       ...(dashes(heads, heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
     });
     line.style.stroke = `var(${headColour(heads[h])})`;
-    made.append(line);
+    drawing.append(line);
   }
-  between.replaceChildren(made);
+  between.replaceChildren(drawing);
 }
 
 /**
@@ -306,7 +306,7 @@ function stroked(between, drawn, heads, { gap, step, height }) {
  * @param {number} head
  */
 function dashes(heads, head) {
-  return isDashed(head) && heads.some((each) => each !== head && headColour(each) === headColour(head));
+  return isDashed(head) && heads.some((other) => other !== head && headColour(other) === headColour(head));
 }
 
 /**
@@ -404,5 +404,5 @@ function strongest(sides, row, sums, heads) {
     return { name, share: sum / heads };
   });
   const best = means.sort((a, b) => b.share - a.share).slice(0, 4);
-  return `${plain(sides.left[row])} attends to ${best.map((each) => `${plain(each.name)} ${percent(each.share)}`).join(", ")}`;
+  return `${plain(sides.left[row])} attends to ${best.map((token) => `${plain(token.name)} ${percent(token.share)}`).join(", ")}`;
 }

@@ -29,7 +29,7 @@ import { setCaption } from "./save.js";
  * }} View
  */
 
-const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((each) => parts.includes(each.part));
+const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((view) => parts.includes(view.part));
 const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
 
 const HEADS = /** @type {Record<string, string>} */ ({
@@ -95,7 +95,7 @@ export async function open(root, source, { remember }) {
     state.side = Math.min(state.side, about.looks.length - 1);
     /** @type {Look} */
     const look = about.looks[state.side];
-    const part = look.views.find((each) => each.part === state.part) ?? look.views[0];
+    const part = look.views.find((view) => view.part === state.part) ?? look.views[0];
     state.part = part.part;
     const asked = state.view === "neuron" || state.view === "steps" ? "neuron" : state.view === "similarity" ? "similarity" : "weights";
     const places = placesOf(source, state.side, part, asked);
@@ -105,7 +105,7 @@ export async function open(root, source, { remember }) {
     state.head = nearest(heads, state.head);
     state.row = Math.min(state.row, look.sides[part.rows].length - 1);
     /** @type {Context} */
-    const made = {
+    const shared = {
       looks: about.looks, look, part, layers, heads, state, root, source, word: about.word, report: about.report,
       set: (changed) => {
         Object.assign(state, changed);
@@ -121,14 +121,14 @@ export async function open(root, source, { remember }) {
         show();
       },
     };
-    return made;
+    return shared;
   };
 
   const show = async () => {
     const now = context();
-    const fitting = VIEWS.filter((each) => each.fits(now.look, about, source.live));
+    const fitting = VIEWS.filter((candidate) => candidate.fits(now.look, about, source.live));
     const first = about.report ? "heads" : "head";
-    const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
+    const view = fitting.find((candidate) => candidate.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
     if (remember) write(state);
     root.classList.toggle("lecture", state.lecture);
@@ -141,27 +141,27 @@ export async function open(root, source, { remember }) {
     turn += 1;
     const mine = turn;
     const focused = focusKey(root);
-    tabs.replaceChildren(...fitting.map((each) => tab(each, each === view, now)));
+    tabs.replaceChildren(...fitting.map((candidate) => tab(candidate, candidate === view, now)));
     controls.replaceChildren(...controlsOf(now, view));
     restoreFocus(root, focused);
     body.setAttribute("aria-label", view.name);
     body.setAttribute("aria-busy", "true");
     /** @type {Node} */
-    let made;
+    let content;
     try {
-      made = await view.show(now);
+      content = await view.show(now);
     } catch (error) {
-      made = note(/** @type {Error} */ (error).message, "problem");
+      content = note(/** @type {Error} */ (error).message, "problem");
     }
     if (mine !== turn) return;
     const within = focusKey(root) ?? focused;
-    body.replaceChildren(make("h2", { class: "unseen" }, view.name), made);
+    body.replaceChildren(make("h2", { class: "unseen" }, view.name), content);
     restoreFocus(root, within);
     body.setAttribute("aria-busy", "false");
     body.dataset.view = view.key;
   };
 
-  setCaption(root, () => captionOf(context(), VIEWS.find((each) => each.key === state.view)));
+  setCaption(root, () => captionOf(context(), VIEWS.find((view) => view.key === state.view)));
   const top = make("div", {});
   /** @type {Look | null} */
   let headed = null; // whose header stands at the top
@@ -212,7 +212,7 @@ function tab(view, chosen, context) {
 function arrowsOnTabs(tabs) {
   tabs.addEventListener("keydown", (event) => {
     const all = /** @type {HTMLElement[]} */ ([...tabs.children]);
-    const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+    const at = all.findIndex((tab) => tab.getAttribute("aria-selected") === "true");
     const to = all[at + ({ ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? NaN)];
     if (!to) return;
     event.preventDefault();
@@ -227,24 +227,24 @@ function arrowsOnTabs(tabs) {
  */
 function controlsOf(context, view) {
   const { state, look, part } = context;
-  const told = (/** @type {number[]} */ all) => all.map((each) => /** @type {[string, string]} */ ([String(each), String(each)]));
-  const made = [];
+  const options = (/** @type {number[]} */ all) => all.map((number) => /** @type {[string, string]} */ ([String(number), String(number)]));
+  const controls = [];
   if (context.looks.length > 1 && view.key !== "compare") {
-    const models = new Set(context.looks.map((each) => each.name)).size > 1;
-    const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each, models)}`]));
-    made.push(choice(context.look.choices.length ? "Candidate" : models ? "Model" : "Text", names, String(state.side), (side) => context.set({ side: Number(side) })));
+    const models = new Set(context.looks.map((look) => look.name)).size > 1;
+    const names = context.looks.map((look, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(look, models)}`]));
+    controls.push(choice(context.look.choices.length ? "Candidate" : models ? "Model" : "Text", names, String(state.side), (side) => context.set({ side: Number(side) })));
   }
   if (view.uses.includes("part") && look.views.length > 1) {
-    made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));
+    controls.push(choice("Part", look.views.map((view) => [view.part, view.part]), part.part, (name) => context.set({ part: name, heads: null })));
   }
   if (view.uses.includes("layer") && part.layers > 1) {
-    made.push(choice("Layer", told(context.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
+    controls.push(choice("Layer", options(context.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
   }
   if (view.uses.includes("head") && part.heads > 1) {
-    made.push(choice("Head", told(context.heads), String(state.head), (head) => context.set({ head: Number(head) })));
+    controls.push(choice("Head", options(context.heads), String(state.head), (head) => context.set({ head: Number(head) })));
   }
-  made.push(make("span", { class: "soft about" }, view.about));
-  return made;
+  controls.push(make("span", { class: "soft about" }, view.about));
+  return controls;
 }
 
 /**
@@ -271,15 +271,15 @@ function header(look, root, source, context) {
   theme.setAttribute("aria-label", "Light or dark");
   const lecture = make("button", { type: "button", class: "quiet", title: "Lecture mode (L): large type, whole width", onclick: () => context().set({ lecture: !context().state.lecture }) }, "Aa");
   lecture.setAttribute("aria-label", "Lecture mode");
-  const made = make(
+  const element = make(
     "header", { class: "header" },
     make("div", {}, make("h1", {}, make("bdi", {}, nameOf(look))), make("p", { class: "soft" }, facts.join(" · "))),
     make("div", {}, lecture, theme),
   );
   const text = make("p", { class: "text" }, make("bdi", {}, plain(Array.isArray(look.item) ? look.item.join(" | ") : look.item, 600)));
-  if (!source.live) made.append(text);
-  else made.append(reading(look, context));
-  return made;
+  if (!source.live) element.append(text);
+  else element.append(reading(look, context));
+  return element;
 }
 
 /**
@@ -361,8 +361,8 @@ function shortcuts(where, context) {
  * @param {Source} source
  */
 function chooseTelling(state, look, source) {
-  const kept = look.telling.find(({ part, layer, head }) => source.keeps("weights", { side: 0, part, layer, head }));
-  if (kept) Object.assign(state, { part: kept.part, layer: kept.layer, head: kept.head });
+  const head = look.telling.find(({ part, layer, head }) => source.keeps("weights", { side: 0, part, layer, head }));
+  if (head) Object.assign(state, { part: head.part, layer: head.layer, head: head.head });
 }
 
 /**
@@ -386,16 +386,16 @@ function recall(state) {
 
 /** @param {State} state */
 function write(state) {
-  const told = new URLSearchParams();
-  for (const [key, value] of Object.entries(state)) if (value !== null) told.set(key, String(value));
-  history.replaceState(null, "", `#${told}`);
+  const params = new URLSearchParams();
+  for (const [key, value] of Object.entries(state)) if (value !== null) params.set(key, String(value));
+  history.replaceState(null, "", `#${params}`);
 }
 
 /** The page of a file. */
 export function startFile() {
   const root = document.getElementById("look");
-  const kept = document.getElementById("kept");
-  if (root && kept) open(root, keptSource(JSON.parse(kept.textContent ?? "")), { remember: true });
+  const answers = document.getElementById("kept");
+  if (root && answers) open(root, keptSource(JSON.parse(answers.textContent ?? "")), { remember: true });
 }
 
 /**
@@ -414,15 +414,15 @@ export function startWidget({ model, el }) {
   follow();
   const watch = new MutationObserver(follow);
   const attributeFilter = ["data-jp-theme-light", "data-vscode-theme-kind", "theme"];
-  for (const each of [document.documentElement, document.body]) watch.observe(each, { attributes: true, attributeFilter });
+  for (const element of [document.documentElement, document.body]) watch.observe(element, { attributes: true, attributeFilter });
   open(root, kernelSource(model), { remember: false });
   return () => watch.disconnect();
 }
 
 /** What a notebook says of its theme; nothing where it leaves that to the system. */
 function hostTheme() {
-  const told = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
-  const theme = told.find((each) => each) ?? "";
+  const settings = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
+  const theme = settings.find((value) => value) ?? "";
   if (theme === "false" || theme.includes("dark")) return "dark";
   return theme === "true" || theme.includes("light") ? "light" : "";
 }

@@ -14,10 +14,10 @@ import { lines } from "./plots.js";
  */
 export async function positionsView(context) {
   const { views } = await context.source.ask("positions", { side: context.state.side });
-  const made = make("section", { class: "positions-view" });
-  for (const view of views) made.append(viewPanel(context, view));
-  if (!views.length) made.append(note("This model has no positions: it reads a text as a bag of words."));
-  return made;
+  const section = make("section", { class: "positions-view" });
+  for (const view of views) section.append(viewPanel(context, view));
+  if (!views.length) section.append(note("This model has no positions: it reads a text as a bag of words."));
+  return section;
 }
 
 /**
@@ -80,5 +80,5 @@ function numbered(count) {
  * @param {Float32Array} values
  */
 function spread(values) {
-  return Math.sqrt(values.reduce((sum, each) => sum + each * each, 0) / Math.max(values.length, 1)) || 1;
+  return Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / Math.max(values.length, 1)) || 1;
 }

@@ -82,22 +82,22 @@ function drawing(element, caption) {
   root.classList.add("saving");
   try {
     const origin = element.getBoundingClientRect();
-    const made = svg("g", {});
+    const group = svg("g", {});
     const reached = { right: 0, bottom: 0 };
-    render(element, { made, origin, reached, clip: null });
+    render(element, { group, origin, reached, clip: null });
     const style = getComputedStyle(root);
     const width = Math.ceil(Math.max(reached.right, 200) + 2 * MARGIN);
-    const told = caption.flatMap((line) => folded(line, Math.floor((width - 2 * MARGIN) / (0.52 * CAPTION_SIZE))));
-    const height = Math.ceil(reached.bottom + 2 * MARGIN + (told.length ? 8 + 1.4 * CAPTION_SIZE * told.length : 0));
-    const whole = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": style.fontFamily });
-    whole.append(svg("rect", { width, height, ...paintOf("fill", style.getPropertyValue("--panel")) }));
-    made.setAttribute("transform", `translate(${MARGIN} ${MARGIN})`);
-    whole.append(made);
-    for (const [number, line] of told.entries()) {
+    const lines = caption.flatMap((line) => folded(line, Math.floor((width - 2 * MARGIN) / (0.52 * CAPTION_SIZE))));
+    const height = Math.ceil(reached.bottom + 2 * MARGIN + (lines.length ? 8 + 1.4 * CAPTION_SIZE * lines.length : 0));
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": style.fontFamily });
+    picture.append(svg("rect", { width, height, ...paintOf("fill", style.getPropertyValue("--panel")) }));
+    group.setAttribute("transform", `translate(${MARGIN} ${MARGIN})`);
+    picture.append(group);
+    for (const [number, line] of lines.entries()) {
       const y = reached.bottom + 2 * MARGIN + 8 + 1.4 * CAPTION_SIZE * number;
-      whole.append(lettersAt(line, MARGIN, y, { "font-size": CAPTION_SIZE, ...paintOf("fill", number ? style.getPropertyValue("--soft") : style.color) }));
+      picture.append(lettersAt(line, MARGIN, y, { "font-size": CAPTION_SIZE, ...paintOf("fill", number ? style.getPropertyValue("--soft") : style.color) }));
     }
-    return { text: new XMLSerializer().serializeToString(whole), width, height };
+    return { text: new XMLSerializer().serializeToString(picture), width, height };
   } finally {
     root.classList.remove("saving");
     if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
@@ -106,7 +106,7 @@ function drawing(element, caption) {
 
 /**
  * @typedef {{
- *   made: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
+ *   group: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
  *   clip: {left: number, top: number, right: number, bottom: number} | null,
  * }} Sheet clip: where what is drawn ends, in pixels of the window
  */
@@ -120,7 +120,7 @@ function render(element, sheet) {
   if (style.display === "none" || style.visibility === "hidden") return;
   const box = element.getBoundingClientRect();
   if (element instanceof SVGElement) {
-    if (box.width) sheet.made.append(copiedSvg(element, placedAt(sheet, box)));
+    if (box.width) sheet.group.append(copiedSvg(element, placedAt(sheet, box)));
     return extend(sheet, box);
   }
   renderGround(element, style, box, sheet);
@@ -181,14 +181,14 @@ function renderGround(element, style, box, sheet) {
     const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, height / 2);
     /** @type {Record<string, string>} */
     const dash = style.borderTopStyle === "dashed" && "stroke" in stroke ? { "stroke-dasharray": "4 3" } : {};
-    sheet.made.append(svg("rect", { x: x + half, y: y + half, width: Math.max(0, width - 2 * half), height: Math.max(0, height - 2 * half), rx, ...fill, ...stroke, ...dash }));
+    sheet.group.append(svg("rect", { x: x + half, y: y + half, width: Math.max(0, width - 2 * half), height: Math.max(0, height - 2 * half), rx, ...fill, ...stroke, ...dash }));
     extend(sheet, box);
   }
   if (!even) {
     const ends = [[x, y, x + width, y], [x + width, y, x + width, y + height], [x, y + height, x + width, y + height], [x, y, x, y + height]];
     for (const [number, side] of sides.entries()) {
       const [x1, y1, x2, y2] = ends[number];
-      if (side.width) sheet.made.append(svg("line", { x1, y1, x2, y2, ...paintOf("stroke", side.colour), "stroke-width": side.width }));
+      if (side.width) sheet.group.append(svg("line", { x1, y1, x2, y2, ...paintOf("stroke", side.colour), "stroke-width": side.width }));
     }
   }
 }
@@ -205,7 +205,7 @@ function renderCanvas(canvas, box, sheet) {
   if (!width || !height) return;
   extend(sheet, box);
   if (n * m > VECTOR_CELLS || getComputedStyle(canvas).imageRendering !== "pixelated") {
-    sheet.made.append(svg("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas, width, height) }));
+    sheet.group.append(svg("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas, width, height) }));
   } else {
     const data = numbersOf(canvas);
     const filled = canvas.matches(".strips") ? 1 - STRIP_GAP / (height / n) : 1; // of each row
@@ -218,10 +218,10 @@ function renderCanvas(canvas, box, sheet) {
         if (a) group.append(svg("rect", { x: j, y: i, width: k - j, height: rounded(filled), fill: hexOf(r, g, b), ...(a < 255 ? { "fill-opacity": rounded(a / 255) } : {}) }));
       }
     }
-    sheet.made.append(group);
+    sheet.group.append(group);
   }
   const outline = getComputedStyle(canvas);
-  if (outline.outlineStyle === "solid") sheet.made.append(svg("rect", { x, y, width, height, fill: "none", ...paintOf("stroke", outline.outlineColor) }));
+  if (outline.outlineStyle === "solid") sheet.group.append(svg("rect", { x, y, width, height, fill: "none", ...paintOf("stroke", outline.outlineColor) }));
 }
 
 /**
@@ -259,16 +259,16 @@ function enlarged(canvas, width, height) {
  */
 function copiedSvg(element, box) {
   const copy = /** @type {SVGElement} */ (element.cloneNode(true));
-  const pairs = [[element, copy], ...[...element.querySelectorAll("*")].map((each, i) => [each, copy.querySelectorAll("*")[i]])];
+  const pairs = [[element, copy], ...[...element.querySelectorAll("*")].map((child, i) => [child, copy.querySelectorAll("*")[i]])];
   for (const [from, to] of pairs) {
     const style = getComputedStyle(from);
     to.removeAttribute("class");
     to.removeAttribute("style");
-    for (const each of ["stroke-width", "stroke-dasharray", "opacity", "font-size", "text-anchor", "stroke-linecap"]) {
-      const value = style.getPropertyValue(each);
-      if (value && value !== "none") to.setAttribute(each, value);
+    for (const name of ["stroke-width", "stroke-dasharray", "opacity", "font-size", "text-anchor", "stroke-linecap"]) {
+      const value = style.getPropertyValue(name);
+      if (value && value !== "none") to.setAttribute(name, value);
     }
-    for (const each of ["fill", "stroke"]) for (const [key, value] of Object.entries(paintOf(each, style.getPropertyValue(each)))) to.setAttribute(key, String(value));
+    for (const name of ["fill", "stroke"]) for (const [key, value] of Object.entries(paintOf(name, style.getPropertyValue(name)))) to.setAttribute(key, String(value));
   }
   for (const [key, value] of Object.entries(box)) copy.setAttribute(key, String(value));
   if (!copy.hasAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
@@ -288,19 +288,19 @@ function renderText(text, style, sheet) {
   };
   const upright = style.writingMode.startsWith("vertical");
   for (const { line, box } of linesOf(text)) {
-    const held = sheet.clip;
-    if (held && (box.right <= held.left || box.left >= held.right || box.bottom <= held.top + 1 || box.top >= held.bottom - 1)) continue;
-    const room = held ? (upright ? Math.min(box.bottom, held.bottom) - Math.max(box.top, held.top) : held.right - box.left) : Infinity;
+    const clip = sheet.clip;
+    if (clip && (box.right <= clip.left || box.left >= clip.right || box.bottom <= clip.top + 1 || box.top >= clip.bottom - 1)) continue;
+    const room = clip ? (upright ? Math.min(box.bottom, clip.bottom) - Math.max(box.top, clip.top) : clip.right - box.left) : Infinity;
     const long = upright ? box.height : box.width;
     const shown = long > room + 1 ? `${line.slice(0, Math.max(1, Math.floor((line.length * room) / long) - 1))}…` : line;
     const { x, y, width, height } = placedAt(sheet, box);
     if (upright) {
-      const end = held ? Math.min(box.bottom, held.bottom) - sheet.origin.top : y + height;
-      const made = lettersAt(shown, 0, 0, look);
-      made.setAttribute("transform", `translate(${rounded(x + width / 2 + 0.34 * look["font-size"])} ${rounded(end)}) rotate(-90)`);
-      sheet.made.append(made);
-    } else sheet.made.append(lettersAt(shown, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
-    extend(sheet, { right: Math.min(box.right, held?.right ?? Infinity), bottom: Math.min(box.bottom, held?.bottom ?? Infinity) });
+      const end = clip ? Math.min(box.bottom, clip.bottom) - sheet.origin.top : y + height;
+      const group = lettersAt(shown, 0, 0, look);
+      group.setAttribute("transform", `translate(${rounded(x + width / 2 + 0.34 * look["font-size"])} ${rounded(end)}) rotate(-90)`);
+      sheet.group.append(group);
+    } else sheet.group.append(lettersAt(shown, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
+    extend(sheet, { right: Math.min(box.right, clip?.right ?? Infinity), bottom: Math.min(box.bottom, clip?.bottom ?? Infinity) });
   }
 }
 
@@ -314,19 +314,19 @@ function linesOf(text) {
   const whole = [...range.getClientRects()];
   if (whole.length === 1) return [{ line: text.data, box: whole[0] }];
   /** @type {{line: string, box: DOMRect}[]} */
-  const found = [];
+  const lines = [];
   for (const word of text.data.matchAll(/\S+\s*/gu)) {
     range.setStart(text, word.index);
     range.setEnd(text, word.index + word[0].length);
     const [box] = range.getClientRects();
-    const last = found.at(-1);
+    const last = lines.at(-1);
     if (!box) continue;
     if (last && Math.abs(last.box.top - box.top) < 2) {
       last.line += word[0];
       last.box = new DOMRect(last.box.left, last.box.top, box.right - last.box.left, last.box.height);
-    } else found.push({ line: word[0], box });
+    } else lines.push({ line: word[0], box });
   }
-  return found;
+  return lines;
 }
 
 /**
@@ -372,7 +372,7 @@ function paintOf(what, colour) {
  * @param {...number} levels
  */
 function hexOf(...levels) {
-  return `#${levels.map((each) => Math.round(each).toString(16).padStart(2, "0")).join("")}`;
+  return `#${levels.map((level) => Math.round(level).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** @param {number} value */

@@ -25,19 +25,19 @@ const MOST_SCORES = 16; // the largest scores that are shown of more
  */
 export async function stepsView(context) {
   const { part, state } = context;
-  const names = tokensOf(context, part.rows).map((each) => each.text);
+  const names = tokensOf(context, part.rows).map((token) => token.text);
   const block = make("div", { class: "wide block-of" });
   const place = (/** @type {number} */ row) => ({ side: state.side, part: part.part, layer: state.layer, row });
   const list = tokenList(names, {
     label: "The token that is followed",
     chosen: (row) => row === state.row,
     pick: (row) => {
-      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === row));
+      for (const [number, button] of [...list.children].entries()) button.setAttribute("aria-pressed", String(number === row));
       context.note({ row });
       follow(context, block, row);
     },
   });
-  for (const [row, each] of [...list.children].entries()) each.toggleAttribute("disabled", !context.source.keeps("steps", place(row)));
+  for (const [row, button] of [...list.children].entries()) button.toggleAttribute("disabled", !context.source.keeps("steps", place(row)));
   arrows(list, ".token:enabled");
   await follow(context, block, Math.min(state.row, names.length - 1));
   return make("section", { class: "steps-view" }, make("div", { class: "panel" }, make("h3", {}, "Token"), list), block);
@@ -109,9 +109,9 @@ function diagram(context, steps, choose) {
   }
   arrows(group, ".stage");
   const stages = /** @type {HTMLElement[]} */ ([...group.children]);
-  for (const [number, each] of stages.entries()) each.tabIndex = number === now ? 0 : -1;
+  for (const [number, stage] of stages.entries()) stage.tabIndex = number === now ? 0 : -1;
   requestAnimationFrame(() => {
-    const stream = stages.filter((each) => each.classList.contains("stream"));
+    const stream = stages.filter((stage) => stage.classList.contains("stream"));
     for (let i = 0; i + 1 < stream.length; i++) { // what goes past attention, and past the MLP
       const [from, to] = [stream[i], stream[i + 1]];
       const past = make("i", { class: "past", "aria-hidden": "true" });
@@ -144,7 +144,7 @@ function kindOf(name) {
 function showStage(context, card, steps, number, go) {
   const step = steps[number];
   context.note({ step: number });
-  for (const [place, each] of [...(card.parentElement?.querySelectorAll(".stage") ?? [])].entries()) each.setAttribute("aria-pressed", String(place === number));
+  for (const [place, button] of [...(card.parentElement?.querySelectorAll(".stage") ?? [])].entries()) button.setAttribute("aria-pressed", String(place === number));
   const move = (/** @type {string} */ name, /** @type {number} */ to) => make("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => go(to) }, name);
   card.replaceChildren(
     make("p", { class: "soft" }, `Step ${number + 1} of ${steps.length}`), make("h3", {}, step.name), make("p", { class: "law" }, formula(step.formula)), note(step.about),
@@ -163,8 +163,8 @@ function showStage(context, card, steps, number, go) {
 function vectorOf(context, step, { name, numbers }) {
   if (step.over === "keys") return name === "q · k" ? [] : overKeys(context, step, numbers, name);
   const first = [...numbers.slice(0, FIRST)].map(short).join("  ");
-  const told = make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`);
-  return [make("div", { class: "vector" }, formula(name), strip(context.root, numbers), told)];
+  const text = make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`);
+  return [make("div", { class: "vector" }, formula(name), strip(context.root, numbers), text)];
 }
 
 /**
@@ -179,12 +179,12 @@ function overKeys(context, step, numbers, name) {
   const visible = [...numbers.entries()].filter(([, value]) => Number.isFinite(value));
   const cut = visible.length > ALL_SCORES;
   const shown = cut ? visible.sort((a, b) => b[1] - a[1]).slice(0, MOST_SCORES) : visible;
-  const products = step.vectors.find((/** @type {any} */ each) => each.name === "q · k")?.numbers;
+  const products = step.vectors.find((/** @type {any} */ vector) => vector.name === "q · k")?.numbers;
   const most = name === "w" ? 1 : Math.max(...shown.map(([, value]) => Math.abs(value)), 1e-9);
   const rows = shown.map(([place, value]) => ({
     text: keys[place].text, value, told: name === "w" ? undefined : `${short(value)}   (q · k = ${short(products[place])})`,
   }));
   const hidden = numbers.length - visible.length;
-  const told = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
-  return [bars(rows, most), ...(told.length ? [note(told.join(" "))] : [])];
+  const remarks = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
+  return [bars(rows, most), ...(remarks.length ? [note(remarks.join(" "))] : [])];
 }

@@ -43,10 +43,10 @@ export function tokensOf(context, side) {
  * @param {number[][]} [groups]
  */
 export function namesOf(side, groups) {
-  if (!groups) return side.map((each) => each.text);
+  if (!groups) return side.map((token) => token.text);
   return groups.map((group) => {
     const [first, ...rest] = group.map((place) => side[place].text);
-    return [first.replace(/^\u2581(?=.)/u, ""), ...rest.map((each) => each.replace(/^##/u, ""))].join("");
+    return [first.replace(/^\u2581(?=.)/u, ""), ...rest.map((text) => text.replace(/^##/u, ""))].join("");
   });
 }
 
@@ -91,9 +91,9 @@ export function tokenList(names, { label, chosen, pick, over }) {
 export function placesOf(source, side, part, question = "weights") {
   const all = [...Array(part.heads).keys()];
   const layers = [...Array(part.layers).keys()];
-  const kept = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
-  const none = kept.every((heads) => !heads.length);
-  return new Map(layers.filter((layer) => none || kept[layer].length).map((layer) => [layer, none ? all : kept[layer]]));
+  const shown = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
+  const none = shown.every((heads) => !heads.length);
+  return new Map(layers.filter((layer) => none || shown[layer].length).map((layer) => [layer, none ? all : shown[layer]]));
 }
 
 /**
@@ -102,7 +102,7 @@ export function placesOf(source, side, part, question = "weights") {
  * @param {number} wanted
  */
 export function nearest(all, wanted) {
-  return all.filter((each) => each <= wanted).at(-1) ?? all[0];
+  return all.filter((number) => number <= wanted).at(-1) ?? all[0];
 }
 
 /**
