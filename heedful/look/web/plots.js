@@ -1,12 +1,12 @@
 // @ts-check
-// Lines and bars, drawn as SVG, so that they are sharp and can be read out.
+// Line plots, scatter plots and bars, as SVG and HTML.
 
 import { headColour, isDashed } from "./tokens.js";
 import { make, percent, plain, shown, svg } from "./parts.js";
 import { savable } from "./save.js";
 
 /**
- * One or more lines over the same places.
+ * A plot of one or more lines over the same positions.
  * @param {string} name
  * @param {ArrayLike<number>[]} series
  * @param {{from?: number, across: string, names?: string[], ticks?: string[]}} how
@@ -46,7 +46,7 @@ export function lines(name, series, { from = 0, across, names = [], ticks }) {
 }
 
 /**
- * Words as points. Both axes have one scale; a word that would stand on another is shown when its point is pointed at.
+ * Words as points in a plane, with one scale for both axes. A word that would cover another is only a tooltip of its point.
  * @param {string} name
  * @param {{text: string, x: number, y: number, filled: boolean}[]} points
  * @param {{axes?: string[], width: number}} how the names of both axes, if they have a meaning
@@ -100,9 +100,10 @@ function sameBox(one, other) {
 }
 
 /**
- * Names with shares, as bars.
- * @param {{text: string, value: number, told?: string, marked?: boolean, long?: boolean}[]} rows `long` names are sentences
- * @param {number} [most] what a full bar stands for
+ * Names with numbers, as horizontal bars.
+ * @param {{text: string, value: number, told?: string, marked?: boolean, long?: boolean}[]} rows `told`: the number as text, by
+ *   default in percent; `long`: whether the name is a sentence
+ * @param {number} [most] number of a full bar
  */
 export function bars(rows, most = 1) {
   const element = make("div", { class: "bars" });

@@ -1,19 +1,19 @@
 // @ts-check
-// Figures as files: what an element shows, drawn anew as one SVG with a caption, and from that as PNG.
+// Saving figures: an element is drawn again as one SVG with a caption, and from that as PNG.
 
 import { make, plain, svg } from "./parts.js";
 
 const MARGIN = 14; // pixels around a picture
-const PNG_SCALE = 2; // pixels of a PNG for one of the page
-const VECTOR_CELLS = 4_096; // numbers of a heat map up to which each one is a rectangle
+const PNG_SCALE = 2; // pixels of a PNG for each pixel of the page
+const VECTOR_CELLS = 4_096; // maximum cells of a heat map that is saved as rectangles; larger ones are images
 const STRIP_GAP = 2; // pixels between the rows of strips, as in look.css
-const CAPTION_SIZE = 12; // pixels of a letter of the caption
+const CAPTION_SIZE = 12; // font size of the caption, in pixels
 
 /** @type {WeakMap<Element, () => string[]>} */
 const captions = new WeakMap();
 
 /**
- * Set what stands below every picture of a page that is saved.
+ * Set the caption of every picture of a page that is saved.
  * @param {HTMLElement} root
  * @param {() => string[]} caption lines: model, text, layer and head
  */
@@ -22,9 +22,9 @@ export function setCaption(root, caption) {
 }
 
 /**
- * A figure with the buttons that save it.
+ * Add buttons to an element that save it as a picture.
  * @param {HTMLElement} element
- * @param {string} name
+ * @param {string} name title of the picture
  * @returns {HTMLElement} the element
  */
 export function savable(element, name) {
@@ -35,6 +35,7 @@ export function savable(element, name) {
 }
 
 /**
+ * Save an element as a file.
  * @param {HTMLElement} element
  * @param {string} name
  * @param {string} kind "SVG" or "PNG"
@@ -51,7 +52,8 @@ async function saveAs(element, name, kind) {
 }
 
 /**
- * @param {string} text an SVG
+ * An SVG as PNG.
+ * @param {string} text of the SVG
  * @param {number} width
  * @param {number} height
  * @returns {Promise<Blob>}
@@ -71,7 +73,7 @@ async function rasterized(text, width, height) {
 }
 
 /**
- * What an element shows, as an SVG of rectangles, letters and lines.
+ * An element as an SVG of rectangles, text and lines.
  * @param {HTMLElement} element
  * @param {string[]} caption
  * @returns {{text: string, width: number, height: number}}
@@ -108,10 +110,12 @@ function drawing(element, caption) {
  * @typedef {{
  *   group: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
  *   clip: {left: number, top: number, right: number, bottom: number} | null,
- * }} Sheet clip: where what is drawn ends, in pixels of the window
+ * }} Sheet `group`: where to draw; `origin`: box of the element that is saved; `reached`: right and bottom end of what was
+ *   drawn; `clip`: box outside of which nothing is drawn, in pixels of the window
  */
 
 /**
+ * Draw an element with its children.
  * @param {Element} element
  * @param {Sheet} sheet
  */
@@ -134,6 +138,7 @@ function render(element, sheet) {
 }
 
 /**
+ * The intersection of two boxes.
  * @param {Sheet["clip"]} clip
  * @param {DOMRect} box
  */
@@ -143,6 +148,7 @@ function clipped(clip, box) {
 }
 
 /**
+ * A box of the window as attributes of the picture.
  * @param {Sheet} sheet
  * @param {{left: number, top: number, width: number, height: number}} box
  */
@@ -151,6 +157,7 @@ function placedAt(sheet, box) {
 }
 
 /**
+ * Extend the size of the picture by a box.
  * @param {Sheet} sheet
  * @param {{right: number, bottom: number}} box
  */
@@ -160,7 +167,7 @@ function extend(sheet, box) {
 }
 
 /**
- * Background and border of an element.
+ * Draw background and border of an element.
  * @param {Element} element
  * @param {CSSStyleDeclaration} style
  * @param {DOMRect} box
@@ -194,7 +201,7 @@ function renderGround(element, style, box, sheet) {
 }
 
 /**
- * The numbers of a canvas: small maps as rectangles, so that they stay sharp in any program, others as an image.
+ * Draw a canvas: small maps as rectangles, which are sharp in any program, others as an image.
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {Sheet} sheet
@@ -225,7 +232,7 @@ function renderCanvas(canvas, box, sheet) {
 }
 
 /**
- * The colours of a canvas, four bytes each, from a copy that is made to be read.
+ * The colours of a canvas, four bytes each. They are read from a copy, so that the canvas itself stays on the GPU.
  * @param {HTMLCanvasElement} canvas
  */
 function numbersOf(canvas) {
@@ -237,7 +244,7 @@ function numbersOf(canvas) {
 }
 
 /**
- * A canvas as an image in which each number is a block of several pixels, since programs smooth what they enlarge.
+ * A canvas as an image in which each cell is a block of pixels, since programs smooth images that they enlarge.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width
  * @param {number} height
@@ -253,7 +260,7 @@ function enlarged(canvas, width, height) {
 }
 
 /**
- * A copy of a drawing, with what the style sheet says of it.
+ * A copy of an SVG element with the properties of the style sheet as attributes.
  * @param {SVGElement} element
  * @param {Record<string, number>} box
  */
@@ -276,7 +283,7 @@ function copiedSvg(element, box) {
 }
 
 /**
- * The lines of a text, where they stand.
+ * Draw the lines of a text; a line that is clipped ends in an ellipsis.
  * @param {Text} text
  * @param {CSSStyleDeclaration} style
  * @param {Sheet} sheet
@@ -305,6 +312,7 @@ function renderText(text, style, sheet) {
 }
 
 /**
+ * The lines of a text node with their boxes.
  * @param {Text} text
  * @returns {{line: string, box: DOMRect}[]}
  */
@@ -330,6 +338,7 @@ function linesOf(text) {
 }
 
 /**
+ * A line wrapped at words.
  * @param {string} line
  * @param {number} most letters of a line
  */
@@ -344,17 +353,18 @@ function folded(line, most) {
 }
 
 /**
+ * An SVG text.
  * @param {string} text
  * @param {number} x
  * @param {number} y
- * @param {Record<string, string | number>} look
+ * @param {Record<string, string | number>} look attributes
  */
 function lettersAt(text, x, y, look) {
   return svg("text", { x, y, ...look }, text.replace(/\s+/gu, " "));
 }
 
 /**
- * A colour of the style sheet as attributes that every program reads.
+ * A CSS colour as SVG attributes that every program reads.
  * @param {string} what "fill" or "stroke"
  * @param {string} colour
  * @returns {Record<string, string | number>}
@@ -369,13 +379,17 @@ function paintOf(what, colour) {
 }
 
 /**
- * @param {...number} levels
+ * A colour as #rrggbb.
+ * @param {...number} levels from 0 to 255
  */
 function hexOf(...levels) {
   return `#${levels.map((level) => Math.round(level).toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** @param {number} value */
+/**
+ * A number with two decimals.
+ * @param {number} value
+ */
 function rounded(value) {
   return Math.round(100 * value) / 100;
 }
