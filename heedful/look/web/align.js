@@ -15,6 +15,7 @@ const GIVEN =
 const READ = "Rows: the tokens that the decoder read; columns: source tokens. Each row is what the decoder attended to while it read that token.";
 
 /**
+ * The view of cross-attention.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -29,7 +30,7 @@ export async function alignmentView(context) {
   const heads = answers.map((answer) => unpack(answer.weights).values);
   const [rows, keys] = [look.sides.generated ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
-  const every = shown.length === part.heads; // or else there is no mean
+  const every = shown.length === part.heads; // only then there is a mean of all heads
   let head = every ? "mean" : String(shown[0]);
   const show = () => {
     const groups = context.state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
@@ -66,7 +67,10 @@ export async function alignmentView(context) {
   return make("section", { class: "alignment-view panel" }, bar, picture, note(about));
 }
 
-/** @param {Float32Array[]} heads */
+/**
+ * The mean of the weights of all heads.
+ * @param {Float32Array[]} heads
+ */
 function mean(heads) {
   const sums = new Float32Array(heads[0].length);
   for (const weights of heads) for (let i = 0; i < sums.length; i++) sums[i] += weights[i] / heads.length;

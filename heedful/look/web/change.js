@@ -3,15 +3,16 @@
 
 import { arrows, make, note, plain, sentence, short } from "./parts.js";
 import { savable } from "./save.js";
-import { said } from "./predict.js";
+import { answerOf } from "./predict.js";
 import { headName } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
-const FIELDS = 80; // tokens that have a field
+const FIELDS = 80; // maximum tokens that can be replaced here
 const OFFLINE = "A file cannot compute a new prediction: open the page with heedful look to switch heads off and to replace tokens.";
 
 /**
+ * The view of changes.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -140,6 +141,6 @@ function outcome(context, changed, heads, words) {
   if (changed.cosine !== null) {
     return [make("div", { class: "panel" }, make("h3", {}, `After: ${what}`), make("p", { class: "answer" }, `cosine ${short(changed.cosine)}`), note("Of the text's embedding after the change with the one before: 1 is the same direction."))];
   }
-  const panel = (/** @type {string} */ name, /** @type {any} */ answer) => make("div", { class: "panel" }, make("h3", {}, name), said(context, answer));
+  const panel = (/** @type {string} */ name, /** @type {any} */ answer) => make("div", { class: "panel" }, make("h3", {}, name), answerOf(context, answer));
   return [panel("Before", changed.before), panel(`After: ${what}`, changed.after)];
 }

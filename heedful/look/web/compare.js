@@ -9,6 +9,7 @@ import { nameOf } from "./tokens.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of comparisons.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -66,14 +67,16 @@ export async function compareView(context) {
 }
 
 /**
+ * The parameters of a comparison.
  * @param {Context} context
- * @param {{layer: number, head: string, mine: string}} chosen
+ * @param {{layer: number, head: string, mine: string}} chosen `mine`: head of the first; `head`, `layer`: those of the second
  */
 function asked(context, chosen) {
   return { part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head };
 }
 
 /**
+ * A line with text and model.
  * @param {string} name
  * @param {import("./tokens.js").Look} look
  */
@@ -83,6 +86,7 @@ function sideLine(name, look) {
 }
 
 /**
+ * Heat maps of both, of their difference, and of the distances of hidden states.
  * @param {Context} context
  * @param {{layer: number, head: string, mine: string}} chosen
  */
@@ -125,7 +129,7 @@ async function sideBySide(context, chosen) {
 }
 
 /**
- * A form for another text in the second place.
+ * A form for another second text.
  * @param {Context} context
  */
 function another(context) {

@@ -10,6 +10,7 @@ import { headName, nearest, placesOf, tokenList, tokensOf } from "./tokens.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of generation.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -47,6 +48,7 @@ export async function decoderView(context) {
 }
 
 /**
+ * Show the candidates of a step, and the cross-attention for its token.
  * @param {Context} context
  * @param {HTMLElement} panel
  * @param {any} report
@@ -82,7 +84,7 @@ async function showStep(context, panel, report, place) {
 }
 
 /**
- * A text in which words are marked that another one does not have there: the longest common words are left plain.
+ * A text with marks on the words that are not in its longest common subsequence with another text.
  * @param {string} text
  * @param {string} other
  */

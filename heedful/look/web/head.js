@@ -9,16 +9,17 @@ import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
-const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
+const TALL = 1_000; // maximum height of a list of tokens, in pixels; for longer lists tokens are closer and not all are named
 const LABEL = 13; // pixels that a name needs
-const SHARES = [8, 24]; // pixels of what a head gives a token: of many heads, and of few that can be told apart
+const SHARES = [8, 24]; // width of a head's bars beside the tokens on the right, in pixels: for many heads, and for few
 const FAINT = 0.03; // weights below are not drawn
-const LINES = 12_000; // that are drawn at once
-const DRAWN = 3_000; // lines up to which each is an element of a drawing
-const TOLD_APART = 4; // heads that can be told apart at once
+const LINES = 12_000; // maximum lines that are drawn, the strongest ones
+const DRAWN = 3_000; // maximum lines that are SVG elements; more are painted on a canvas
+const TOLD_APART = 4; // heads whose lines can be told apart
 const ALSO = 3; // further heads that are offered by name
 
 /**
+ * The head view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -64,7 +65,7 @@ const STORIES = /** @type {Record<string, [string, string]>} */ ({
 });
 
 /**
- * What the head that is shown does, and others of this text that can be named.
+ * A sentence on the pattern of the head that is shown, and buttons for other heads with a pattern in this text.
  * @param {Context} context
  * @param {number} head
  */
@@ -90,7 +91,7 @@ function story(context, head) {
 }
 
 /**
- * Why the head that is shown has no name.
+ * A sentence on why the head that is shown has no pattern.
  * @param {Context} context
  */
 function unnamed({ look, part }) {
@@ -103,15 +104,16 @@ function unnamed({ look, part }) {
 }
 
 /**
+ * The segment of each token, or with groups of each word.
  * @param {number[]} segments
- * @param {number[][]} [groups]
+ * @param {number[][]} [groups] positions of the tokens of each word
  */
 function parted(segments, groups) {
   return groups ? groups.map((group) => segments[group[0]]) : segments;
 }
 
 /**
- * Pixels of a token.
+ * Height of a token, in pixels.
  * @param {HTMLElement} root
  */
 function rowHeight(root) {
@@ -119,9 +121,10 @@ function rowHeight(root) {
 }
 
 /**
+ * The controls of the view: heads, texts of a pair, whole words.
  * @param {Context} context
  * @param {number[]} heads
- * @param {{from: number[], to: number[]}} sides
+ * @param {{from: number[], to: number[]}} sides segments of the tokens on the left and on the right
  */
 function headBar(context, heads, sides) {
   const bar = make("div", { class: "bar-of" });
@@ -164,10 +167,11 @@ function headBar(context, heads, sides) {
 }
 
 /**
+ * The tokens on both sides with lines between them.
  * @param {Context} context
  * @param {number[]} heads
- * @param {Numbers[]} weights
- * @param {{left: string[], right: string[], from: number[], to: number[]}} sides
+ * @param {Numbers[]} weights of each head
+ * @param {{left: string[], right: string[], from: number[], to: number[]}} sides names and segments of the tokens
  */
 function picture(context, heads, weights, sides) {
   const [n, m] = [sides.left.length, sides.right.length];
@@ -253,12 +257,12 @@ function picture(context, heads, weights, sides) {
 }
 
 /**
- * The lines to draw, the strongest ones where there are too many: [row, key, head, weight].
- * @param {Numbers[]} weights
+ * The lines to draw, [row, key, number of the head, weight]; at most `LINES`, the strongest ones.
+ * @param {Numbers[]} weights of each head
  * @param {number[]} rows
- * @param {number | null} key
- * @param {(row: number, key: number) => boolean} passes
- * @param {number} m
+ * @param {number | null} key null: all
+ * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
+ * @param {number} m number of keys
  */
 function collect(weights, rows, key, passes, m) {
   /** @type {[number, number, number, number][]} */
@@ -276,11 +280,11 @@ function collect(weights, rows, key, passes, m) {
 }
 
 /**
- * @typedef {{gap: number, step: number, height: number}} Size of the lines: pixels between the tokens, of a token, of all
+ * @typedef {{gap: number, step: number, height: number}} Size in pixels: between both sides, of a token, of all tokens
  */
 
 /**
- * Lines as elements of a drawing.
+ * Draw lines as SVG elements.
  * @param {HTMLElement} between
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
@@ -301,7 +305,7 @@ function stroked(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Whether the lines of a head are dashed: where another head that is shown has its colour.
+ * Whether the lines of a head are dashed, since another head that is shown has its colour.
  * @param {number[]} heads
  * @param {number} head
  */
@@ -310,20 +314,23 @@ function dashes(heads, head) {
 }
 
 /**
- * Pixels of what a head gives a token.
+ * Width of a head's bars beside the tokens on the right, in pixels.
  * @param {number[]} heads
  */
 function shareWidth(heads) {
   return SHARES[Number(heads.length <= TOLD_APART)];
 }
 
-/** @param {number} weight */
+/**
+ * Opacity of the line of a weight, from 0 to 1.
+ * @param {number} weight
+ */
 function opacity(weight) {
   return Math.round(100 * Math.min(1, 0.06 + 0.94 * weight)) / 100;
 }
 
 /**
- * Many lines as one picture.
+ * Paint lines on a canvas.
  * @param {HTMLElement} between
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
@@ -356,13 +363,14 @@ function painted(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Beside each token on the right, what each head gives it: the mean over the rows that are shown alone.
+ * Paint the mean attention of some rows to each token on the right, one column for each head.
  * @param {HTMLCanvasElement} canvas
- * @param {Numbers[]} weights
+ * @param {Numbers[]} weights of each head
  * @param {number[]} heads
- * @param {number[] | null} rows
- * @param {(row: number, key: number) => boolean} passes
- * @param {{m: number, step: number}} size
+ * @param {number[] | null} rows null: paint nothing
+ * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
+ * @param {{m: number, step: number}} size number of keys, and pixels of a token
+ * @returns {Float64Array} the means, [keys, heads]
  */
 function shade(canvas, weights, heads, rows, passes, { m, step }) {
   const sums = new Float64Array(m * heads.length);
@@ -392,10 +400,11 @@ function shade(canvas, weights, heads, rows, passes, { m, step }) {
 }
 
 /**
+ * A sentence with the tokens that a token attends to most, averaged over heads.
  * @param {{left: string[], right: string[]}} sides
  * @param {number} row
- * @param {Float64Array} sums
- * @param {number} heads
+ * @param {Float64Array} sums [keys, heads]
+ * @param {number} heads number of heads
  */
 function strongest(sides, row, sums, heads) {
   const means = sides.right.map((name, j) => {

@@ -9,13 +9,14 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
-const MAX_THUMB = 80; // pixels of a thumbnail
-const GAP = 4; // pixels between two
-const MAX_ASPECT = 4 / 3; // of a thumbnail: the longer side to the shorter
+const MAX_THUMB = 80; // maximum width of a thumbnail, in pixels
+const GAP = 4; // pixels between two thumbnails
+const MAX_ASPECT = 4 / 3; // maximum ratio of the longer to the shorter side of a thumbnail
 const LABELS = 135; // pixels beside the thumbnails: labels, borders and a scroll bar
-const BESIDE = 210; // the same, with the labels of the large map
+const BESIDE = 210; // pixels beside the thumbnails and the large map, with the labels of the map
 
 /**
+ * The model view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -70,7 +71,7 @@ export async function modelView(context) {
 }
 
 /**
- * The side of the large map: small beside many heads, unless a text is long.
+ * The side of the large map, in pixels: it grows with the number of tokens, within limits set by the width of the page.
  * @param {Context} context
  */
 function mapSize(context) {
@@ -81,7 +82,7 @@ function mapSize(context) {
 }
 
 /**
- * Width and height of a thumbnail: what fits beside the large map, or above it in a narrow window, and into the window.
+ * Width and height of a thumbnail, in pixels. All thumbnails fit beside the large map, or in a narrow window above it.
  * @param {Context} context
  */
 function thumbSize(context) {
@@ -95,6 +96,7 @@ function thumbSize(context) {
 }
 
 /**
+ * Paint the thumbnails of a layer, or disable them if there is no answer.
  * @param {Context} context
  * @param {HTMLElement} grid
  * @param {number} layer
@@ -116,6 +118,7 @@ async function fillLayer(context, grid, layer) {
 }
 
 /**
+ * Show the head of the state as the large map.
  * @param {Context} context
  * @param {HTMLElement} large
  */

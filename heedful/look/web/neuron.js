@@ -1,5 +1,5 @@
 // @ts-check
-// Neuron view: one token against all, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
+// Neuron view: one query against all keys, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
 
 import { arrows, make, note, percent, plain, short, shown } from "./parts.js";
 import { savable } from "./save.js";
@@ -9,9 +9,10 @@ import { tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
-/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} HeadAttention coarse: how exact the numbers are */
+/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} HeadAttention coarse: relative error of the numbers */
 
 /**
+ * The neuron view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -59,7 +60,7 @@ export async function neuronView(context) {
 }
 
 /**
- * The number that has the last colour.
+ * The largest absolute value of queries and keys, which has the last colour.
  * @param {HeadAttention} attention
  */
 function largest({ q, k }) {
@@ -67,11 +68,11 @@ function largest({ q, k }) {
 }
 
 /**
- * The size of a picture of vectors, one in each row.
+ * Set the size of a canvas with a vector in each row.
  * @param {HTMLCanvasElement} canvas
  * @param {Context} context
- * @param {number} count
- * @param {number} d
+ * @param {number} count number of vectors
+ * @param {number} d numbers of a vector
  */
 function size(canvas, context, count, d) {
   const room = (context.root.clientWidth - 660) / 3; // beside tokens and figures
@@ -80,6 +81,7 @@ function size(canvas, context, count, d) {
 }
 
 /**
+ * Fill the table with the steps from one query to its attention weights.
  * @param {Context} context
  * @param {HTMLElement} table
  * @param {HeadAttention} attention

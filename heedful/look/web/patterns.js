@@ -1,5 +1,5 @@
 // @ts-check
-// Heads: what each was found to do over many texts, how sure that is, and what masking it costs.
+// Heads: the report of head_report.py, with the patterns of each head, its importance and the loss after pruning.
 
 import { headColour } from "./tokens.js";
 import { arrows, make, note, percent, plain, short } from "./parts.js";
@@ -9,6 +9,7 @@ import { savable } from "./save.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of the report on heads.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -58,6 +59,7 @@ export async function headsView(context) {
 }
 
 /**
+ * The details of one head.
  * @param {Context} context
  * @param {any} report
  * @param {any} head
@@ -87,14 +89,17 @@ function detailOf(context, report, head) {
 }
 
 /**
- * Small differences in two digits.
+ * A number with two significant digits.
  * @param {number} value
  */
 function tiny(value) {
   return value === 0 ? "0" : value.toPrecision(2).replaceAll("-", "\u2212");
 }
 
-/** @param {any} report */
+/**
+ * The patterns with the strongest head of each.
+ * @param {any} report
+ */
 function legendOf(report) {
   const list = make("dl", { class: "panel legend-of" });
   for (const [name, about] of Object.entries(report.patterns)) {

@@ -9,6 +9,7 @@ import { lines } from "./plots.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of positions.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -21,8 +22,9 @@ export async function positionsView(context) {
 }
 
 /**
+ * One way in which the model represents positions, with its plots.
  * @param {Context} context
- * @param {any} view
+ * @param {any} view PositionsView of positions_view.py
  */
 function viewPanel(context, view) {
   const panel = make("div", { class: "panel" }, make("h2", {}, view.name), note(view.description));
@@ -70,13 +72,16 @@ function viewPanel(context, view) {
   return panel;
 }
 
-/** @param {number} count */
+/**
+ * "0", "1", ... as labels.
+ * @param {number} count
+ */
 function numbered(count) {
   return [...Array(count).keys()].map(String);
 }
 
 /**
- * The root of the mean square.
+ * The root mean square; 1 if it is 0.
  * @param {Float32Array} values
  */
 function spread(values) {

@@ -1,5 +1,5 @@
 // @ts-check
-// Prediction: what the head says, what it rests on, and beside it what attention shows and does not show.
+// Prediction: the answer of the head, its attribution to tokens, and beside it the attention to the same tokens.
 
 import { choice, make, note, percent, plain, sentence, short, shown } from "./parts.js";
 import { reach, unpack } from "./numbers.js";
@@ -16,6 +16,7 @@ const CAUTION =
   "it by changing the word.";
 
 /**
+ * The prediction view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -25,13 +26,13 @@ export async function predictionView(context) {
   explain(context, panel, explanation);
   return make(
     "section", { class: "prediction-view" },
-    savable(make("div", { class: "panel" }, make("h3", {}, "Prediction"), explanation.told ? note(sentence(explanation.told)) : said(context, explanation.answer)), "the prediction"),
+    savable(make("div", { class: "panel" }, make("h3", {}, "Prediction"), explanation.told ? note(sentence(explanation.told)) : answerOf(context, explanation.answer)), "the prediction"),
     panel,
   );
 }
 
 /**
- * What one score rests on, and a choice of others.
+ * Show the attribution of one score, and a choice of other scores.
  * @param {Context} context
  * @param {HTMLElement} panel
  * @param {any} explanation
@@ -53,9 +54,10 @@ function explain(context, panel, explanation) {
 }
 
 /**
+ * Attribution and attention of a text, if there are any.
  * @param {Context} context
- * @param {string[]} names
- * @param {any} explanation
+ * @param {string[]} names of the tokens
+ * @param {any} explanation of the text
  */
 function reasons(context, names, explanation) {
   const elements = [];
@@ -81,7 +83,7 @@ function reasons(context, names, explanation) {
 }
 
 /**
- * Which score is explained: of another token, or of another class.
+ * Controls to explain another score: of another token, or of another class.
  * @param {Context} context
  * @param {HTMLElement} panel
  * @param {any} explanation
@@ -100,7 +102,7 @@ function others(context, panel, explanation) {
   };
   const here = /** @type {Record<string, string | number>} */ (places.length ? { place } : {});
   /**
-   * What an answer is here for, the present one among it.
+   * The choices for which there is an answer, with the current one.
    * @param {[number, string][]} all
    * @param {number} now
    * @param {(to: number) => Record<string, string | number>} what
@@ -117,11 +119,11 @@ function others(context, panel, explanation) {
 }
 
 /**
- * Tokens on a ground that shows their number.
+ * Tokens with backgrounds that show a number of each.
  * @param {Context} context
  * @param {string[]} names
  * @param {Float32Array} values
- * @param {boolean} signed
+ * @param {boolean} signed whether numbers may be negative
  */
 function tinted(context, names, values, signed) {
   const lut = colours(context.root, signed ? SIGNED : HEAT);
@@ -143,11 +145,12 @@ function tinted(context, names, values, signed) {
 }
 
 /**
+ * The engine's answer, for any kind of head.
  * @param {Context} context
  * @param {any} answer
  * @returns {Node}
  */
-export function said(context, answer) {
+export function answerOf(context, answer) {
   if (!answer) return note(context.look.head ? "This head makes no prediction for a single text." : "This model has no head: it returns hidden states and makes no prediction.");
   const element = make("div", {});
   if (answer.choices) {
@@ -177,7 +180,10 @@ export function said(context, answer) {
   return element;
 }
 
-/** @param {string} text */
+/**
+ * A text of up to 400 characters.
+ * @param {string} text
+ */
 function shownLong(text) {
   return make("bdi", {}, plain(text, 400));
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// Step by step: one block as a diagram, and what a token's row becomes in each of its steps, with the model's own numbers.
+// Step by step: one block as a diagram, and the vectors of one token in each step.
 
 import { arrows, formula, make, note, short } from "./parts.js";
 import { rowOf, softmax, unpack } from "./numbers.js";
@@ -12,14 +12,15 @@ import { tokenList, tokensOf } from "./tokens.js";
 /**
  * @typedef {{
  *   name: string, formula: string, about: string, over: string, vectors: {name: string, values?: any}[],
- * }} Step vectors without values are those of a head
+ * }} Step BlockStep of block_steps.py; vectors without values belong to a head
  */
 
-const FIRST = 6; // numbers that are written out
+const FIRST = 6; // numbers of a vector that are printed
 const ALL_SCORES = 24; // tokens up to which every score is shown
-const MOST_SCORES = 16; // the largest scores that are shown of more
+const MOST_SCORES = 16; // scores that are shown for more tokens, the largest ones
 
 /**
+ * The view of a block.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -44,6 +45,7 @@ export async function stepsView(context) {
 }
 
 /**
+ * Show the steps of one token.
  * @param {Context} context
  * @param {HTMLElement} block
  * @param {number} row
@@ -68,7 +70,7 @@ async function follow(context, block, row) {
 }
 
 /**
- * What the steps of one head compute for a row: its query, key and value, products, scores, weights and their sum.
+ * The vectors of one head for a row, by name: query, key, value, products, scores, weights and the weighted sum.
  * @param {any} head
  * @param {number} row
  * @returns {Record<string, Float32Array>}
@@ -85,7 +87,7 @@ function ofHead(head, row) {
 }
 
 /**
- * The block from its input to its output: a button for each step, with frames for attention and what goes past it.
+ * The diagram of a block: a button for each step, and lines for the residual connections.
  * @param {Context} context
  * @param {Step[]} steps
  * @param {(number: number) => void} choose
@@ -112,7 +114,7 @@ function diagram(context, steps, choose) {
   for (const [number, stage] of stages.entries()) stage.tabIndex = number === now ? 0 : -1;
   requestAnimationFrame(() => {
     const stream = stages.filter((stage) => stage.classList.contains("stream"));
-    for (let i = 0; i + 1 < stream.length; i++) { // what goes past attention, and past the MLP
+    for (let i = 0; i + 1 < stream.length; i++) { // residual connections past attention, and past the MLP
       const [from, to] = [stream[i], stream[i + 1]];
       const past = make("i", { class: "past", "aria-hidden": "true" });
       past.style.top = `${from.offsetTop + 0.6 * from.offsetHeight}px`;
@@ -135,6 +137,7 @@ function kindOf(name) {
 }
 
 /**
+ * Show one step on the card.
  * @param {Context} context
  * @param {HTMLElement} card
  * @param {any[]} steps
@@ -155,6 +158,7 @@ function showStage(context, card, steps, number, go) {
 }
 
 /**
+ * A vector as a strip with its first numbers, or as bars if it has a number for each key.
  * @param {Context} context
  * @param {Step} step
  * @param {{name: string, numbers: Float32Array}} vector
@@ -168,7 +172,7 @@ function vectorOf(context, step, { name, numbers }) {
 }
 
 /**
- * Scores or weights of the tokens that are attended to; the products before they are scaled stand beside the scores.
+ * Scores or weights of the tokens that are attended to, as bars; beside a score is the product before it is scaled.
  * @param {Context} context
  * @param {any} step
  * @param {Float32Array} numbers

@@ -1,5 +1,5 @@
 // @ts-check
-// Words as vectors: one word in several texts, layer by layer; static neighbours, a plane, analogies; W_Q W_K.
+// Words as vectors: a word in several texts, layer by layer; static neighbours, a plane and analogies; the matrix W_Q^T W_K.
 
 import { choice, formula, make, note, percent, plain, sentence, short } from "./parts.js";
 import { unpack } from "./numbers.js";
@@ -10,6 +10,7 @@ import { savable } from "./save.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of words.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -28,7 +29,7 @@ export async function wordsView(context) {
 }
 
 /**
- * Words in a plane.
+ * Static vectors of words in a plane.
  * @param {Context} context
  * @param {{words: string[], own: string[], methods: string[]}} suggested
  */
@@ -73,7 +74,7 @@ async function inPlane(context, suggested) {
 }
 
 /**
- * An analogy, of words that the model has.
+ * An analogy of static vectors.
  * @param {Context} context
  * @param {string[]} usual
  */
@@ -93,6 +94,7 @@ async function analogyOf(context, usual) {
 }
 
 /**
+ * Show all occurrences of a word: the similarity of their vectors in each layer, and their nearest tokens.
  * @param {Context} context
  * @param {HTMLElement} where
  * @param {string} word
@@ -145,8 +147,9 @@ async function inContext(context, where, word) {
 }
 
 /**
+ * The mean of the elements of a matrix that are not on its diagonal; 1 if there are none.
  * @param {Float32Array} values
- * @param {number} n
+ * @param {number} n rows and columns
  */
 function meanOff(values, n) {
   let sum = 0;
@@ -154,13 +157,16 @@ function meanOff(values, n) {
   return n > 1 ? sum / (n * n - n) : 1;
 }
 
-/** @param {{text: string, cosine: number}[]} words */
+/**
+ * Words with cosines, as bars.
+ * @param {{text: string, cosine: number}[]} words
+ */
 function near(words) {
   return bars(words.map((word) => ({ text: word.text, value: word.cosine, told: short(word.cosine) })));
 }
 
 /**
- * A form of some fields.
+ * A form of text fields, with a button.
  * @param {string} name
  * @param {string[]} usual
  * @param {(words: string[]) => Promise<void>} done
@@ -188,6 +194,7 @@ function ask(name, usual, done, kind = "") {
 }
 
 /**
+ * The view of a head's query-key matrix.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
