@@ -131,8 +131,9 @@ function gates(context, part, off, live, apply) {
 }
 
 /**
+ * The prediction before and after the change.
  * @param {Context} context
- * @param {any} found
+ * @param {any} changed the answer
  * @param {number} heads that are off
  * @param {number} words that are replaced
  */

@@ -1,5 +1,5 @@
 // @ts-check
-// The page: what is shown, the views to choose from, and what they share.
+// The page: its views, its state, its header and controls, and how it starts in a server, a file or a notebook.
 
 import { choice, cut, focusKey, make, note, plain, restoreFocus } from "./parts.js";
 import { kernelSource, keptSource, serverSource } from "./source.js";
@@ -23,6 +23,7 @@ import { setCaption } from "./save.js";
 /** @typedef {import("./tokens.js").Look} Look */
 /** @typedef {import("./source.js").Source} Source */
 /**
+ * A view of the page. `show` draws it; `uses`: controls that it needs; `fits`: whether it can show a model.
  * @typedef {{
  *   key: string, name: string, about: string, show: (context: Context) => Promise<HTMLElement>,
  *   uses: string, fits: (look: Look, about: any, live: boolean) => boolean,
@@ -32,18 +33,18 @@ import { setCaption } from "./save.js";
 const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((view) => parts.includes(view.part));
 const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
 
-const HEADS = /** @type {Record<string, string>} */ ({
+const HEADS = /** @type {Record<string, string>} */ ({ // names of the kinds of heads
   pooler: "pooled [CLS] vector", masked_lm: "masked language model", next_sentence: "next sentence prediction",
   pretraining: "masked language model and next sentence prediction", sequence_classification: "text classification",
   token_classification: "token classification", multiple_choice: "multiple choice", question_answering: "extractive question answering",
   replaced_token_detection: "replaced token detection", language_model: "next-token prediction", permutation_lm: "permutation language model",
   double_heads: "next-token prediction and multiple choice", embedding: "sentence embeddings",
 });
-const LEFT_OUT = /** @type {Record<string, string>} */ ({
+const LEFT_OUT = /** @type {Record<string, string>} */ ({ // names of answers that a file may lack, by question
   weights: "attention", neuron: "queries and keys", steps: "the steps of a block", similarity: "the spectrum of a head", compare: "comparisons",
   thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words", suggested: "words", scatter: "words in a plane", analogy: "analogies",
 });
-const FIELD = 20_000; // characters of a text that can be changed in the page
+const FIELD = 20_000; // maximum characters in the field of the text
 
 /** @type {View[]} */
 const VIEWS = [
@@ -62,16 +63,19 @@ const VIEWS = [
   { key: "heads", name: "Heads", about: "What each head does", show: headsView, uses: "", fits: (look, about) => about.report },
 ];
 
-/** @returns {State} */
+/**
+ * The state when the page opens.
+ * @returns {State}
+ */
 function begin() {
   return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false, step: 0, lecture: false };
 }
 
 /**
- * The page within an element.
+ * Open the page within an element.
  * @param {HTMLElement} root
  * @param {Source} source
- * @param {{remember: boolean}} how whether the address remembers what is shown
+ * @param {{remember: boolean}} how whether the state is written to the fragment of the address
  */
 export async function open(root, source, { remember }) {
   root.classList.add("heedful");
@@ -164,7 +168,7 @@ export async function open(root, source, { remember }) {
   setCaption(root, () => captionOf(context(), VIEWS.find((view) => view.key === state.view)));
   const top = make("div", {});
   /** @type {Look | null} */
-  let headed = null; // whose header stands at the top
+  let headed = null; // the text that the header is about
   root.replaceChildren(top, make("main", {}, tabs, controls, body), footer(source));
   arrowsOnTabs(tabs);
   shortcuts(remember ? document : root, context);
@@ -175,7 +179,7 @@ export async function open(root, source, { remember }) {
 }
 
 /**
- * What stands below a picture that is saved: the model, the place in it, and the text.
+ * The caption of a picture that is saved: model, part, layer and head, then the text.
  * @param {Context} context
  * @param {View | undefined} view
  */
@@ -193,6 +197,7 @@ function captionOf(context, view) {
 }
 
 /**
+ * The tab of a view.
  * @param {View} view
  * @param {boolean} chosen
  * @param {Context} context
@@ -208,7 +213,10 @@ function tab(view, chosen, context) {
   );
 }
 
-/** @param {HTMLElement} tabs */
+/**
+ * Let arrow keys choose a tab.
+ * @param {HTMLElement} tabs
+ */
 function arrowsOnTabs(tabs) {
   tabs.addEventListener("keydown", (event) => {
     const all = /** @type {HTMLElement[]} */ ([...tabs.children]);
@@ -222,6 +230,7 @@ function arrowsOnTabs(tabs) {
 }
 
 /**
+ * The controls that a view uses: text or model, part, layer, head.
  * @param {Context} context
  * @param {View} view
  */
@@ -248,9 +257,9 @@ function controlsOf(context, view) {
 }
 
 /**
- * What tells a look from the one beside it: its text, or where there are several models its name.
+ * The name of a text in a model: the text, or if there are several models, the model.
  * @param {Look} look
- * @param {boolean} models
+ * @param {boolean} models whether there are several
  */
 function titleOf(look, models) {
   if (models) return nameOf(look);
@@ -260,6 +269,7 @@ function titleOf(look, models) {
 }
 
 /**
+ * The header: model, facts about it, and the text.
  * @param {Look} look
  * @param {HTMLElement} root
  * @param {Source} source
@@ -283,7 +293,7 @@ function header(look, root, source, context) {
 }
 
 /**
- * The text in a field: another one can be shown.
+ * A form with the text, to show another one.
  * @param {Look} look
  * @param {() => Context} context
  */
@@ -315,14 +325,20 @@ function reading(look, context) {
   return form;
 }
 
-/** @param {HTMLElement} root */
+/**
+ * Change between the light and the dark theme.
+ * @param {HTMLElement} root
+ */
 function turnTheme(root) {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
   root.dispatchEvent(new Event("themed"));
 }
 
-/** @param {Source} source */
+/**
+ * The footer: what a file lacks, and the keys.
+ * @param {Source} source
+ */
 function footer(source) {
   const out = Object.keys(source.leftOut).map((name) => LEFT_OUT[name] ?? name);
   const size = source.bytes ? `This file holds ${(source.bytes / 1e6).toFixed(1)} MB of numbers${out.length ? `; for some layers, heads or tokens without ${out.join(", ")}` : ""}. ` : "";
@@ -331,8 +347,8 @@ function footer(source) {
 }
 
 /**
- * Keys for layers and heads.
- * @param {Document | HTMLElement} where what hears the keys: the document of a page, the element of a widget
+ * Handle the keys for layers, heads and lecture mode.
+ * @param {Document | HTMLElement} where target of the events: the document of a page, the element of a widget
  * @param {() => Context} context
  */
 function shortcuts(where, context) {
@@ -355,7 +371,7 @@ function shortcuts(where, context) {
 }
 
 /**
- * Begin with the head that a reader understands at once.
+ * Choose the head with the clearest pattern that can be shown.
  * @param {State} state
  * @param {Look} look
  * @param {Source} source
@@ -366,7 +382,7 @@ function chooseTelling(state, look, source) {
 }
 
 /**
- * What the address says of the page.
+ * Read the state from the fragment of the address.
  * @param {State} state
  * @returns {boolean} whether it names a part, a layer or a head
  */
@@ -384,14 +400,17 @@ function recall(state) {
   return ["part", "layer", "head", "heads"].some((key) => new URLSearchParams(location.hash.slice(1)).has(key));
 }
 
-/** @param {State} state */
+/**
+ * Write the state to the fragment of the address.
+ * @param {State} state
+ */
 function write(state) {
   const params = new URLSearchParams();
   for (const [key, value] of Object.entries(state)) if (value !== null) params.set(key, String(value));
   history.replaceState(null, "", `#${params}`);
 }
 
-/** The page of a file. */
+/** Start the page of a file. */
 export function startFile() {
   const root = document.getElementById("look");
   const answers = document.getElementById("kept");
@@ -399,8 +418,8 @@ export function startFile() {
 }
 
 /**
- * The page of a notebook.
- * @param {{model: any, el: HTMLElement}} given
+ * Start the page in a notebook, with the theme of the notebook.
+ * @param {{model: any, el: HTMLElement}} widget model and element of anywidget
  */
 export function startWidget({ model, el }) {
   const root = make("div", { class: "hosted" });
@@ -419,7 +438,7 @@ export function startWidget({ model, el }) {
   return () => watch.disconnect();
 }
 
-/** What a notebook says of its theme; nothing where it leaves that to the system. */
+/** "dark" or "light" by the theme of JupyterLab, VS Code or marimo; "" if there is no such setting. */
 function hostTheme() {
   const settings = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
   const theme = settings.find((value) => value) ?? "";

@@ -174,6 +174,7 @@ function nameOfControl(element) {
 }
 
 /**
+ * The controls of a name.
  * @param {HTMLElement} root
  * @param {string} key
  */

@@ -84,6 +84,7 @@ export function scatter(name, points, { axes, width: wanted }) {
 /** @typedef {{x: number, y: number, width: number, height: number}} Box */
 
 /**
+ * Whether two boxes overlap.
  * @param {Box} one
  * @param {Box} other
  */
@@ -92,6 +93,7 @@ function overlap(one, other) {
 }
 
 /**
+ * Whether two boxes are the same.
  * @param {Box} one
  * @param {Box} other
  */
