@@ -36,7 +36,7 @@ def bench(
     if as_json:
         return print_json(asdict(report))
     lengths = list(report.results[0].latency)  # tokens of the texts whose latency was measured
-    columns = []  # of the table, one for each precision
+    columns = []  # columns of the table, one for each precision
     for result in report.results:
         trial = result.trial
         latencies = [result.latency.get(length) for length in lengths]

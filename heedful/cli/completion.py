@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHELLS = ("bash", "zsh", "fish")
 ANY_FILE = "*"  # the value is a file or folder
 NO_VALUE = "-"  # no value follows, or only one after "="
-PLACEHOLDER = "@TABLES@\n"  # where a template has the tables
+PLACEHOLDER = "@TABLES@\n"  # replaced by the tables in a template
 
 
 class CompletionItem(NamedTuple):

@@ -110,7 +110,7 @@ def checkpoint_path(run: str, name: str | None) -> str:
 
 
 def checkpoint_flags(keep: bool) -> dict[str, dict[str, bool]]:
-    """Return the settings that --keep-checkpoints stands for, by flag; {} if it was not given."""
+    """Return the settings that --keep-checkpoints sets, by flag; {} if it was not given."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if keep else {}
 
 

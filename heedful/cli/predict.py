@@ -338,7 +338,7 @@ def _decode_line(number: int, line: bytes) -> str:
 
 
 def _file_option(out: Path | None, file_format: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
-    """Return the name of an option that was given and only applies to files; "" if there is none."""
+    """Return the name of an option that was given and only applies to files, else ""."""
     options = {
         "--output": out,
         "--format": file_format != "parquet",

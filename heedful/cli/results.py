@@ -9,7 +9,7 @@ from heedful.cli.output import escape, note, print_table, print_text
 if TYPE_CHECKING:
     from heedful.runs.results import JsonObject
 
-JSON_ONLY_PREFIXES = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # of metrics that only --json prints
+JSON_ONLY_PREFIXES = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # metrics that only --json prints
 
 
 def show_results(results: JsonObject) -> None:

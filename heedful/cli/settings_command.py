@@ -275,7 +275,7 @@ FinetuneCommand = with_settings_options(
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init TASK",
 )
-TuneCommand = with_settings_options(  # its time budget is that of the search
+TuneCommand = with_settings_options(  # without --time-budget of the training: its own option limits the search
     "heedful.runs.finetune.settings:FinetuneSettings",
     accepts_assignments=True,
     flags=tuple(flag for flag in (*_training_flags("max_length"), PATIENCE, SEEDS) if flag.name != "--time-budget"),

@@ -156,7 +156,7 @@ def readable_indices(loaded: ModelBundle, texts: Sequence[str | tuple[str, str]]
     """Return the indices of texts that are neither empty nor too long for the model.
 
     Raises:
-        RequestError: If there are none.
+        RequestError: If no text can be read.
     """
     if not texts:
         raise RequestError("no texts were given: patterns are found over texts")

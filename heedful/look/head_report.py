@@ -79,7 +79,7 @@ class HeadImportance:
     effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss with all heads
     order: list[HeadIndex]  # all heads, the least important first
     masked_counts: list[int]  # numbers of masked heads, from 0 to all
-    pruning_losses: list[float]  # for each of `masked_counts` the loss with the first heads of `order` masked
+    pruning_losses: list[float]  # losses with as many of the first heads of `order` masked as in `masked_counts`
 
 
 def head_importance(

@@ -170,7 +170,7 @@ class Inspection:
         """Return the parts of the model that have attention weights.
 
         Raises:
-            ModelError: If there are none.
+            ModelError: If no part has attention weights.
         """
         model = self.loaded.config.model
         views = []
@@ -265,7 +265,7 @@ class Inspection:
     def rollout(self, part: str) -> Float[Tensor, "rows keys"]:
         """Return attention rollout: the product over layers of (A + I) / 2, with A the mean of the heads' weights.
 
-        The identity I stands for the residual connection (Abnar and Zuidema 2020, section 3).
+        The identity I represents the residual connection (Abnar and Zuidema 2020, section 3).
 
         Raises:
             RequestError: If the part has no self-attention with queries and keys.

@@ -28,7 +28,7 @@ class Intervention:
     before: Answer | None  # answer of the engine; None: the head answers no single text
     after: Answer | None
     item: str | tuple[str, str]  # the text or pair with its tokens replaced
-    cosine: float | None  # of the text's embeddings before and after; None: the model predicts something else
+    cosine: float | None  # cosine of the text's embeddings before and after; None: the model predicts something else
 
 
 def intervene(

@@ -48,7 +48,7 @@ def _card_heading(folder: Path) -> str:
 
 
 def _config_name(folder: Path) -> str:
-    """Return the last part of `_name_or_path` of config.json; "" if there is none or it is generic."""
+    """Return the last part of `_name_or_path` of config.json; "" if it is missing or generic."""
     try:
         name = read_json(folder, "config.json").get("_name_or_path", "")
     except (HeedfulError, OSError, AttributeError):

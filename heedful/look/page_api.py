@@ -28,7 +28,7 @@ from heedful.look.word_map import Suggestion, map_methods, suggest_words, word_m
 from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity, find_occurrences
 
 Kind = Literal["f4", "f2", "u2", "u1"]
-LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # integer that stands for 1.0 where numbers from 0 to 1 are stored
+LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer for 1.0, where numbers from 0 to 1 are stored
 MAX_HALF = 65504.0  # the largest number of float16
 MAX_WORD_CHARS = 200  # maximum characters of a word that replaces a token
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
@@ -90,7 +90,7 @@ class PageAPI:
         inspections: One text, two texts to compare, or all candidates of a multiple-choice prompt.
         extra: Further texts in which `word` is looked up.
         word: A word to follow through all texts; "": none.
-        report: The report on the heads (head_report.py); None: there is none.
+        report: The report on the heads (head_report.py); None: no report.
 
     Raises:
         RequestError: If the word occurs in no text, or more than two texts are given without a word.

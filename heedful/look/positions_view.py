@@ -1,4 +1,4 @@
-"""How a model represents positions: its tables, sinusoids, rotations or distance biases, as tensors to plot."""
+"""Representations of positions in a model: tables, sinusoids, rotations or distance biases, as tensors to plot."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GREEN, PINK, YELLOW, BLACK = "#009E73", "#CC79A7", "#E69F00", "#222222"  # Okabe and Ito 2008, as in plots/style.py
 MAX_WIDTH = 7.5  # inches: at most 830 pixels, the width of a page of documentation
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)  # of lines
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK)  # colours of lines
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 

@@ -302,7 +302,7 @@ def _minima(values: dict[int, list[float]]) -> dict[str, float]:
 
 
 def _line(name: str, arm: str, values: dict[int, list[float]]) -> charts.Line:
-    """Return the minimum over seeds by size, in milliseconds or MB."""
+    """Return a line of the minimum over seeds by size, in milliseconds or MB."""
     slope = THEORY[arm].exponents[NAMES.index(name)]
     scale = 1e-6 if name.startswith("memory") else 1e3
     points = tuple((float(size), scale * min(seeds)) for size, seeds in values.items())
