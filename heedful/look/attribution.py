@@ -43,7 +43,7 @@ class Attribution:
     def missing(self) -> float:
         """Approximation error: the difference of the two scores minus the sum of the values.
 
-        It tends to 0 with the number of points.
+        It tends to 0 as the number of points grows.
         """
         return self.at_text - self.at_baseline - float(self.values.sum())
 

@@ -36,7 +36,7 @@ class StateSimilarity:
 
 
 def align_tokens(a: Sequence[str], b: Sequence[str]) -> Pairs:
-    """Align equal tokens in order; and a run of different tokens with another of the same length between equal ones.
+    """Align equal tokens in order, and runs of different tokens between them if both runs have the same length.
 
     >>> align_tokens(["a", "good", "film"], ["a", "bad", "film"])
     [(0, 0), (1, 1), (2, 2)]
