@@ -56,14 +56,21 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. Exit codes: 0 success, 1 stdout was closed by its reader, 2 a HeedfulError, 130 interrupted."""
-    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is imported: where another process is busy, threads of
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # OpenMP would spend most of their time in spinning
+    """Run the command.
+
+    Exit codes: 0 success, 1 stdout was closed by its reader, 2 a HeedfulError, 130 interrupted.
+
+    Args:
+        arguments: Arguments after `heedful`; None: those of the process.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Read when torch is imported. Beside busy processes, threads of OpenMP would spend most of their time spinning.
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         try:
             open_streams()
             with warnings.catch_warnings():
-                warnings.simplefilter("default", HeedfulWarning)  # each message once
+                warnings.simplefilter("default", HeedfulWarning)  # show each message once
                 warnings.showwarning = show_warning
                 try:
                     app(arguments, prog_name="heedful", obj=list(sys.argv[1:] if arguments is None else arguments))
@@ -80,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_version(requested: bool) -> bool:
+    """Print the version and exit, if --version was given."""
     if requested:
         from heedful._version import __version__
 

@@ -35,21 +35,21 @@ def bench(
     report = measure(run, data=data, split=split, head=head_kind, device=device, log=note)
     if as_json:
         return print_json(asdict(report))
-    lengths = list(report.results[0].latency)
-    columns = []
+    lengths = list(report.results[0].latency)  # tokens of the texts whose latency was measured
+    columns = []  # columns of the table, one for each precision
     for result in report.results:
         trial = result.trial
         latencies = [result.latency.get(length) for length in lengths]
-        times = ["–" if times is None else f"{times['p50']:.1f} / {times['p99']:.1f}" for times in latencies]
-        column = [f"{result.throughput:,}", f"{trial.speed:,.0f}", *times, f"{result.resident_bytes / 1e6:,.0f}"]
-        column.append(f"{trial.scores:.4f}")
+        column = [trial.precision, f"{result.throughput:,}", f"{trial.speed:,.0f}"]
+        column += ["–" if times is None else f"{times['p50']:.1f} / {times['p99']:.1f}" for times in latencies]
+        column += [f"{result.resident_bytes / 1e6:,.0f}", f"{trial.scores:.4f}"]
         if report.metric is not None:
             column.append("–" if trial.metric_value is None else format_metric(report.metric, trial.metric_value))
-        columns.append([trial.precision, *column])
-    names = ["", "tokens/s", "tokens/s, sample", *(f"ms, {length} tokens" for length in lengths), "MB", "change"]
+        columns.append(column)
+    row_names = ["", "tokens/s", "tokens/s, sample", *(f"ms, {length} tokens" for length in lengths), "MB", "change"]
     if data is not None:
-        names.append(f"{report.metric} ({data.name if data.is_file() else report.split})")
-    head, *rows = [list(row) for row in zip(names, *columns, strict=True)]
+        row_names.append(f"{report.metric} ({data.name if data.is_file() else report.split})")
+    head, *rows = [list(row) for row in zip(row_names, *columns, strict=True)]
     print_table(rows, head=head, right=set(range(1, len(head))))
     print()
     trials = [result.trial for result in report.results]

@@ -1,4 +1,4 @@
-"""The `check` command: report the contents of a dataset and its problems."""
+"""The verb check: report the contents of a dataset and its problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.errors import HeedfulError, did_you_mean
 if TYPE_CHECKING:
     from heedful.runs.label_errors import LabelErrors
 
-MAX_SHOWN = 10  # label errors in the table; the file has all
+MAX_SHOWN = 10  # maximum label errors in the printed table; the file has all
 
 
 def check(
@@ -81,7 +81,7 @@ def check(
     if task:
         dataset = dataset_for_task(example_types[task], files, settings, Skip())
     else:
-        dataset = read(files, None, settings, on_bad_row=Skip())
+        dataset = read(files, None, settings, on_bad_row=Skip())  # the task is inferred
     report = check_data(dataset, limit=max_words)
     result = asdict(report) | {"verdict": report.verdict()}
     if not as_json:
@@ -102,7 +102,7 @@ def check(
 
 
 def _print_label_errors(label_errors: LabelErrors, path: Path, next_command: str) -> None:
-    """Print the number of label errors, the first of them, and the command for the corrected file."""
+    """Print the number of label errors, the first `MAX_SHOWN` of them, and the command for the corrected file."""
     count = len(label_errors.errors)
     share = count / max(label_errors.examples, 1)
     print(f"\n{count:,} of {label_errors.examples:,} labels ({percent(share).strip()}) are likely wrong")
@@ -119,7 +119,13 @@ def _print_label_errors(label_errors: LabelErrors, path: Path, next_command: str
 
 
 def _finetune_command(data: list[Path], assignments: list[str], corrections: Path) -> str:
-    """Return the command that trains on the data with corrected labels; `assignments` are the data settings."""
+    """Return the command that trains on the data with corrected labels.
+
+    Args:
+        data: The data, as it was given.
+        assignments: Data settings that were given, as "NAME=VALUE".
+        corrections: The file with corrected labels.
+    """
     from heedful.data import DataOptions
     from heedful.runs.overrides import find_setting
 

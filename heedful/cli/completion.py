@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import unwrap
-from typing import Annotated, Literal, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args, get_type_hints
 
 import typer
 
 from heedful.cli.settings_command import ClickCommand, SettingsCommand
 
+if TYPE_CHECKING:
+    from heedful.runs.settings_schema import Setting
+
 SHELLS = ("bash", "zsh", "fish")
-ANY_FILE = "*"  # files and folders
-NO_VALUE = "-"  # no value, or one after "=" only
+ANY_FILE = "*"  # the value is a file or folder
+NO_VALUE = "-"  # no value follows, or only one after "="
 PLACEHOLDER = "@TABLES@\n"  # replaced by the tables in a template
 
 
@@ -26,8 +29,8 @@ class CompletionItem(NamedTuple):
         word: A verb, an option, or the position of an argument, from 1. "?" before an option: only offered once part
             of it has been typed. "=" before a setting: only offered as NAME=VALUE. If a command has such candidates,
             settings with a dot and those with "?" are offered as PATH=VALUE too.
-        values: Its values, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
-        help: One line.
+        values: The values that may follow, separated by spaces; or ANY_FILE; or NO_VALUE, alone or before values.
+        help: Description in one line.
     """
 
     word: str
@@ -35,7 +38,7 @@ class CompletionItem(NamedTuple):
     help: str
 
     def __str__(self) -> str:
-        """Return the columns, separated by "|"."""
+        """Return the item as a line of a table: its columns, separated by "|"."""
         return "|".join(column.replace("|", "/").replace("\n", " ") for column in self)
 
 
@@ -86,12 +89,12 @@ def candidate_tables(group: ClickCommand) -> dict[str, list[CompletionItem]]:
 
     verbs = [verb for names in SECTIONS.values() for verb in names]
     commands: dict[str, ClickCommand] = {verb: group.commands[verb] for verb in verbs}
-    first = [CompletionItem(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
-    first += [
+    verb_items = [CompletionItem(verb, NO_VALUE, commands[verb].get_short_help_str(70)) for verb in verbs]
+    verb_items += [
         CompletionItem("--help", NO_VALUE, "Show the verbs."),
         CompletionItem("--version", NO_VALUE, "Print the version."),
     ]
-    tables = {"": first}
+    tables = {"": verb_items}
     for verb, command in commands.items():
         options = list(_options(command))
         if isinstance(command, SettingsCommand):
@@ -105,12 +108,13 @@ def _options(command: ClickCommand) -> Iterator[CompletionItem]:
     from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
 
-    known, hints = _known_values(), get_type_hints(unwrap(command.callback))
+    known_values, hints = _known_values(), get_type_hints(unwrap(command.callback))
     for param in command.params:
-        if not hasattr(param, "is_flag"):
+        if not hasattr(param, "is_flag"):  # an argument
             continue
-        values = NO_VALUE if param.is_flag else " ".join(known.get(param.opts[0], ()))
-        if not values and not {int, float} & {hints[param.name], *get_args(hints[param.name])}:
+        values = NO_VALUE if param.is_flag else " ".join(known_values.get(param.opts[0], ()))
+        is_number = {int, float} & {hints[param.name], *get_args(hints[param.name])}
+        if not values and not is_number:
             values = ANY_FILE
         yield from (CompletionItem(option, values, param.help or "") for option in param.opts)
     if isinstance(command, SettingsCommand) and command.flags:
@@ -127,44 +131,62 @@ def _settings(command: SettingsCommand, options: set[str]) -> Iterator[Completio
     """Yield settings of a command by path, by the last component of the path if it is unique, and as NAME=VALUE.
 
     Args:
+        command: The command.
         options: Options that the command already has.
     """
     from heedful.data.labelled.columns import COLUMN_NAMES
-    from heedful.errors import SettingError
-    from heedful.runs.overrides import find_setting
     from heedful.runs.settings_schema import describe_settings
 
-    rows: dict[str, CompletionItem] = {}
-    ends: dict[str, CompletionItem] = {}
-    assignments: dict[str, CompletionItem] = {}
+    by_path: dict[str, CompletionItem] = {}
+    short_flags: dict[str, CompletionItem] = {}  # by last component of the path
+    assignments: dict[str, CompletionItem] = {}  # by last component of the path
     for cls in command.settings_classes():
         for setting in describe_settings(cls):
-            path, members = setting.path, get_args(setting.annotation)
+            path, name = setting.path, setting.name
             if path == "data.columns":
-                rows |= {f"{path}.{role}": CompletionItem(f"--{path}.{role}", "", setting.doc) for role in COLUMN_NAMES}
-            if path == "data.columns" or (setting.table and not setting.choices):
+                for role in COLUMN_NAMES:
+                    by_path[f"{path}.{role}"] = CompletionItem(f"--{path}.{role}", "", setting.doc)
                 continue
-            values = " ".join(map(str, setting.choices))
-            if setting.annotation is bool:
-                values = f"{NO_VALUE} true false"
-            elif bool in members:
-                values = "true false"
-            elif not values and str in (setting.annotation, *members):
-                values = ANY_FILE
-            before = rows.setdefault(path, CompletionItem(f"--{path}", values, setting.doc))
-            if before.values != values:  # another kind has a setting with this path
-                merged = dict.fromkeys([*before.values.split(), *values.split()])
-                rows[path] = before._replace(values=" ".join(merged))
-            try:
-                unique = find_setting(cls, setting.name) == path
-            except SettingError:
+            if setting.table and not setting.choices:
                 continue
-            name, is_flag = setting.name, f"--{setting.name.replace('_', '-')}" in options
-            if unique and "." in path and not is_flag:
-                ends.setdefault(name, CompletionItem(f"?--{name}", rows[path].values, f"{path}: {setting.doc}"))
-            if unique and command.accepts_assignments and ("." not in path or is_flag):
-                assignments.setdefault(name, CompletionItem(f"={name}", rows[path].values, f"{path}: {setting.doc}"))
-    yield from (*rows.values(), *ends.values(), *assignments.values())
+            values = _setting_values(setting)
+            item = by_path.setdefault(path, CompletionItem(f"--{path}", values, setting.doc))
+            if item.values != values:  # another kind has a setting with this path
+                merged = dict.fromkeys([*item.values.split(), *values.split()])
+                by_path[path] = item._replace(values=" ".join(merged))
+            if not _has_unique_name(setting, cls):
+                continue
+            help = f"{path}: {setting.doc}"
+            is_option = f"--{name.replace('_', '-')}" in options
+            if "." in path and not is_option:
+                short_flags.setdefault(name, CompletionItem(f"?--{name}", by_path[path].values, help))
+            if command.accepts_assignments and ("." not in path or is_option):
+                assignments.setdefault(name, CompletionItem(f"={name}", by_path[path].values, help))
+    yield from (*by_path.values(), *short_flags.values(), *assignments.values())
+
+
+def _setting_values(setting: Setting) -> str:
+    """Return the values of a setting, as in `CompletionItem.values`."""
+    members = get_args(setting.annotation)
+    if setting.annotation is bool:
+        return f"{NO_VALUE} true false"
+    if bool in members:
+        return "true false"
+    values = " ".join(map(str, setting.choices))
+    if not values and str in (setting.annotation, *members):
+        return ANY_FILE
+    return values
+
+
+def _has_unique_name(setting: Setting, cls: type) -> bool:
+    """Whether the last component of a setting's path names this setting only."""
+    from heedful.errors import SettingError
+    from heedful.runs.overrides import find_setting
+
+    try:
+        return find_setting(cls, setting.name) == setting.path
+    except SettingError:
+        return False
 
 
 def _arguments(command: ClickCommand) -> list[CompletionItem]:
@@ -174,7 +196,7 @@ def _arguments(command: ClickCommand) -> list[CompletionItem]:
     from heedful.study import STUDIES
     from heedful.tasks.specs import task_names
 
-    known: dict[str, tuple[tuple[str, ...], ...]] = {
+    known_values: dict[str, tuple[tuple[str, ...], ...]] = {  # by verb; for each argument its values
         "finetune": (task_names(),),
         "init": ((*template.template_names(), "serve"),),
         "recipe": (("ls", "cp"), tuple(offer.name for offer in recipes.list_assets())),
@@ -182,12 +204,12 @@ def _arguments(command: ClickCommand) -> list[CompletionItem]:
         "completion": (SHELLS,),
         "kernels": (("show", "build"),),
     }
-    arguments = enumerate(known.get(command.name, ()), start=1)
+    arguments = enumerate(known_values.get(command.name, ()), start=1)
     return [CompletionItem(str(position), " ".join(values), "") for position, values in arguments]
 
 
 def _known_values() -> dict[str, tuple[str, ...]]:
-    """Return the values of options whose type is text, by option."""
+    """Return the values of options that take one of a few texts, by option."""
     from heedful.cli.convert import DTYPES
     from heedful.cli.options import PRECISIONS
     from heedful.cli.predict_files import FORMATS

@@ -41,16 +41,17 @@ def convert(
     if dtype not in DTYPES:
         raise HeedfulError(f"--dtype is {dtype!r}{did_you_mean(dtype, DTYPES)}: use one of {', '.join(DTYPES)}")
     check_free(out, overwrite)
-    name = source
+    folder = source
     with tempfile.TemporaryDirectory(prefix="heedful-") as temporary:
         if pickle:
             from heedful.checkpoint.unpickle import convert_pickles
 
-            if not os.path.isdir(name):
-                raise ModelError(f"{name} is not a folder: --pickle only reads local folders")
-            note(str(convert_pickles(Path(name), Path(temporary) / "safe")))
-            name = str(Path(temporary) / "safe")
-        loaded = load(name, head=head_kind, dtype=getattr(torch, dtype), base=base)
+            if not os.path.isdir(source):
+                raise ModelError(f"{source} is not a folder: --pickle only reads local folders")
+            converted = Path(temporary) / "safe"
+            note(str(convert_pickles(Path(source), converted)))
+            folder = str(converted)
+        loaded = load(folder, head=head_kind, dtype=getattr(torch, dtype), base=base)
         save(loaded, out, overwrite=overwrite)
     facts = {**model_facts(loaded), "read": source if pickle else loaded.source, "dtype": dtype, "written": str(out)}
     if as_json:

@@ -82,9 +82,10 @@ def distil(
     from heedful.data.labelled.split_files import parse_data_arguments
     from heedful.runs.distil.settings import check_overrides, distil_overrides, parse_milliseconds, parse_share
 
-    quality = parse_share(min_quality) if min_quality else None
-    latency = parse_milliseconds(max_latency) if max_latency else None
-    if (min_quality or max_latency) and student:
+    quality_share = parse_share(min_quality) if min_quality else None
+    milliseconds = parse_milliseconds(max_latency) if max_latency else None
+    is_search = bool(min_quality or max_latency)
+    if is_search and student:
         raise HeedfulError(
             "--student names a student, and --min-quality and --max-latency search for one: leave one of them out"
         )
@@ -117,15 +118,15 @@ def distil(
         replacing_run(folder, group, overwrite),
     ):
         reporter = with_trackers(progress, track)
-        if min_quality or max_latency:
+        if is_search:
             from heedful.runs.distil.search import search
 
             result = search(
                 teacher,
                 files,
                 folder,
-                max_latency=latency,
-                min_quality=quality,
+                max_latency=milliseconds,
+                min_quality=quality_share,
                 overrides=overrides,
                 on_bad_row=bad_rows,
                 reporter=reporter,
@@ -153,40 +154,58 @@ def distil(
 
 
 def show_verdict(results: JsonObject) -> None:
-    """Print the students that a search has tried, and the comparison of student, teacher and baseline."""
+    """Print the results of a distillation.
+
+    These are the students of a search, if there was one; the comparison of student, teacher and baseline; and the
+    cascade, if there is one.
+
+    Args:
+        results: Content of results.json.
+    """
     from heedful.runs.card.verdict import verdict_table
-    from heedful.runs.distil.search import CHOSEN_ON_TEST
 
     if search := results.get("search"):
-        print_text(
-            f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}"
-        )
-        lines = []
-        for student in sorted(search["tried"], key=lambda student: student["p50"]):
-            ratio = student.get("quality_ratio")
-            status = "taken" if student["name"] == search["taken"] else "" if "quality" in student else "not trained"
-            lines.append(
-                [
-                    escape(student["name"]),
-                    f"{student['parameters']:,}",
-                    f"{student['p50']:.2f}",
-                    "" if ratio is None else f"{100 * ratio:.1f} %",
-                    status,
-                ]
-            )
-        print_table(lines, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
-        if search["split"] != "dev":
-            print_text(f"\n{escape(search['taken'])} was {CHOSEN_ON_TEST}.")
-        print()
-    head, lines = verdict_table(results["verdict"])
-    models = list(zip(head, *lines, strict=True))  # a column for each model, which is narrower than a row
-    print_table([list(map(escape, row)) for row in models[1:]], head=models[0])
+        _show_search(search)
+    head, rows = verdict_table(results["verdict"])
+    columns = list(zip(head, *rows, strict=True))  # printed transposed, since a column for each model is narrower
+    print_table([list(map(escape, column)) for column in columns[1:]], head=columns[0])
     print_text(f"\n{escape(results['verdict']['sentence'])}")
-    if report := results.get("cascade"):
-        from heedful.runs.card.cascade import cascade_table
+    if cascade := results.get("cascade"):
+        _show_cascade(cascade)
 
-        head, lines = cascade_table(report)
-        print_text(f"\nThe cascade, on {escape(report['reported_on'])} ({report['reported_rows']:,} rows)")
-        stages = list(zip(head, *lines, strict=True))
-        print_table([list(map(escape, row)) for row in stages[1:]], head=[escape(name) for name in stages[0]])
-        print_text(f"\n{escape(report['sentence'])}")
+
+def _show_search(search: JsonObject) -> None:
+    """Print the students that a search has tried."""
+    from heedful.runs.distil.search import FLATTERED
+
+    print_text(f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}")
+    rows = []
+    for student in sorted(search["tried"], key=lambda student: student["p50"]):
+        ratio = student.get("quality_ratio")
+        status = "" if "quality" in student else "not trained"
+        if student["name"] == search["taken"]:
+            status = "taken"
+        rows.append(
+            [
+                escape(student["name"]),
+                f"{student['parameters']:,}",
+                f"{student['p50']:.2f}",
+                "" if ratio is None else f"{100 * ratio:.1f} %",
+                status,
+            ]
+        )
+    print_table(rows, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
+    if search["split"] != "dev":
+        print_text(f"\n{escape(search['taken'])} was {FLATTERED}.")
+    print()
+
+
+def _show_cascade(cascade: JsonObject) -> None:
+    """Print quality and speed of a cascade and of its stages."""
+    from heedful.runs.card.cascade import cascade_table
+
+    head, rows = cascade_table(cascade)
+    print_text(f"\nThe cascade, on {escape(cascade['reported_on'])} ({cascade['reported_rows']:,} rows)")
+    columns = list(zip(head, *rows, strict=True))
+    print_table([list(map(escape, column)) for column in columns[1:]], head=[escape(name) for name in columns[0]])
+    print_text(f"\n{escape(cascade['sentence'])}")

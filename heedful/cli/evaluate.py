@@ -81,28 +81,31 @@ def evaluate(
         for name, value in {"data": assignments, "on-bad-row": on_bad_row != "raise"}.items():
             if value:
                 raise HeedfulError(f"--{name} has no effect on the evaluation of retrieval: leave it out")
-        return _show(
-            evaluate_retrieval(
-                run,
-                files,
-                checkpoint=checkpoint,
-                split=split,
-                predictions=predictions,
-                overwrite=overwrite,
-                precision=checked_precision,
-                device=device,
-            ),
-            checked_precision,
-            as_json,
+        evaluated = evaluate_retrieval(
+            run,
+            files,
+            checkpoint=checkpoint,
+            split=split,
+            predictions=predictions,
+            overwrite=overwrite,
+            precision=checked_precision,
+            device=device,
         )
+        return _show(evaluated, checked_precision, as_json)
     run_settings, _ = data_settings_for(run, files, override(DataOptions(), assignments).data)
     settings = override(DataOptions(data=run_settings), assignments).data
     bad_rows_file = None
     if check_on_bad_row(on_bad_row) == "skip":
         bad_rows_file = Path(f"{first_file(files).absolute().stem}-bad-rows.jsonl")
     if suite is not None:
-        others = {"split": split, "predictions": predictions, "data": assignments, "on-bad-row": bad_rows_file}
-        for name, value in (others | {"checkpoint": checkpoint}).items():
+        excluded_options = {
+            "split": split,
+            "predictions": predictions,
+            "data": assignments,
+            "on-bad-row": bad_rows_file,
+            "checkpoint": checkpoint,
+        }
+        for name, value in excluded_options.items():
             if value:
                 raise HeedfulError(
                     f"--{name} cannot be used with --suite, which decides what is evaluated: leave it out"
@@ -131,9 +134,8 @@ def evaluate(
         names = ", ".join(Path(path).name for path in evaluated.trained_on[:3])
         note(escape(f"{names}: this run was trained on it, so the metrics do not measure generalization"))
     is_one_file = evaluated.split == "train" and split is None and len(data) == 1 and data[0].is_file()
-    _show(
-        evaluated, checked_precision, as_json, title=data[0].name if is_one_file else None, bad_rows_file=bad_rows_file
-    )
+    title = data[0].name if is_one_file else None  # one file counts as split "train", which would mislead
+    _show(evaluated, checked_precision, as_json, title=title, bad_rows_file=bad_rows_file)
 
 
 def _show(
@@ -144,7 +146,15 @@ def _show(
     title: str | None = None,
     bad_rows_file: Path | None = None,
 ) -> None:
-    """Print the metrics of a split; `title` replaces its name."""
+    """Print the metrics of a split.
+
+    Args:
+        evaluated: The metrics.
+        precision: Value of --precision.
+        as_json: Whether to print JSON.
+        title: Title of the table; None: the name of the split.
+        bad_rows_file: File that skipped rows were written to.
+    """
     if as_json:
         return print_json(
             {
@@ -167,6 +177,7 @@ def _show(
 def _evaluate_suite(
     run: str, data: list[Path], suite: str, precision: PrecisionOrAuto, device: str, as_json: bool
 ) -> None:
+    """Evaluate models on the tasks of a suite, and print their scores."""
     from heedful.runs.evaluate import evaluate_glue as run_suite
 
     if suite != "glue":
@@ -186,6 +197,6 @@ def _evaluate_suite(
 
 
 def _official_metrics(task: JsonObject) -> str:
-    """Return the official metrics of a task of a suite, in percent."""
+    """Return names and values of the official metrics of a task, in percent."""
     names = [name for name, value in task.items() if isinstance(value, float) and name != "score"]
     return ", ".join(f"{name} {100 * task[name]:.2f}" for name in names)

@@ -71,6 +71,7 @@ def export(
 
 
 def _export_page(run: str, html: Path, head_kind: str | None, precision: str, overwrite: bool, as_json: bool) -> None:
+    """Write an HTML file with the model in it, and print facts about it."""
     from heedful.checkpoint import load
     from heedful.look.model_title import model_title
     from heedful.page.html import export_page
@@ -91,5 +92,6 @@ def _export_page(run: str, html: Path, head_kind: str | None, precision: str, ov
 
 
 def _print_facts(facts: dict[str, object]) -> None:
+    """Print a table of names and values."""
     rows = {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in facts.items()}
     print_table([[name.replace("_", " "), value] for name, value in rows.items()])

@@ -17,22 +17,22 @@ from heedful.model.config import ModelConfig
 if TYPE_CHECKING:
     from heedful.runs.results import JsonObject
 
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"  # only in a checkout, not in a package
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"  # exists in a checkout, but not in an installed package
 
 
 class FamilyRow(TypedDict):
-    """One family; "–" for what is not known."""
+    """A row of the table. Values that are not known are "–"."""
 
     name: str
     paper: str
-    parameters: dict[str, int]  # by size
-    objective: str
-    shares: str
-    positions: str
-    of: str  # the size that published results are about
-    published: str
-    source: str
-    measured: str
+    parameters: dict[str, int]  # number of parameters by size
+    objective: str  # objective of pre-training
+    shares: str  # parameters that parts of the model share
+    positions: str  # how positions are represented
+    of: str  # size of the model that `published` is about
+    published: str  # published results
+    source: str  # source of the published results
+    measured: str  # results of this project's benchmarks
 
 
 def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
@@ -45,14 +45,14 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
     families = [family_row(facts, records) for facts in FAMILY_FACTS]
     if as_json:
         return print_json(families)
-    rows = []
+    architectures = []
     for family in families:
         counts = "  ".join(f"{count / 1e6:,.1f} M" for count in family["parameters"].values())
-        rows.append([family["name"], counts, family["objective"], family["shares"], family["positions"]])
-    print_table(rows, head=["", "parameters", "objective", "shares", "positions"])
+        architectures.append([family["name"], counts, family["objective"], family["shares"], family["positions"]])
+    print_table(architectures, head=["", "parameters", "objective", "shares", "positions"])
     print("")
-    rows = [[family["name"], family["of"], family["published"], family["source"]] for family in families]
-    print_table(rows, head=["", "of", "published", "source"])
+    results = [[family["name"], family["of"], family["published"], family["source"]] for family in families]
+    print_table(results, head=["", "of", "published", "source"])
     print("")
     print_table([[family["name"], family["measured"]] for family in families], head=["", "measured by Heedful"])
     note("Parameters of the bare models, in the order of the sizes that `heedful models` lists.")
@@ -61,14 +61,19 @@ def print_family_table(as_json: bool, records: Path = RECORDS) -> None:
 
 
 def family_row(facts: FamilyFacts, records: Path) -> FamilyRow:
-    """Return one row; parameters, sharing and positions are read from the family's configurations."""
-    kind, published = facts.kind, FAMILIES[facts.kind].sizes
-    config = dict(published[facts.sizes[0]]) | {"model_type": kind}
+    """Return the row of a family; parameters, sharing and positions are read from its published configurations.
+
+    Args:
+        facts: Facts about the family that its configurations do not have.
+        records: Folder of recorded benchmark results.
+    """
+    kind, configs = facts.kind, FAMILIES[facts.kind].sizes
+    config = dict(configs[facts.sizes[0]]) | {"model_type": kind}
     model = read_config(config, kind).model
     return {
         "name": facts.name,
         "paper": facts.paper,
-        "parameters": {name: count_parameters(kind, published[name]) for name in facts.sizes},
+        "parameters": {size: count_parameters(kind, configs[size]) for size in facts.sizes},
         "objective": facts.objective,
         "shares": describe_sharing(model, tied=ties_embeddings(kind, config)),
         "positions": describe_positions(model),
@@ -80,9 +85,14 @@ def family_row(facts: FamilyFacts, records: Path) -> FamilyRow:
 
 
 def ties_embeddings(kind: str, config: JsonObject) -> bool:
-    """Whether a language modelling head of the family is tied to the input embedding."""
-    names = (name for name, entry in FAMILIES[kind].heads.items() if hasattr(entry.head, "tied"))
-    heads = (read_config(config | {"architectures": [name]}, kind).head for name in names)
+    """Return whether a language modelling head of the family is tied to the input embedding.
+
+    Args:
+        kind: Name of the family.
+        config: A config.json of the family.
+    """
+    architectures = (name for name, entry in FAMILIES[kind].heads.items() if hasattr(entry.head, "tied"))
+    heads = (read_config(config | {"architectures": [name]}, kind).head for name in architectures)
     return any(getattr(head, "tied", False) for head in heads)
 
 
@@ -118,17 +128,23 @@ def describe_positions(model: ModelConfig) -> str:
 
 
 def newest_record(name: str, records: Path) -> Iterator[str]:
-    """Yield a summary of the newest recorded result of a benchmark, with its date, if there is one."""
+    """Yield a summary of the newest recorded result of a benchmark, with its date, if there is one.
+
+    Args:
+        name: Name of the benchmark; its records are the files NAME-YEAR-....json.
+        records: Folder of recorded results.
+    """
     paths = sorted(records.glob(f"{name}-2*.json"))
     if not paths:
         return
     match json.loads(paths[-1].read_bytes()):
-        case {"tables": list(tables), "machine": {"date": str(date)}}:
+        case {"tables": list(tables), "machine": {"date": str(date)}}:  # a benchmark of speed
             speeds = [
                 max(row["to_best_peer"]["median"] for row in table["rows"] if row["ours"] and "to_best_peer" in row)
                 for table in tables
             ]
             yield f"{name}: {min(speeds):.2f} to {max(speeds):.2f} times the fastest peer's speed ({date})"
-        case {"tables": {"plan": list(rows)}, "machine": {"date": str(date)}}:
+        case {"tables": {"plan": list(rows)}, "machine": {"date": str(date)}}:  # a benchmark of quality
+            # reversed, so that the first row of each task remains
             by_task = {task: f"{task} {metric} {number}" for task, metric, number, *_ in reversed(rows)}
             yield f"{name}: all-MiniLM-L6-v2 with a fresh head, {', '.join(reversed(by_task.values()))} ({date})"

@@ -31,7 +31,7 @@ from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 from heedful.tasks.specs import specs_named, task_names
 
-TASKS_HELP = ", ".join(
+TASKS_HELP = ", ".join(  # names of the tasks, some with an explanation
     f"{name} ({specs_named(name)[0].help})" if specs_named(name)[0].help else name for name in task_names()
 )
 
@@ -76,7 +76,8 @@ def finetune(
     overrides = finetune_overrides(
         model=model, recipe=recipe, assignments=context_assignments(context), flags=checkpoint_flags(keep_checkpoints)
     )
-    alias, task = task, check_task(task)
+    alias = task  # the name of another library for the task, or the task itself
+    task = check_task(alias)
     preview_settings(task, overrides)  # check settings before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run uses one process; leave one of them out")
@@ -120,11 +121,16 @@ def finetune(
     show_results(result.results)
     if not result.results["splits"] and not result.results.get("method_comparison", {}).get("methods"):
         print_text("nothing was evaluated: the data has neither a dev nor a test split")
-    patterns = {"plots": "plots/*.png", "predictions (the worst first)": "predictions-*.jsonl"}
-    patterns |= {"report.html": "report.html"}
-    contents = ["model", *(name for name, pattern in patterns.items() if any(folder.glob(pattern))), "model card"]
+    optional_files = {
+        "plots": "plots/*.png",
+        "predictions (the worst first)": "predictions-*.jsonl",
+        "report.html": "report.html",
+    }
+    contents = ["model", *(name for name, pattern in optional_files.items() if any(folder.glob(pattern))), "model card"]
     print_text(f"\nThe run is in {folder}: {', '.join(contents)}.\nNext:")
-    pair = ' --pair "Its pair."' if learned_pairs(folder, result.results) else ""
-    print(f"  heedful predict {quote(str(folder))} {specs_named(task)[0].predict_arguments}{pair}")
+    arguments = specs_named(task)[0].predict_arguments
+    if learned_pairs(folder, result.results):
+        arguments += ' --pair "Its pair."'
+    print(f"  heedful predict {quote(str(folder))} {arguments}")
     print(f"  heedful evaluate {quote(str(folder))} --data YOUR-DATA")
-    print(f"  heedful look {quote(str(folder))} {specs_named(task)[0].predict_arguments}{pair}")
+    print(f"  heedful look {quote(str(folder))} {arguments}")

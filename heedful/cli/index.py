@@ -95,15 +95,15 @@ def index(
     if not documents and not delete and not rebuild and mine_negatives is None:
         raise HeedfulError("no documents are given: name files or folders of texts")
     if is_index(out):
-        searched = SearchIndex(out, device=device)
-        _check_settings(searched, model=model, vectors=vectors, language=language, passage_tokens=passage_tokens)
+        search_index = SearchIndex(out, device=device)
+        _check_settings(search_index, model=model, vectors=vectors, language=language, passage_tokens=passage_tokens)
     elif not documents:
         raise HeedfulError(f"{out} holds no index: name files or folders of texts to make one")
     else:
         from heedful.data.retrieval.documents import document_files
 
-        document_files(documents)  # before the model is loaded
-        searched = SearchIndex.create(
+        document_files(documents)  # raises if files are missing, before the model is loaded
+        search_index = SearchIndex.create(
             out,
             model=model or BUNDLED_ENCODER,
             vectors=check_vector_format(vectors or "int8"),
@@ -111,22 +111,21 @@ def index(
             passage_tokens=passage_tokens,
             device=device,
         )
-    counts = _change(searched, documents or [], delete or [], rebuild, quiet=as_json)
-    facts: dict[str, object] = {"documents": len(searched), "passages": searched.passages, "output": str(out)}
+    counts = _change(search_index, documents or [], delete or [], rebuild, quiet=as_json)
+    facts: dict[str, object] = {"documents": len(search_index), "passages": search_index.passages, "output": str(out)}
     if not as_json:
         if counts:
             print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
-        print(f"{out}: {len(searched):,} documents, {searched.passages:,} passages")
+        print(f"{out}: {len(search_index):,} documents, {search_index.passages:,} passages")
     if mine_negatives is not None:
         file = negatives_file or Path(f"{stem_and_suffix(mine_negatives)[0]}-negatives.jsonl")
-        options = {
-            name: value for name, value in (("num_negatives", num_negatives), ("margin", margin)) if value is not None
-        }
-        mining = _mine(searched, mine_negatives, file, options, teacher, device)
+        limits = {"num_negatives": num_negatives, "margin": margin}
+        options = {name: value for name, value in limits.items() if value is not None}
+        mining = _mine(search_index, mine_negatives, file, options, teacher, device)
         facts |= {"negatives_file": str(file), **asdict(mining)}
         if not as_json:
-            served = mining.pairs - mining.without
-            print(f"{file}: {mining.negatives:,} negatives for {served:,} of {mining.pairs:,} pairs")
+            with_negatives = mining.pairs - mining.without
+            print(f"{file}: {mining.negatives:,} negatives for {with_negatives:,} of {mining.pairs:,} pairs")
             note(f"Next:\n  heedful finetune rank {quote(str(file))}\n  heedful finetune embed {quote(str(file))}")
     elif not as_json:
         note(f'Next:\n  heedful search {quote(str(out))} "YOUR QUERY"')
@@ -135,50 +134,63 @@ def index(
 
 
 def _mine(
-    searched: SearchIndex, pairs: Path, file: Path, options: dict[str, Any], teacher: str | None, device: str
+    search_index: SearchIndex, pairs: Path, file: Path, options: dict[str, Any], teacher: str | None, device: str
 ) -> MiningCounts:
-    """Mine negatives for the pairs of a file, and write them to another one."""
+    """Mine negatives and write them to a file.
+
+    Args:
+        search_index: The index.
+        pairs: File of pairs of a query and a relevant text.
+        file: File to write.
+        options: Arguments of `heedful.search.mining.mine_negatives`.
+        teacher: A cross-encoder whose scores are written too; None: none.
+        device: Device of the teacher.
+    """
     from heedful.data import DataSettings, PairExample, read
     from heedful.infer.engine import Engine
     from heedful.search.mining import mine_negatives, write_negatives
 
-    source = read(pairs, PairExample, DataSettings(dev_fraction=0.0))
-    examples = [example for split in source.splits for example in source.examples(split)]
-    for sentence in source.stated:
+    dataset = read(pairs, PairExample, DataSettings(dev_fraction=0.0))
+    examples = [example for split in dataset.splits for example in dataset.examples(split)]
+    for sentence in dataset.stated:
         note(sentence)
-    scorer = Engine(teacher, device=device) if teacher else None
-    return write_negatives(file, mine_negatives(searched, examples, teacher=scorer, **options))
+    teacher_engine = Engine(teacher, device=device) if teacher else None
+    return write_negatives(file, mine_negatives(search_index, examples, teacher=teacher_engine, **options))
 
 
-def _check_settings(searched: SearchIndex, **values: object) -> None:
-    """Raise a HeedfulError if a setting differs from that of the index."""
+def _check_settings(search_index: SearchIndex, **values: object) -> None:
+    """Raise a HeedfulError if a setting differs from that of the index; None is a setting that was not given."""
     for name, value in values.items():
-        held = getattr(searched.settings, name)
-        if value is not None and value not in (held, Path(held).name if name == "model" else held):
-            same = name == "model" and Path(str(value)).absolute() == Path(held)
-            if not same:
-                raise HeedfulError(
-                    f"--{name.replace('_', '-')} is {value}, but {searched.folder} was made with {held}: leave it out, "
-                    "or make an index in another folder"
-                )
+        current = getattr(search_index.settings, name)
+        if value is None or value == current or (name == "model" and _is_same_model(str(value), current)):
+            continue
+        raise HeedfulError(
+            f"--{name.replace('_', '-')} is {value}, but {search_index.folder} was made with {current}: leave it out, "
+            "or make an index in another folder"
+        )
+
+
+def _is_same_model(model: str, current: str) -> bool:
+    """Whether the value of --model is the name or the path of the model of the index."""
+    return model == Path(current).name or Path(model).absolute() == Path(current)
 
 
 def _change(
-    searched: SearchIndex, documents: list[Path], delete: list[str], rebuild: bool, *, quiet: bool
+    search_index: SearchIndex, documents: list[Path], delete: list[str], rebuild: bool, *, quiet: bool
 ) -> dict[str, int]:
-    """Add, delete and rebuild, and return counts by name."""
+    """Add and delete documents, rebuild the index, and return counts of documents by name."""
     from heedful.data.retrieval.documents import read_documents
 
-    def show(done: AddedDocuments) -> None:
+    def show(added: AddedDocuments) -> None:
         if not quiet:
-            note(f"{done.added + done.replaced + done.unchanged:,} documents")
+            note(f"{added.added + added.replaced + added.unchanged:,} documents")
 
     counts = {}
     if documents:
-        done = searched.add(read_documents(documents), on_progress=show)
-        counts = {"added": done.added, "replaced": done.replaced, "unchanged": done.unchanged}
+        added = search_index.add(read_documents(documents), on_progress=show)
+        counts = {"added": added.added, "replaced": added.replaced, "unchanged": added.unchanged}
     if delete:
-        counts["deleted"] = searched.delete(delete)
+        counts["deleted"] = search_index.delete(delete)
     if rebuild:
-        searched.rebuild()
+        search_index.rebuild()
     return counts

@@ -21,8 +21,11 @@ def init(
     if name == "serve":
         from heedful.serve.settings import ServeSettings
 
-        head = ["# Settings of heedful serve, each with its default. To change one, remove the # in front of it."]
-        text = template.comment_out(ServeSettings(), [*head, "# Give this file to the command with --settings FILE."])
+        header = [
+            "# Settings of heedful serve, each with its default. To change one, remove the # in front of it.",
+            "# Give this file to the command with --settings FILE.",
+        ]
+        text = template.comment_out(ServeSettings(), header)
     else:
         text = template.recipe_template(name)
     print(text, end="")

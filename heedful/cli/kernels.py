@@ -25,7 +25,7 @@ def kernels(
     """
     from heedful.csrc import library
 
-    loaded, reason = library.kernels(), library.unavailable_reason()
+    loaded, reason = library.kernels(), library.unavailable_reason()  # builds and loads them if that is possible
     if what == "build" and loaded is None:
         raise HeedfulError(f"the kernels were not built: {reason}")
     facts = {

@@ -18,7 +18,12 @@ Nproc = Annotated[
 
 
 def launch(count: int, arguments: Sequence[str]) -> None:
-    """Run the command in `count` processes; if one fails, exit with its exit code."""
+    """Run the command in several processes by torchrun; if one fails, exit with its exit code.
+
+    Args:
+        count: Number of processes.
+        arguments: Arguments of the command, with --nproc.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise HeedfulError("--nproc was given in a process that torchrun has started: leave it out")
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -42,16 +47,16 @@ def without_nproc(arguments: Sequence[str]) -> list[str]:
     >>> without_nproc(["pretrain", "a", "--nproc", "2", "--nproc=3", "--json"])
     ['pretrain', 'a', '--json']
     """
-    others = list(arguments)
-    while "--nproc" in others:
-        position = others.index("--nproc")
-        del others[position : position + 2]
-    return [argument for argument in others if not argument.startswith("--nproc=")]
+    remaining = list(arguments)
+    while "--nproc" in remaining:
+        position = remaining.index("--nproc")
+        del remaining[position : position + 2]
+    return [argument for argument in remaining if not argument.startswith("--nproc=")]
 
 
 @contextmanager
 def _limited_threads(count: int) -> Iterator[None]:
-    """Divide the cores among `count` processes by OMP_NUM_THREADS, unless it is set already."""
+    """Context in which OMP_NUM_THREADS divides the cores among `count` processes, unless it is set already."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

@@ -13,12 +13,15 @@ from heedful.cli.output import escape, note, print_json, print_table, print_text
 from heedful.errors import HeedfulError, RequestError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from heedful.look.head_patterns import HeadRecord
     from heedful.look.head_report import HeadReport
     from heedful.look.page_api import PageAPI
 
 
-REPORT_BUDGET = 2_000_000  # bytes of data in the page of a report
+REPORT_MAX_BYTES = 2_000_000  # bytes of the answers in the page of a report on heads
+DISTANCES = (0, 1, 2, 4, 8, 16, 32, 63)  # distances of two positions that --positions prints
 
 
 def look(
@@ -87,22 +90,23 @@ def look(
     """
     folder = checkpoint_path(run, checkpoint)
     if analogy is not None or positions:
-        options = {
-            "head_kind": head_kind,
-            "html": html,
-            "figure": figure,
-            "heads": heads,
-            "pair": pair,
-            "question": question,
-            "choice": choice,
-            "word": word,
-        }
-        others = {"target": target, "against": against, "layer": layer, "head": head, "port": port}
-        others |= {"with_model": with_model, "precision": precision}
         _refuse(
             "--analogy and --positions take a RUN and --json alone, one of them at a time",
-            **options,
-            **others,
+            head_kind=head_kind,
+            html=html,
+            figure=figure,
+            heads=heads,
+            pair=pair,
+            question=question,
+            choice=choice,
+            word=word,
+            target=target,
+            against=against,
+            layer=layer,
+            head=head,
+            port=port,
+            with_model=with_model,
+            precision=precision,
             output=out,
             max_texts=max_texts,
             megabytes=megabytes,
@@ -136,11 +140,21 @@ def look(
         if len(texts or ()) > 1:
             raise HeedfulError(f"{len(texts or ())} texts were given: a figure shows one text")
     if heads is None:
-        _refuse("they are for the report of --heads DATA", out=out, json=as_json, max_texts=max_texts)
+        _refuse("they are for the report of --heads DATA", output=out, json=as_json, max_texts=max_texts)
     else:
         reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
-        others = {"target": target, "against": against, "word": word, "port": port}
-        _refuse(reason, html=html, figure=figure, pair=pair, question=question, choice=choice, **others)
+        _refuse(
+            reason,
+            html=html,
+            figure=figure,
+            pair=pair,
+            question=question,
+            choice=choice,
+            target=target,
+            against=against,
+            word=word,
+            port=port,
+        )
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {reason}")
         output = out or Path(f"heads-{heads.absolute().stem}")
@@ -159,24 +173,28 @@ def look(
         return _write_figure(api, figure, part, layer, head)
     if html is None:
         return _serve(api, port or 0, browser=not no_browser)
-
-    from heedful.atomic_io import atomic_path
-
-    budget = 1_000_000 * (megabytes or 16)
+    max_bytes = 1_000_000 * (megabytes or 16)
     if with_model:
         from heedful.look.page_with_model import render_html_with_model
 
-        content = render_html_with_model(api, precision=precision or "auto", budget=budget)
+        content = render_html_with_model(api, precision=precision or "auto", max_bytes=max_bytes)
     else:
         from heedful.look.page import render_html
 
-        content = render_html(api, layers=layer, heads=head, budget=budget)
+        content = render_html(api, layers=layer, heads=head, max_bytes=max_bytes)
+    _write_html(html, content)
+
+
+def _write_html(file: Path, content: str) -> None:
+    """Write the page as one file."""
+    from heedful.atomic_io import atomic_path
+
     try:
-        with atomic_path(html) as unfinished:
+        with atomic_path(file) as unfinished:
             unfinished.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise HeedfulError(f"{html} cannot be written: {error.strerror or error}") from None
-    note(f"{html} ({len(content.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
+        raise HeedfulError(f"{file} cannot be written: {error.strerror or error}") from None
+    note(f"{file} ({len(content.encode()) / 1e6:.1f} MB) opens in any browser, without a network")
 
 
 def _write_figure(api: PageAPI, file: Path, part: str, layer: list[int] | None, heads: list[int] | None) -> None:
@@ -191,28 +209,42 @@ def _write_figure(api: PageAPI, file: Path, part: str, layer: list[int] | None, 
 
 
 def _refuse(reason: str, **options: object) -> None:
-    """Raise a HeedfulError if any of these options was given."""
+    """Raise a HeedfulError if any of these options was given.
+
+    Args:
+        reason: End of the message: why they cannot be used.
+        options: Values by name of the option, with underscores; None, False, "" and [] count as not given.
+    """
     if names := ["--" + name.replace("_", "-") for name, value in options.items() if value]:
         raise HeedfulError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} given: {reason}")
 
 
 def _serve(api: PageAPI, port: int, *, browser: bool) -> None:
-    """Serve the page until Ctrl-C, and open it in a browser where a person sits before a screen."""
+    """Serve the page until Ctrl-C.
+
+    Args:
+        api: Answers the questions of the page.
+        port: Port on 127.0.0.1; 0: any free port.
+        browser: Whether to open the page in a browser, if the machine has a screen.
+    """
     import threading
 
-    from heedful.cli.browser import has_screen, opened
+    from heedful.cli.browser import has_screen, open_in_browser
     from heedful.look.local_server import serve_in_background
 
-    with serve_in_background(api, port) as server, opened(server.url if browser and has_screen() else None) as shown:
-        print(server.url, flush=True)
-        note("it is open in a browser; Ctrl-C stops it" if shown else "open it in a browser here; Ctrl-C stops it")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            note("stopped")
+    with serve_in_background(api, port) as server:
+        url = server.url if browser and has_screen() else None
+        with open_in_browser(url) as is_open:
+            print(server.url, flush=True)
+            note(f"{'it is open in a browser' if is_open else 'open it in a browser here'}; Ctrl-C stops it")
+            try:
+                threading.Event().wait()
+            except KeyboardInterrupt:
+                note("stopped")
 
 
 def _choices_api(folder: str, prompt: str, choices: list[str], target: str | None, head_kind: str | None) -> PageAPI:
+    """Return the page of all candidates of a multiple-choice prompt. See `look` for the arguments."""
     from heedful.checkpoint import load
     from heedful.look.inspection import inspect_choices
     from heedful.look.page_api import PageAPI
@@ -230,6 +262,7 @@ def _texts_api(
     word: str,
     head_kind: str | None,
 ) -> PageAPI:
+    """Return the page of one text, of two to compare, or of all texts with a word. See `look` for the arguments."""
     from heedful.checkpoint import load
     from heedful.look.inspection import Inspection
     from heedful.look.page_api import PageAPI
@@ -242,15 +275,15 @@ def _texts_api(
     loaded = load(folder, head=head_kind)
     if loaded.early_stages:
         note(f"{folder} is a cascade: what is shown is its last stage")
-    first, *others = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
-    inspections = [first]
+    first, *further = [Inspection(loaded, item(text), target=target, name=folder) for text in texts]
+    shown = [first]
     if against is not None:
-        if others and not word:
+        if further and not word:
             raise RequestError("--against was given: two models are compared on one TEXT, give one")
-        inspections.append(Inspection(load(against, head=head_kind), item(texts[0]), target=target, name=against))
-    elif others and not word:
-        inspections.append(others[0])
-    return PageAPI(inspections, extra=others, word=word)
+        shown.append(Inspection(load(against, head=head_kind), item(texts[0]), target=target, name=against))
+    elif further and not word:
+        shown.append(further[0])
+    return PageAPI(shown, extra=further, word=word)
 
 
 def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> None:
@@ -259,14 +292,11 @@ def _print_analogy(folder: str, words: tuple[str, str, str], as_json: bool) -> N
     from heedful.look.word_vectors import analogy
 
     first, second, third = words
-    nearest = analogy(load(folder), second, first, third)
+    nearest = analogy(load(folder), second, first, third)  # computes b - a + c
     if as_json:
         return print_json(nearest)
     print(escape(f"{first} - {second} + {third}"))
     print_table([[escape(token["text"]), f"{token['cosine']:.3f}"] for token in nearest], right={1}, indent=3)
-
-
-DISTANCES = (0, 1, 2, 4, 8, 16, 32, 63)  # distances of two positions that are printed
 
 
 def _print_positions(folder: str, as_json: bool) -> None:
@@ -276,37 +306,36 @@ def _print_positions(folder: str, as_json: bool) -> None:
 
     views = positions_view(load(folder))
     if as_json:
-        tensors = [{name: tensor.tolist() for name, tensor in view.tensors.items()} for view in views]
-        return print_json(
-            [
-                {"name": view.name, "description": view.description, **values}
-                for view, values in zip(views, tensors, strict=True)
-            ]
-        )
+        records: list[dict[str, object]] = []
+        for view in views:
+            tensors = {name: tensor.tolist() for name, tensor in view.tensors.items()}
+            records.append({"name": view.name, "description": view.description, **tensors})
+        return print_json(records)
     if not views:
         print_text("The model does not represent positions: the order of its tokens changes nothing.")
     for view in views:
         print_text(f"{view.name}\n{view.description}")
         if "similarity_by_distance" in view.tensors:
-            similarity = view.tensors["similarity_by_distance"].tolist()
-            distances = [distance for distance in DISTANCES if distance < len(similarity)]
-            print_table(
-                [[str(distance), f"{similarity[distance]:+.3f}"] for distance in distances],
-                head=["distance", "similarity"],
-                right={0, 1},
-                indent=3,
-            )
+            _print_similarity(view.tensors["similarity_by_distance"])
         elif "bias" in view.tensors:
-            bias, rows = view.tensors["bias"], []
-            for distance, biases in zip(view.tensors["distances"].tolist(), bias.T.tolist(), strict=True):
-                if abs(distance) in DISTANCES:
-                    rows.append([f"{distance:+d}", *(f"{value:+.2f}" for value in biases)])
-            print_table(
-                rows,
-                head=["distance", *(f"head {number}" for number in range(len(bias)))],
-                right=set(range(len(bias) + 1)),
-                indent=3,
-            )
+            _print_bias(view.tensors["distances"], view.tensors["bias"])
+
+
+def _print_similarity(similarity: Tensor) -> None:
+    """Print a table of similarities by distance; `similarity` is that of distances 0, 1, ..."""
+    distances = [distance for distance in DISTANCES if distance < len(similarity)]
+    rows = [[str(distance), f"{float(similarity[distance]):+.3f}"] for distance in distances]
+    print_table(rows, head=["distance", "similarity"], right={0, 1}, indent=3)
+
+
+def _print_bias(distances: Tensor, bias: Tensor) -> None:
+    """Print a table of the biases [heads, distances] of attention scores by distance."""
+    rows = []
+    for distance, biases in zip(distances.tolist(), bias.T.tolist(), strict=True):
+        if abs(distance) in DISTANCES:
+            rows.append([f"{distance:+d}", *(f"{value:+.2f}" for value in biases)])
+    head = ["distance", *(f"head {number}" for number in range(len(bias)))]
+    print_table(rows, head=head, right=set(range(len(head))), indent=3)
 
 
 def _write_report(
@@ -319,7 +348,18 @@ def _write_report(
     as_json: bool,
     head_kind: str | None,
 ) -> None:
-    """Write heads.json and heads.html, and print the report."""
+    """Write heads.json and heads.html, and print the report.
+
+    Args:
+        run: The model, as it was given.
+        folder: The model's folder, of a checkpoint if one was given.
+        data: A file or folder of data.
+        out: Folder to write.
+        texts: One text that the page shows first; None: a text of the data.
+        max_texts: Maximum number of texts to read.
+        as_json: Whether to print JSON.
+        head_kind: Kind of head to load; None: that of config.json.
+    """
     from heedful.atomic_io import atomic_path
     from heedful.checkpoint import load
     from heedful.look.head_report import head_report
@@ -329,12 +369,12 @@ def _write_report(
     from heedful.runs.data_settings import data_settings_for
 
     loaded = load(folder, head=head_kind)
-    inspections = [Inspection(loaded, text, name=folder) for text in texts or ()]  # raises before the work begins
+    inspections = [Inspection(loaded, text, name=folder) for text in texts or ()]  # raises early if a text is too long
     report = head_report(loaded, data, max_texts=max_texts, settings=data_settings_for(run, data)[0])
     api = PageAPI(inspections or [Inspection(loaded, report["example"], name=folder)], report=report)
     contents = {
         "heads.json": json.dumps(report, allow_nan=False),
-        "heads.html": render_html(api, budget=REPORT_BUDGET),
+        "heads.html": render_html(api, max_bytes=REPORT_MAX_BYTES),
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -350,6 +390,7 @@ def _write_report(
 
 
 def _print_report(report: HeadReport) -> None:
+    """Print a table of all heads, the strongest head of each pattern, and summaries."""
     rows = []
     for record in report["heads"]:
         row = [*_head_cells(record), escape(record["name"]), *_score_cells(record)]
@@ -373,6 +414,7 @@ def _print_report(report: HeadReport) -> None:
 
 
 def _head_cells(record: HeadRecord) -> list[str]:
+    """Return part, layer and number of a head."""
     return [record["part"], str(record["layer"]), str(record["head"])]
 
 

@@ -16,7 +16,7 @@ class SizeFacts(TypedDict):
 
     family: str
     size: str
-    layers: list[int]  # of the encoder, the decoder, or both
+    layers: list[int]  # number of layers of the encoder, the decoder, or both
     width: int
     heads: int
     vocab_size: int
@@ -56,9 +56,9 @@ def models(
     if as_json:
         return print_json(sizes)
     rows: list[list[str]] = []
-    for name, group in groupby(sizes, key=lambda size: size["family"]):
-        rows.append([name])
-        for facts in group:
+    for family_name, family_sizes in groupby(sizes, key=lambda size: size["family"]):
+        rows.append([family_name])
+        for facts in family_sizes:
             numbers = (facts["width"], facts["heads"], facts["vocab_size"], facts["parameters"])
             layers = " + ".join(map(str, facts["layers"]))
             rows.append([f"  {facts['size']}", layers, *(f"{number:,}" for number in numbers)])

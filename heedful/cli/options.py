@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heedful.train.fit import Reporter
     from heedful.train.ranks import Ranks
 
-DataFiles: TypeAlias = Path | Sequence[Path] | Mapping[str, Sequence[Path]]  # one or several files; by split
+DataFiles: TypeAlias = Path | Sequence[Path] | Mapping[str, Sequence[Path]]  # one file, several, or several by split
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
@@ -50,7 +50,11 @@ KeepCheckpoints = Annotated[
 
 
 def check_track(names: list[str] | None) -> list[str] | None:
-    """Check the names of --track."""
+    """Return the names of --track, checked.
+
+    Raises:
+        HeedfulError: If a tracker is unknown or not installed.
+    """
     from heedful.runs.trackers import check_trackers
 
     return names and list(check_trackers(names))
@@ -68,7 +72,7 @@ PRECISIONS: tuple[PrecisionOrAuto, ...] = get_args(PrecisionOrAuto)
 
 
 def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
-    """Check the value of --on-bad-row."""
+    """Return the value of --on-bad-row; raise a SettingError if it is unknown."""
     match value:
         case "raise" | "skip":
             return value
@@ -78,7 +82,7 @@ def check_on_bad_row(value: str) -> Literal["raise", "skip"]:
 
 
 def check_precision_option(value: str) -> PrecisionOrAuto:
-    """Check the value of --precision."""
+    """Return the value of --precision; raise a SettingError if it is unknown."""
     for precision in PRECISIONS:
         if value == precision:
             return precision
@@ -106,12 +110,12 @@ def checkpoint_path(run: str, name: str | None) -> str:
 
 
 def checkpoint_flags(keep: bool) -> dict[str, dict[str, bool]]:
-    """Return the setting of the flag --keep-checkpoints, by flag; empty without the flag."""
+    """Return the settings that --keep-checkpoints sets, by flag; {} if it was not given."""
     return {"--keep-checkpoints": {"fit.keep_checkpoints": True}} if keep else {}
 
 
 def replacing_run(folder: Path, group: Ranks, overwrite: bool) -> AbstractContextManager[None]:
-    """Context that keeps the run that --overwrite replaces until the new one has finished."""
+    """Return a context in which --overwrite replaces a run: the old one is kept until the new one has finished."""
     from heedful.runs.overwrite import overwriting
 
     return overwriting(folder, group, note) if overwrite else nullcontext()
@@ -128,7 +132,8 @@ def note_aliases(overrides: Overrides, others: Mapping[str, str] | None = None) 
     """Print the canonical name of each alias that was given, on the main process only.
 
     Args:
-        others: Canonical names of aliases that are no settings, by alias.
+        overrides: Settings that were given.
+        others: Canonical names of further aliases, which do not name settings, by alias.
     """
     if os.environ.get("RANK", "0") == "0":
         for alias, name in {**(others or {}), **overrides.renamed}.items():
@@ -136,7 +141,7 @@ def note_aliases(overrides: Overrides, others: Mapping[str, str] | None = None) 
 
 
 def first_file(data: DataFiles) -> Path:
-    """Return the first of the given data files."""
+    """Return the first data file, of the first split if there are several."""
     if isinstance(data, Mapping):
         data = next(iter(data.values()))
     return data if isinstance(data, Path) else data[0]

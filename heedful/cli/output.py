@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from heedful.tasks.answering import Answer
 
 
-MAX_INPUT_CHARS = 500  # characters of an input that are printed
-MAX_CELL_CHARS = 100  # of a text in a table
-MAX_WIDTH = 100  # columns of prose on a terminal
-LONGEST_WORD = 24  # columns that a table keeps for a word before it cuts it
-COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # lines that are copied and not wrapped
-EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a table with a question or choices
+MAX_INPUT_CHARS = 500  # characters after which an input is cut
+MAX_CELL_CHARS = 100  # characters after which a text in a table is cut
+MAX_WIDTH = 100  # maximum width of prose on a terminal, in columns
+MAX_UNBROKEN = 24  # maximum length of a word that a table does not break, in columns
+COMMANDS = ("heedful ", "python ", "pip ", ". ", "import ", "print(")  # beginnings of lines that are not wrapped
+EngineInput: TypeAlias = str | tuple[str, str] | dict[str, Any]  # a text, a pair, or a dict with a question or choices
 
 
 def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
-    """Print a prediction: the input, and below it a table of what was predicted.
+    """Print an input, and below it a table of its prediction.
 
     Args:
-        item: The input of the engine: a text, a pair, or a dict with a question or choices.
+        item: Input of the engine.
         answer: The engine's answer.
         top_k: Maximum number of classes to list.
     """
@@ -58,19 +58,26 @@ def show_answer(item: EngineInput, answer: Answer, top_k: int) -> None:
 
 
 def _shorten(text: str) -> str:
+    """Return a text for the terminal, cut if it is long."""
     if len(text) <= MAX_INPUT_CHARS:
         return escape(text)
     return f"{escape(text[:MAX_INPUT_CHARS])} ... ({len(text):,} characters)"
 
 
 def text_cell(text: str, text_pair: str | None) -> str:
-    """Return the beginning of a text, or of both texts, for a table."""
-    whole = text if text_pair is None else f"{text} | {text_pair}"
-    return escape(whole if len(whole) <= MAX_CELL_CHARS else whole[: MAX_CELL_CHARS - 1] + "…")
+    """Return the beginning of a text or pair, for a table."""
+    joined = text if text_pair is None else f"{text} | {text_pair}"
+    return escape(joined if len(joined) <= MAX_CELL_CHARS else joined[: MAX_CELL_CHARS - 1] + "…")
 
 
 def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list[str]]:
-    """Yield the rows of the table for an answer of any kind of head."""
+    """Yield the rows of a table for an answer of any kind of head.
+
+    Args:
+        item: Input of the engine.
+        answer: The engine's answer.
+        top_k: Maximum number of classes.
+    """
     match answer:
         case {"masks": masks}:
             for number, mask in enumerate(masks, start=1):
@@ -87,10 +94,12 @@ def _answer_rows(item: EngineInput, answer: Answer, top_k: int) -> Iterator[list
             yield from ([percent(probability), escape(choice)] for probability, choice in ranked)
         case {"probabilities": dict(probabilities)}:
             predicted = answer.get("labels", [answer.get("label")])
-            in_set = answer.get("prediction_set", [])
+            prediction_set = answer.get("prediction_set", [])
             by_probability = sorted(probabilities.items(), key=lambda pair: -pair[1])
-            for label, probability in by_probability[: max(top_k, len(predicted), len(in_set))]:
-                remark = "predicted" if label in predicted else "in the prediction set" if label in in_set else ""
+            for label, probability in by_probability[: max(top_k, len(predicted), len(prediction_set))]:
+                remark = "in the prediction set" if label in prediction_set else ""
+                if label in predicted:
+                    remark = "predicted"
                 yield [percent(probability), escape(label), remark]
         case {"values": values}:
             yield from ([f"{value:.4f}", escape(label)] for label, value in values.items())
@@ -131,9 +140,10 @@ def print_table(
     """Print rows as a table.
 
     Args:
-        head: Titles of the columns.
+        rows: Cells of each row; a row may be shorter than others.
+        head: Titles of the columns; None: no titles.
         right: Numbers of right-aligned columns, from 0.
-        indent: Spaces before each line.
+        indent: Number of spaces before each line.
     """
     from rich.console import Console
     from rich.padding import Padding
@@ -141,16 +151,16 @@ def print_table(
     from rich.text import Text
 
     table = Table(box=None, show_header=head is not None, padding=(0, 2, 0, 0), pad_edge=False)
-    for number in range(max(map(len, [*rows, head or []]), default=0)):
-        title = Text(head[number], style="bold") if head else ""
-        cells = [row[number] for row in (*rows, head or ()) if number < len(row)]
-        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
+    for column in range(max(map(len, [*rows, head or []]), default=0)):
+        title = Text(head[column], style="bold") if head else ""
+        cells = [row[column] for row in (*rows, head or ()) if column < len(row)]
+        longest_word = max((len(word) for cell in cells for word in cell.split()), default=0)
         table.add_column(
             title,
-            justify="right" if number in right else "left",
+            justify="right" if column in right else "left",
             overflow="fold",
-            no_wrap=number in right,
-            min_width=min(longest, LONGEST_WORD),
+            no_wrap=column in right,
+            min_width=min(longest_word, MAX_UNBROKEN),
         )
     for row in rows:
         table.add_row(*map(Text, row))
@@ -193,7 +203,7 @@ def format_duration(seconds: float) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a JSON document on one line, in ASCII whatever the encoding of stdout.
+    """Print a value as JSON on one line, in ASCII, which every encoding of stdout can represent.
 
     Raises:
         HeedfulError: If a number is not finite.
@@ -206,17 +216,17 @@ def print_json(value: object) -> None:
 
 
 def note(text: str) -> None:
-    """Print a message on stderr, wrapped at words on a terminal."""
+    """Print a message on stderr. See `print_text`."""
     print_text(text, file=sys.stderr)
 
 
 def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None) -> None:
-    """Print prose, wrapped at words on a terminal; commands stay whole, so that they can be copied.
+    """Print prose. On a terminal it is wrapped at words, except for lines that begin with a command.
 
     Args:
         text: Lines of prose.
         file: The stream; None: stdout.
-        mark: Lines that begin with it are warnings, in colour on a terminal unless NO_COLOR is set.
+        mark: Beginning of lines that are warnings: in colour on a terminal, unless NO_COLOR is set. None: no warnings.
     """
     stream = sys.stdout if file is None else file
     if stream is None or not stream.isatty():
@@ -225,14 +235,15 @@ def print_text(text: str, *, file: TextIO | None = None, mark: str | None = None
     width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
     colours = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for line in text.split("\n"):
-        warns = colours and mark is not None and line.startswith(mark)
-        print(f"\x1b[33m{wrapped(line, width)}\x1b[0m" if warns else wrapped(line, width), file=stream)
+        wrapped = wrap_line(line, width)
+        is_coloured = colours and mark is not None and line.startswith(mark)
+        print(f"\x1b[33m{wrapped}\x1b[0m" if is_coloured else wrapped, file=stream)
 
 
-def wrapped(line: str, width: int) -> str:
-    """Return a line wrapped at words, each part indented as the line is.
+def wrap_line(line: str, width: int) -> str:
+    """Return a line wrapped at words, with the indentation of the line before each part.
 
-    >>> print(wrapped("  two texts of this data are equal", 20))
+    >>> print(wrap_line("  two texts of this data are equal", 20))
       two texts of this
       data are equal
     """
@@ -247,7 +258,7 @@ def wrapped(line: str, width: int) -> str:
 
 
 def note_data_settings(settings: DataSettings) -> None:
-    """Report the data settings that were taken from a run, if they are not the defaults."""
+    """Print the names of the data settings that are taken from a run and differ from the defaults."""
     from heedful.data import DataOptions, DataSettings
     from heedful.runs.overrides import changed_settings
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Answerer: TypeAlias = Engine | StaticClassifier
 
-LINES_PER_CHUNK = 256  # lines of stdin that are predicted on together
-OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head accepts
+LINES_PER_CHUNK = 256  # lines of stdin that are predicted on at once
+OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that each kind of head accepts
     "question_answering": ("question",),
     "multiple_choice": ("choice",),
     "next_sentence": ("pair",),
@@ -38,7 +38,7 @@ OPTIONS_BY_HEAD: dict[str, tuple[str, ...]] = {  # options that a kind of head a
     "embedding": ("pair",),
     "language_model": ("num_beams", "temperature", "max_new_tokens", "seed", "src_lang", "tgt_lang"),
 }
-HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")
+HEADS_NEEDING_OPTION = ("question_answering", "multiple_choice", "next_sentence")  # they need their first option
 
 
 def predict(
@@ -55,7 +55,7 @@ def predict(
         Path | None,
         typer.Option("--output", "-o", help="With --file: a folder, or one file that ends in .csv, .jsonl or .conll."),
     ] = None,
-    form: Annotated[
+    file_format: Annotated[
         str, typer.Option("--format", help="Format of the files in the --output folder: parquet, jsonl, csv or conll.")
     ] = "parquet",
     rows: Annotated[int, typer.Option(help="Rows per file in the --output folder.")] = 10_000,
@@ -115,11 +115,11 @@ def predict(
     """
     checked_precision = check_precision_option(precision)
     assignments = context_assignments(context)
-    if file is None and (option := _file_option(out, form, rows, without_inputs, assignments)):
+    if file is None and (option := _file_option(out, file_format, rows, without_inputs, assignments)):
         raise HeedfulError(f"{option} needs files: name them with --file")
     chunks = iter(()) if file else _text_chunks(texts)
     inputs: dict[str, object] = {"pair": pair, "question": question, "choice": choice or None}
-    generation: dict[str, object] = {
+    generation_options: dict[str, object] = {
         "num_beams": num_beams,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -127,24 +127,31 @@ def predict(
         "src_lang": src_lang,
         "tgt_lang": tgt_lang,
     }
-    options = {name for name, value in (inputs | generation).items() if value is not None}
-    others = (file, head_kind, checkpoint, min_confidence, prediction_set, candidate_labels, template)
-    plain = not options and not multi_label and all(value is None for value in others) and top_k >= 1
-    if plain and checked_precision == "float32" and device in ("auto", "cpu"):
+    options = {name for name, value in (inputs | generation_options).items() if value is not None}
+    engine_options = (file, head_kind, checkpoint, min_confidence, prediction_set, candidate_labels, template)
+    needs_engine = (
+        bool(options)
+        or multi_label
+        or any(value is not None for value in engine_options)
+        or top_k < 1
+        or checked_precision != "float32"
+        or device not in ("auto", "cpu")
+    )
+    if not needs_engine:
         from heedful.infer.static_classifier import StaticClassifier
 
-        if (static := StaticClassifier.open(run)) is not None:
+        if (static := StaticClassifier.open(run)) is not None:  # starts without torch
             return _show_answers(run, static, static.facts, texts, chunks, top_k=top_k, inputs=inputs, as_json=as_json)
     from heedful.csrc import unused_note
     from heedful.infer.engine import Engine
 
-    least = min_confidence or 0.0
+    confidence_threshold = min_confidence or 0.0
     engine = Engine(
         checkpoint_path(run, checkpoint),
         head=head_kind,
         precision=checked_precision,
         device=device,
-        min_confidence=0.0 if candidate_labels else least,
+        min_confidence=0.0 if candidate_labels else confidence_threshold,  # set below for those
         prediction_set=prediction_set,
     )
     if candidate_labels is not None and prediction_set is not None:
@@ -152,11 +159,11 @@ def predict(
     if candidate_labels is not None:
         from heedful.infer.zero_shot import CandidateLabels, zero_shot_engine
 
-        labels = CandidateLabels.of(_candidate_labels(candidate_labels), template, multi_label)
+        labels = CandidateLabels.of(_parse_labels(candidate_labels), template, multi_label)
         engine = zero_shot_engine(engine, labels)
     elif template is not None or multi_label:
         raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
-    engine.min_confidence = least
+    engine.min_confidence = confidence_threshold
     if reason := unused_note():
         note(reason)
     if file and (input_options := sorted(options & inputs.keys())):
@@ -174,15 +181,17 @@ def predict(
             [*file, *map(Path, texts or ())],
             out,
             rows=rows,
-            form=form,
+            file_format=file_format,
             without_inputs=without_inputs,
             assignments=assignments,
             top_k=top_k,
             as_json=as_json,
         )
     facts = model_facts(engine.loaded) | {"parameters": engine.parameters}
-    named = {"--head-kind": head_kind, "--checkpoint": checkpoint}
-    _show_answers(run, engine, facts, texts, chunks, top_k=top_k, inputs=inputs, named=named, as_json=as_json)
+    look_options = {"--head-kind": head_kind, "--checkpoint": checkpoint}
+    _show_answers(
+        run, engine, facts, texts, chunks, top_k=top_k, inputs=inputs, look_options=look_options, as_json=as_json
+    )
 
 
 def _show_answers(
@@ -194,20 +203,20 @@ def _show_answers(
     *,
     top_k: int,
     inputs: Mapping[str, Any],
-    named: Mapping[str, str | None] = MappingProxyType({}),
+    look_options: Mapping[str, str | None] = MappingProxyType({}),
     as_json: bool,
 ) -> None:
-    """Print the answers to texts.
+    """Predict on texts, print the predictions, and recommend a command for `heedful look`.
 
     Args:
         run: The model, as it was given.
-        answerer: Answers inputs.
-        facts: Of the model, from `model_facts`.
-        texts: Those that are arguments.
-        chunks: All texts, with line numbers.
-        top_k: Candidates that are listed.
+        answerer: The model.
+        facts: Facts about the model, from `model_facts`.
+        texts: Texts that were given as arguments; None: texts are lines of stdin.
+        chunks: All texts, from `_text_chunks`.
+        top_k: Maximum number of candidates to list.
         inputs: Values of --pair, --question and --choice.
-        named: Options of the command `heedful look` that is recommended.
+        look_options: Options of the recommended command; None is an option that was not given.
         as_json: Whether to print JSON.
     """
     for text in texts or ():
@@ -224,10 +233,10 @@ def _show_answers(
                 show_answer(item, answer, top_k)
         sys.stdout.flush()
     if texts and texts[0].strip() and not as_json:
-        options = [*named.items(), ("--pair", inputs["pair"]), ("--question", inputs["question"])]
+        options = [*look_options.items(), ("--pair", inputs["pair"]), ("--question", inputs["question"])]
         options += [("--choice", candidate) for candidate in inputs["choice"] or ()]
-        shown = [(name, escape(value)) for name, value in options if value is not None]
-        note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], shown)}")
+        escaped = [(name, escape(value)) for name, value in options if value is not None]
+        note(f"Next:\n  {command_line('heedful look', [run, escape(texts[0])], escaped)}")
 
 
 def generation_settings(
@@ -238,7 +247,19 @@ def generation_settings(
     max_new_tokens: int | None,
     seed: int | None,
 ) -> GenerationConfig:
-    """Return the generation settings: those of the model's folder, unless options choose others."""
+    """Return the generation settings.
+
+    Args:
+        defaults: Settings of the model's folder, for options that are None.
+        top_k: Number of texts that beam search returns.
+        num_beams: Value of --num-beams.
+        temperature: Value of --temperature.
+        max_new_tokens: Value of --max-new-tokens.
+        seed: Value of --seed.
+
+    Raises:
+        HeedfulError: If options exclude each other.
+    """
     from heedful.model.decode import Sampling
 
     if num_beams is not None and temperature is not None:
@@ -257,8 +278,8 @@ def generation_settings(
     return config
 
 
-def _candidate_labels(value: str) -> list[str] | dict[str, str]:
-    """Return labels separated by commas, or the descriptions by label of a .json or .csv file."""
+def _parse_labels(value: str) -> list[str] | dict[str, str]:
+    """Return labels from a list that is separated by commas, or descriptions by label from a .json or .csv file."""
     if not value.casefold().endswith((".json", ".csv")):
         return [label.strip() for label in value.split(",")]
     from heedful.data.labelled.label_descriptions import read_label_descriptions
@@ -270,6 +291,9 @@ def _answer_chunk(engine: Answerer, items: list[EngineInput], top_k: int, first_
     """Predict on all items at once. If one fails, yield predictions up to it, then raise an error that names its line.
 
     Args:
+        engine: The model.
+        items: Inputs.
+        top_k: Number of candidates that each prediction lists.
         first_line: Line number of the first item on stdin; 0 if the items are arguments.
     """
     try:
@@ -281,6 +305,7 @@ def _answer_chunk(engine: Answerer, items: list[EngineInput], top_k: int, first_
 
 
 def _answer_singly(engine: Answerer, items: list[EngineInput], top_k: int, first_line: int) -> Iterator[Answer]:
+    """Yield the prediction of each item; raise a RequestError with the line number of the first that fails."""
     for number, item in enumerate(items, start=first_line):
         try:
             yield from engine([item], top_k=top_k)
@@ -289,7 +314,7 @@ def _answer_singly(engine: Answerer, items: list[EngineInput], top_k: int, first
 
 
 def _text_chunks(arguments: list[str] | None) -> Iterator[tuple[int, list[str]]]:
-    """Return texts in chunks, each with the line number of its first text, or 0 for texts that are arguments."""
+    """Return the texts in chunks, each with the line number of its first text; 0 for texts that are arguments."""
     if arguments:
         return iter([(0, arguments)])
     if sys.stdin.isatty():
@@ -298,23 +323,25 @@ def _text_chunks(arguments: list[str] | None) -> Iterator[tuple[int, list[str]]]
 
 
 def _line_chunks(stream: Iterable[bytes]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of stdin in chunks, each with the line number of its first line, from 1."""
     lines = enumerate(stream, start=1)
     while chunk := list(islice(lines, LINES_PER_CHUNK)):
         yield chunk[0][0], [_decode_line(number, line) for number, line in chunk]
 
 
 def _decode_line(number: int, line: bytes) -> str:
+    """Return a line of stdin without its end; the first line may begin with a byte order mark."""
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin, line {number} is not UTF-8 ({error.reason}): convert it first") from None
 
 
-def _file_option(out: Path | None, form: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
-    """Return an option that was given and only applies to files, or ""."""
+def _file_option(out: Path | None, file_format: str, rows: int, without_inputs: bool, assignments: list[str]) -> str:
+    """Return the name of an option that was given and only applies to files, else ""."""
     options = {
         "--output": out,
-        "--format": form != "parquet",
+        "--format": file_format != "parquet",
         "--rows": rows != 10_000,
         "a setting of data": assignments,
         "--without-inputs": without_inputs,
@@ -323,7 +350,16 @@ def _file_option(out: Path | None, form: str, rows: int, without_inputs: bool, a
 
 
 def _check_options(engine: Engine, options: set[str], *, needed: bool) -> None:
-    """Raise a HeedfulError for an option that the head does not accept, or a missing one if it is `needed`."""
+    """Check that the head of a model accepts the options.
+
+    Args:
+        engine: The model.
+        options: Names of the options that were given.
+        needed: Whether an option that the head needs must be among them.
+
+    Raises:
+        HeedfulError: If the head does not accept an option, or needs another one.
+    """
     accepted = OPTIONS_BY_HEAD.get(engine.kind, ())
     for name in sorted(options.difference(accepted)):
         raise HeedfulError(

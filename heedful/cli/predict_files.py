@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heedful.infer.batch.writers import Format
     from heedful.infer.engine import Engine
 
-EVERY = 30.0  # seconds between lines that are not live
+LINE_INTERVAL = 30.0  # seconds between lines, where there is no live line
 FORMATS = ("parquet", "jsonl", "csv", "conll")
 
 
@@ -29,13 +29,31 @@ def predict_files(
     out: Path | None,
     *,
     rows: int,
-    form: str,
+    file_format: str,
     without_inputs: bool,
     assignments: list[str],
     top_k: int,
     as_json: bool,
 ) -> None:
-    """Predict on files and write the predictions; files are read with the data settings of the run."""
+    """Predict on files, write the predictions, and print a summary.
+
+    Files are read with the data settings of the run, unless `assignments` change them.
+
+    Args:
+        run: The model, as it was given.
+        engine: The model.
+        files: Files and folders to read.
+        out: Folder or file to write; None: a folder that is named after the first file.
+        rows: Rows per file in the folder.
+        file_format: Value of --format.
+        without_inputs: Whether to write predictions without the inputs.
+        assignments: Data settings, as "NAME=VALUE".
+        top_k: Number of candidates that each prediction lists.
+        as_json: Whether to print the summary as JSON.
+
+    Raises:
+        SystemExit: With code 130, if the command is interrupted.
+    """
     from heedful.data import DataOptions
     from heedful.data.labelled.data_file import stem_and_suffix
     from heedful.infer.batch import BatchSettings
@@ -44,11 +62,11 @@ def predict_files(
     from heedful.runs.data_settings import input_settings_for
     from heedful.runs.overrides import override
 
-    batch_settings = BatchSettings(rows=rows, format=_format(form, out), inputs=not without_inputs)
+    batch_settings = BatchSettings(rows=rows, format=_output_format(file_format, out), inputs=not without_inputs)
     folder = out or Path(f"{stem_and_suffix(files[0].absolute())[0]}-answers")
     is_main = os.environ.get("RANK", "0") == "0"
     overrides = override(DataOptions(), assignments).data
-    run_settings = input_settings_for(run, engine.input_kind, files, overrides, exclude=folder)
+    run_settings = input_settings_for(run, engine.input_kind, files, overrides, exclude=folder)  # those of the run
     if is_main and not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data
@@ -82,29 +100,39 @@ def predict_files(
 
 
 def _part_count(summary: BatchSummary) -> str:
+    """Return the number of files in the output folder; "" for one file."""
     return f"{summary.parts:,} parts, " if summary.folder.is_dir() else ""
 
 
-def _format(form: str, out: Path | None) -> Format:
-    """Return the format that --format names, or the one that the suffix of the output file names."""
+def _output_format(file_format: str, out: Path | None) -> Format:
+    """Return the format that --format names, or unless it was given, the one that the suffix of the output file names.
+
+    Raises:
+        SettingError: If --format is no known format.
+    """
     suffix = out.suffix.lower().removeprefix(".") if out is not None and not out.is_dir() else ""
-    if form == FORMATS[0] and suffix in FORMATS:
-        form = suffix
-    match form:
+    if file_format == FORMATS[0] and suffix in FORMATS:
+        file_format = suffix
+    match file_format:
         case "parquet" | "jsonl" | "csv" | "conll":
-            return form
+            return file_format
+    known = ", ".join(FORMATS)
     raise SettingError(
-        f'--format is "{form}"{did_you_mean(form, FORMATS)}: use one of {", ".join(FORMATS)}', source="--format"
+        f'--format is "{file_format}"{did_you_mean(file_format, FORMATS)}: use one of {known}', source="--format"
     )
 
 
 class PredictProgress:
-    """Reports rows, rows/s and time left on stderr: a live line on a terminal, otherwise a line every 30 seconds."""
+    """Reports rows, rows/s and time left on stderr: a live line on a terminal, otherwise a line every 30 seconds.
+
+    Args:
+        quiet: Whether to print nothing.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet, self._live = quiet, sys.stderr.isatty() and not quiet
         self._last_line = time.monotonic()
-        self._width = 0  # of the live line
+        self._width = 0  # characters of the live line
 
     def __enter__(self) -> PredictProgress:
         return self
@@ -115,7 +143,7 @@ class PredictProgress:
 
     def __call__(self, progress: BatchProgress) -> None:
         """Report after a chunk of rows."""
-        if self._quiet or not (self._live or time.monotonic() - self._last_line >= EVERY):
+        if self._quiet or not (self._live or time.monotonic() - self._last_line >= LINE_INTERVAL):
             return
         self._last_line = time.monotonic()
         text = progress_line(progress)
@@ -131,6 +159,6 @@ def progress_line(progress: BatchProgress) -> str:
     if progress.waiting:
         return f"waiting for {progress.waiting:,} parts of other processes"
     errors = f", {progress.errors:,} failed" if progress.errors else ""
-    left = "" if progress.left is None else f", about {format_duration(progress.left)} left"
+    time_left = "" if progress.left is None else f", about {format_duration(progress.left)} left"
     share = f"{100 * progress.share:.0f} % of the input"
-    return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {share}{left}"
+    return f"{progress.rows:,} rows{errors}, {progress.speed:,.0f} rows/s, {share}{time_left}"

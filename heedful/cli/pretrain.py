@@ -103,8 +103,8 @@ def pretrain(
         Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):
-        policy, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
-        result = pretrain_with(settings, folder, on_bad_row=policy, reporter=reporter, ranks=group)
+        bad_rows, reporter = check_on_bad_row(on_bad_row), with_trackers(progress, track)
+        result = pretrain_with(settings, folder, on_bad_row=bad_rows, reporter=reporter, ranks=group)
     if result.status == "interrupted":
         if group.is_main:
             note(f"stopped; all progress is saved in {folder}. The same command resumes it.")

@@ -11,15 +11,15 @@ from heedful.runs.timing import peak_memory
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-EVERY = 30.0  # seconds between lines that are not live
-COUNTS = ("correct", "count")  # numbers of examples among the metrics
+LINE_INTERVAL = 30.0  # seconds between lines, where there is no live line
+COUNTS = ("correct", "count")  # metrics that are numbers of examples
 
 
 class Progress(Reporter):
-    """Reports steps, loss, tokens per second, time left and memory.
+    """Reports steps, loss, tokens per second, time left and memory on stderr.
 
     Args:
-        quiet: Print nothing.
+        quiet: Whether to print nothing.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -33,9 +33,9 @@ class Progress(Reporter):
         if self._live:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import Progress as RichProgress
 
-            self._bar = Bar(
+            self._bar = RichProgress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f} %"),
@@ -67,7 +67,7 @@ class Progress(Reporter):
             self._bar.update(
                 self._task, description=description, total=1.0, completed=trainer.progress, numbers=numbers
             )
-        elif not self._quiet and time.monotonic() - self._last_line >= EVERY:
+        elif not self._quiet and time.monotonic() - self._last_line >= LINE_INTERVAL:
             self._last_line = time.monotonic()
             seconds_left = trainer.seconds / max(trainer.progress, 1e-9) * (1 - trainer.progress)
             note(f"step {step.number:,}, epoch {step.epoch:.2f}: {numbers}, about {format_duration(seconds_left)} left")
@@ -77,16 +77,16 @@ class Progress(Reporter):
         from heedful.tasks.metrics import format_metric
 
         metrics = {name: value for name, value in result.metrics.items() if name not in COUNTS}
-        # by which checkpoints are ranked; a loss is ranked by its negative
-        compared = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
-        value = metrics.get(compared, result.metric_value)
-        first = f"{compared or 'metric'} {format_metric(compared or 'loss', value)}{' (best so far)' if best else ''}"
-        others = [  # micro F1 of a single label is its accuracy
-            f"{name} {format_metric(name, number)}"
-            for name, number in list(metrics.items())[:3]
-            if name != compared and number != value
-        ]
-        self.message(f"step {step:,}, dev: {', '.join([first, *others])}")
+        # the metric that checkpoints are ranked by; for a loss, metric_value is its negative
+        ranked_by = next((name for name, value in metrics.items() if abs(value) == abs(result.metric_value)), "")
+        value = metrics.get(ranked_by, result.metric_value)
+        texts = [f"{ranked_by or 'metric'} {format_metric(ranked_by or 'loss', value)}"]
+        if best:
+            texts[0] += " (best so far)"
+        for name, number in list(metrics.items())[:3]:
+            if name != ranked_by and number != value:  # accuracy and micro F1 of single labels are equal
+                texts.append(f"{name} {format_metric(name, number)}")
+        self.message(f"step {step:,}, dev: {', '.join(texts)}")
 
     def message(self, text: str) -> None:
         """Report a message."""

@@ -29,28 +29,28 @@ def quickstart(
 
     disable_malloc_trim()
     with Progress(quiet=as_json) as progress:
-        quick = run(out, progress)
+        result = run(out, progress)
     folder = quote(str(out))
-    if quick is None:
+    if result is None:
         note(f"stopped: start again with heedful quickstart --output {folder}")
         raise SystemExit(130)
     if as_json:
-        return print_json({"folder": str(out), "answers": list(quick.answers)} | quick.results)
-    show_results(quick.results)
-    if quick.mistakes:
+        return print_json({"folder": str(out), "answers": list(result.answers)} | result.results)
+    show_results(result.results)
+    if result.mistakes:
         print("\nThe worst mistakes on test")
-        rows = [[escape(row[name]) for name in ("input", "label", "prediction")] for row in quick.mistakes]
+        rows = [[escape(row[name]) for name in ("input", "label", "prediction")] for row in result.mistakes]
         print_table(rows, head=["message", "label", "prediction"], indent=2)
     print("\nPredictions for new messages")
     rows = [
-        [escape(answer["text"]), escape(answer["label"]), percent(answer["probability"])] for answer in quick.answers
+        [escape(answer["text"]), escape(answer["label"]), percent(answer["probability"])] for answer in result.answers
     ]
     print_table(rows, right={2}, indent=2)
-    texts = [row["input"] for row in quick.mistakes] or [quick.answers[0]["text"]]
+    example_texts = [row["input"] for row in result.mistakes] or [result.answers[0]["text"]]
     print_text(
         f"\nThe run is in {out}: the model, report.html, plots, predictions (the worst first), a model card in "
         f"model/README.md.\n\nNext:\n{_activation()}"
-        f"  heedful look {folder} {quote(escape(min(texts, key=len)))}\n"
+        f"  heedful look {folder} {quote(escape(min(example_texts, key=len)))}\n"
         f'  heedful predict {folder} "When do you open tomorrow?"\n'
         "  heedful check YOUR-DATA.csv\n"
         "  heedful finetune classify YOUR-DATA.csv --model A-MODEL-FOLDER\n"
@@ -62,7 +62,7 @@ def quickstart(
 
 
 def _activation() -> str:
-    """Return the line that activates the virtual environment, if the shell does not find `heedful` yet."""
+    """Return a line that activates the virtual environment; "" if the shell finds `heedful` without it."""
     script = Path(sys.prefix, "bin", "activate")
     if which("heedful") or not script.is_file():
         return ""

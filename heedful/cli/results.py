@@ -9,11 +9,15 @@ from heedful.cli.output import escape, note, print_table, print_text
 if TYPE_CHECKING:
     from heedful.runs.results import JsonObject
 
-JSON_ONLY = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # prefixes of metrics that only --json shows
+JSON_ONLY_PREFIXES = ("weighted", "macro_p", "macro_r", "micro_p", "micro_r")  # metrics that only --json prints
 
 
 def show_results(results: JsonObject) -> None:
-    """Print the content of a run's results.json."""
+    """Print metrics by split, comparisons of methods and with the baseline, and means over seeds.
+
+    Args:
+        results: Content of results.json.
+    """
     from heedful.runs.card.baseline import baseline_lines, baseline_warning
     from heedful.runs.card.methods import method_table
     from heedful.tasks.metrics import format_metric
@@ -35,15 +39,21 @@ def show_results(results: JsonObject) -> None:
 
 
 def show_split(split: str, numbers: JsonObject, intervals: JsonObject) -> None:
-    """Print the scalar metrics of one split with their 95 % confidence intervals."""
+    """Print the scalar metrics of one split with their 95 % confidence intervals.
+
+    Args:
+        split: Title of the table.
+        numbers: Metrics by name.
+        intervals: Intervals {"low", "high"} by name of the metric.
+    """
     from heedful.tasks.metrics import format_metric
 
     rows = []
     for name, value in numbers.items():
-        if isinstance(value, float) and not name.startswith(JSON_ONLY):
+        if isinstance(value, float) and not name.startswith(JSON_ONLY_PREFIXES):
             interval = intervals.get(name)
-            ends = " to ".join(format_metric(name, interval[end]) for end in ("low", "high")) if interval else ""
-            rows.append([name, format_metric(name, value), ends])
+            bounds = " to ".join(format_metric(name, interval[end]) for end in ("low", "high")) if interval else ""
+            rows.append([name, format_metric(name, value), bounds])
     print(f"{split}, {numbers['count']:,} examples")
     print_table(rows, head=["", "", "95 % interval"], right={1}, indent=2)
     for sentence in numbers.get("notes", []):

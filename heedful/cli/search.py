@@ -11,7 +11,7 @@ import typer
 from heedful.cli.options import AsJson, Device
 from heedful.cli.output import MAX_WIDTH, escape, print_json
 
-SHOWN = 300  # characters of a passage
+MAX_PASSAGE_CHARS = 300  # characters after which a passage is cut
 
 
 def search(
@@ -36,7 +36,7 @@ def search(
         return print_json([hit.to_dict() for hit in hits])
     for rank, hit in enumerate(hits, start=1):
         print(f"{rank}. {escape(hit.id)}  {escape(hit.title)}".rstrip() + f"  ({hit.score:.4f})")
-        passage = textwrap.shorten(hit.passage, SHOWN, placeholder=" …")
+        passage = textwrap.shorten(hit.passage, MAX_PASSAGE_CHARS, placeholder=" …")
         print(textwrap.fill(escape(passage), MAX_WIDTH, initial_indent="   ", subsequent_indent="   "))
     if not hits:
         print("no document has a word of the query" if method == "words" else "the index has no documents")

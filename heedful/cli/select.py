@@ -13,7 +13,7 @@ from heedful.cli.output import escape, note, note_data_settings, print_json, pri
 from heedful.cli.settings_command import context_assignments
 from heedful.errors import HeedfulError
 
-SHOWN = 10  # texts
+MAX_SHOWN = 10  # maximum texts in the printed table; the file has all
 
 
 def select(
@@ -44,7 +44,8 @@ def select(
 
     assignments = context_assignments(context)
     engine = Engine(run, device=device)
-    run_settings = input_settings_for(run, engine.kind, pool, override(DataOptions(), assignments).data)
+    overrides = override(DataOptions(), assignments).data
+    run_settings = input_settings_for(run, engine.kind, pool, overrides)
     if not as_json:
         note_data_settings(run_settings)
     settings = override(DataOptions(data=run_settings), assignments).data
@@ -58,7 +59,7 @@ def select(
     print(f"{len(selected.texts):,} of {selected.pool:,} texts; {selected.left_out:,} are empty or repeat another one")
     rows = [
         [f"{text.margin:.3f}", escape(text.suggested_label), text_cell(text.text, text.text_pair)]
-        for text in selected.texts[:SHOWN]
+        for text in selected.texts[:MAX_SHOWN]
     ]
     print_table(rows, head=["margin", "suggested", "text"], right=[0], indent=2)
     note(

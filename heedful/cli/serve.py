@@ -61,14 +61,19 @@ def serve(
     from heedful.serve.supervisor import listen, supervise
 
     sockets = listen(host, port)
-    line = supervise(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
+    connection = supervise(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
     limit_arenas()
     from heedful.serve.run import run
 
-    run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
+    run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=connection)
 
 
 def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
+    """Return the API keys in a file, () for None. Print a warning if other users can read the file.
+
+    Raises:
+        HeedfulError: If packages for serving are not installed, or the file cannot be used.
+    """
     try:
         from heedful.serve.middleware import read_api_keys
     except ModuleNotFoundError as error:
@@ -85,9 +90,10 @@ def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:
 
 
 def _allowed_hosts(host: str, settings: ServeSettings) -> tuple[str, ...] | None:
-    """Return the allowed values of the Host header, or None for any.
+    """Return the allowed values of the Host header; None: any.
 
-    Any value is allowed on public addresses without an allow list, since requests are authenticated there.
+    On other addresses than the loopback, any value is allowed unless `allowed_hosts` is set, since requests are
+    authenticated there.
     """
     from heedful.serve.settings import LOOPBACK
 

@@ -1,12 +1,12 @@
 """Commands whose settings can be given as flags and as NAME=VALUE arguments.
 
-The arguments of such a command are read in this order:
+An argument of such a command is the first of these that applies:
 
-- `--batch-size 8` is an option or a settings flag of the command, if it has one of this name;
-- `--train.batch_size 8`, `--train.batch_size=8` or `--batch-size 8` is otherwise the setting with this path, or with
-  this last component if that is unique; hyphens equal underscores; a boolean setting needs no value to be true;
-- `batch_size=8` is a setting too, if the command accepts assignments. `train=FILE`, `dev=FILE` and `test=FILE` are
-  data, and so are arguments with a slash before the "=" (`./a=b.csv`) and names of existing files.
+- `--batch-size 8` is an option or a settings flag of the command, if there is one of this name.
+- `--train.batch_size 8`, `--train.batch_size=8` and `--batch-size 8` are the setting with this path, or with this last
+  component if only one path has it. Hyphens equal underscores. A boolean setting without a value is true.
+- `batch_size=8` is a setting if the command accepts assignments. It is data if the name is `train`, `dev` or `test`, if
+  there is a slash before the "=" (`./a=b.csv`), or if it is the name of a file.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ ClickContext: TypeAlias = Any
 ClickCommand: TypeAlias = Any
 HelpFormatter: TypeAlias = Any
 
-ASSIGNMENTS = "heedful.assignments"  # key of a context's meta: settings given as flags and arguments, as "lr=0.1"
+ASSIGNMENTS = "heedful.assignments"  # key in the `meta` of a context; its value is a list of settings, as "lr=0.1"
 SETTING_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 HELP_OPTIONS = ("-h", "--help")
-BOOLEANS = ("true", "false")
+BOOLEANS = ("true", "false")  # values of a boolean setting
 
 
 class Flag(NamedTuple):
-    """A flag that is short for one setting."""
+    """A flag of a command for one setting, shorter than the path of the setting."""
 
-    name: str
-    assignment: str  # with {} for the value; the path may be any unique end of the setting's path
-    metavar: str
+    name: str  # such as "--lr"
+    assignment: str  # such as "train.optimizer.lr={}", with {} for the value
+    metavar: str  # name of the value in --help
     help: str
 
 
 class SettingsCommand(TyperCommand):
-    """A command whose settings are flags and NAME=VALUE arguments too; see `context_assignments`."""
+    """A command whose settings can be given as flags and NAME=VALUE arguments; `context_assignments` returns them."""
 
-    settings: tuple[str, ...] = ()  # dataclasses that may hold the settings, as "module:Class"
+    settings: tuple[str, ...] = ()  # dataclasses that may have the settings, as "module:Class"
     accepts_assignments = False  # whether NAME=VALUE is a setting; otherwise it is data
     flags: tuple[Flag, ...] = ()
     reference = "docs/settings.md"  # where all settings are listed, for --help
-    setting_help = "Any other setting"
+    setting_help = "Any other setting"  # description of --PATH VALUE in --help
 
     def format_options(self, ctx: ClickContext, formatter: HelpFormatter) -> None:
         """Write the options, followed by the flags of settings."""
@@ -70,48 +70,61 @@ class SettingsCommand(TyperCommand):
                 formatter.write_dl(rows)
 
     def parse_args(self, ctx: ClickContext, args: list[str]) -> list[str]:
-        """Take the settings out of the arguments, then parse the other arguments."""
-        others, assignments = self._split_arguments(args)
+        """Store the settings among the arguments in the context, and parse the remaining arguments."""
+        command_args, assignments = self._split_arguments(args)
         ctx.meta[ASSIGNMENTS] = assignments
-        return super().parse_args(ctx, others)
+        return super().parse_args(ctx, command_args)
 
     def settings_classes(self) -> list[type]:
-        """The dataclasses that hold the settings."""
+        """Return the dataclasses that have the settings."""
         names = [reference.partition(":") for reference in self.settings]
         return [getattr(import_module(module), name) for module, _, name in names]
 
     def _split_arguments(self, args: list[str]) -> tuple[list[str], list[str]]:
-        """Split arguments into those of the command and assignments of settings."""
+        """Split arguments into those that the command parses itself, and assignments of settings."""
         takes_value = {
             option: not param.is_flag for param in self.params for option in param.opts if hasattr(param, "is_flag")
         }
         takes_value |= dict.fromkeys(HELP_OPTIONS, False)
         flags = {flag.name: flag for flag in self.flags}
-        others, assignments, queue = list[str](), list[str](), deque(args)
+        command_args, assignments = list[str](), list[str]()
+        queue = deque(args)
         while queue:
-            name, equals, value = (argument := queue.popleft()).partition("=")
-            if argument == "--":
-                others += [argument, *queue]
+            argument = queue.popleft()
+            name, equals, value = argument.partition("=")
+            if argument == "--":  # all that follow are arguments
+                command_args += [argument, *queue]
                 queue.clear()
             elif name in flags:
                 if not equals and not queue:
                     raise HeedfulError(f"{name} needs a value: {flags[name].help}")
                 assignments.append(flags[name].assignment.replace("{}", value if equals else queue.popleft()))
             elif name in takes_value:
-                others.append(argument)
+                command_args.append(argument)
                 if takes_value[name] and not equals and queue:
-                    others.append(queue.popleft())
+                    command_args.append(queue.popleft())
             elif argument.startswith("--"):
                 self._read_setting(name, value if equals else None, queue, assignments)
             elif self.accepts_assignments and equals and _is_setting(argument, name):
                 self._check_setting(name, name)
                 assignments.append(argument)
             else:
-                others.append(argument)
-        return others, assignments
+                command_args.append(argument)
+        return command_args, assignments
 
     def _read_setting(self, flag: str, value: str | None, queue: deque[str], assignments: list[str]) -> None:
-        """Read a flag that is no option of the command, with its value from `queue` if `value` is None."""
+        """Read a flag that is no option of the command, and append its assignment.
+
+        Args:
+            flag: The flag, such as "--train.batch_size".
+            value: Its value after "="; None: the value is the next argument.
+            queue: The arguments that follow; the value is removed from it. An alias of an option is put back as that
+                option.
+            assignments: The assignments so far.
+
+        Raises:
+            HeedfulError: If there is no such setting, or it has no value.
+        """
         from heedful.runs.aliases import ALIASES
 
         name = flag[2:].replace("-", "_")
@@ -132,42 +145,42 @@ class SettingsCommand(TyperCommand):
     def _check_setting(self, name: str, source: str) -> bool:
         """Return whether a setting is a boolean.
 
+        Args:
+            name: Path of the setting, or the last component of the path.
+            source: The flag or name that the user wrote.
+
         Raises:
-            SettingError: If there is no setting of that name; `source` is what the user wrote.
+            SettingError: If there is no such setting.
         """
         from heedful.runs.overrides import find_setting
         from heedful.runs.settings_schema import describe_settings
 
-        first: SettingError | None = None
+        first_error: SettingError | None = None
         for cls in self.settings_classes():
             try:
                 path = find_setting(cls, name)
             except SettingError as error:
-                first = first or error
+                first_error = first_error or error
             else:
                 return any(setting.path == path and setting.annotation is bool for setting in describe_settings(cls))
-        self._refuse(name, source, first)
+        self._raise_unknown(name, source, first_error)
 
-    def _refuse(self, name: str, source: str, error: SettingError | None) -> NoReturn:
-        """Raise the error for an unknown setting or option, with the closest known name."""
+    def _raise_unknown(self, name: str, source: str, error: SettingError | None) -> NoReturn:
+        """Raise the error for an unknown setting or option, with the closest known name.
+
+        Args:
+            name: Name of the setting.
+            source: The flag or name that the user wrote.
+            error: Error of the search for the setting. It is raised itself if it is more precise than a close name.
+        """
         from heedful.runs.aliases import ALIASES
-        from heedful.runs.settings_schema import setting_paths
 
         if name == "set":
             raise HeedfulError("--set is not needed: write a setting as --train.batch_size 8")
-        is_exact = name.rpartition(".")[2] in ALIASES or (error is not None and error.code == "ambiguous")
-        if error is not None and (is_exact or not source.startswith("--")):
+        is_precise = name.rpartition(".")[2] in ALIASES or (error is not None and error.code == "ambiguous")
+        if error is not None and (is_precise or not source.startswith("--")):
             raise error
-        suggestions = dict[str, str]()  # by what the user may have written
-        for cls in reversed(self.settings_classes()):
-            for path in setting_paths(cls):
-                suggestions[f"--{path}"] = suggestions[f"--{path.rpartition('.')[2].replace('_', '-')}"] = f"--{path}"
-            aliases = {f"--{alias.name.replace('_', '-')}": alias for alias in ALIASES.values()}
-            suggestions |= {
-                flag: f"--{path}" for flag, alias in aliases.items() if (path := alias.path(setting_paths(cls)))
-            }
-        options = [option for param in self.params for option in param.opts if option.startswith("--")]
-        suggestions |= {option: option for option in (*options, *(flag.name for flag in self.flags))}
+        suggestions = self._suggestions()
         close = get_close_matches(source.replace("_", "-")[:100], suggestions, n=1)
         hint = f" (did you mean {suggestions[close[0]]}?)" if close else ""
         raise SettingError(
@@ -177,6 +190,22 @@ class SettingsCommand(TyperCommand):
             code="unknown",
         )
 
+    def _suggestions(self) -> dict[str, str]:
+        """Return flags to suggest, by flags that a user may have meant to write; also by names of other libraries."""
+        from heedful.runs.aliases import ALIASES
+        from heedful.runs.settings_schema import setting_paths
+
+        suggestions = dict[str, str]()
+        for cls in reversed(self.settings_classes()):
+            for path in setting_paths(cls):
+                short_flag = f"--{path.rpartition('.')[2].replace('_', '-')}"
+                suggestions[f"--{path}"] = suggestions[short_flag] = f"--{path}"
+            for alias in ALIASES.values():
+                if alias_path := alias.path(setting_paths(cls)):
+                    suggestions[f"--{alias.name.replace('_', '-')}"] = f"--{alias_path}"
+        options = [option for param in self.params for option in param.opts if option.startswith("--")]
+        return suggestions | {option: option for option in (*options, *(flag.name for flag in self.flags))}
+
 
 def with_settings_options(
     *settings: str,
@@ -185,7 +214,7 @@ def with_settings_options(
     reference: str = SettingsCommand.reference,
     setting_help: str = SettingsCommand.setting_help,
 ) -> type[SettingsCommand]:
-    """Return a command class with these attributes of SettingsCommand, for typer's `cls`."""
+    """Return a subclass of SettingsCommand with these attributes, for the argument `cls` of typer's `command`."""
     attributes = {
         "settings": settings,
         "accepts_assignments": accepts_assignments,
@@ -203,7 +232,7 @@ def context_assignments(context: typer.Context) -> list[str]:
 
 
 def _is_setting(argument: str, name: str) -> bool:
-    """Whether NAME=VALUE is a setting, and neither a split of data nor an existing file."""
+    """Return whether NAME=VALUE is a setting, and neither a split of data nor an existing file."""
     from heedful.data.labelled.split_files import SPLIT_BY_WORD
 
     return bool(SETTING_NAME.fullmatch(name)) and name.casefold() not in SPLIT_BY_WORD and not os.path.exists(argument)
@@ -213,7 +242,7 @@ def _is_setting(argument: str, name: str) -> bool:
 
 
 def _training_flags(max_length: str) -> tuple[Flag, ...]:
-    """The flags of commands that train; `max_length` is the setting of the longest sequence."""
+    """Return the flags of commands that train; `max_length` is the path of the setting for --max-length."""
     return (
         Flag("--epochs", "train.epochs={}", "NUMBER", "Passes over the training data (train.epochs)."),
         Flag("--max-steps", "train.max_steps={}", "NUMBER", "Optimizer steps (train.max_steps)."),
@@ -246,7 +275,7 @@ FinetuneCommand = with_settings_options(
     flags=(*_training_flags("max_length"), PATIENCE, SEEDS),
     reference="heedful init TASK",
 )
-TuneCommand = with_settings_options(  # its time budget is that of the search
+TuneCommand = with_settings_options(  # without --time-budget of the training: its own option limits the search
     "heedful.runs.finetune.settings:FinetuneSettings",
     accepts_assignments=True,
     flags=tuple(flag for flag in (*_training_flags("max_length"), PATIENCE, SEEDS) if flag.name != "--time-budget"),

@@ -1,4 +1,4 @@
-"""Standard streams of the command: closed ones, and what happens when stdout cannot be written."""
+"""Standard streams of the command that are closed or full."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import NoReturn
 
 from heedful.errors import HeedfulError
 
-LOSSY = ("strict", "surrogateescape")  # error handlers with which a character that stdout cannot encode raises
+RAISING_HANDLERS = ("strict", "surrogateescape")  # error handlers that raise for characters that cannot be encoded
 
 
 class Stdout(TextIOWrapper):
-    """Stdout whose write errors are HeedfulErrors; a reader that went away still raises BrokenPipeError."""
+    """Stdout that turns errors of writing into HeedfulErrors, except BrokenPipeError: its reader has closed it."""
 
     def write(self, text: str, /) -> int:
-        """Write, or say why stdout cannot be written."""
-        if text == "":  # a probe for the kind of stream; on a full device it would fail, and be passed over
+        """Write a text.
+
+        Raises:
+            HeedfulError: If stdout cannot be written.
+        """
+        if text == "":  # click probes the type of a stream with it; on a full device that would hide the error
             return 0
         try:
             return super().write(text)
@@ -25,13 +29,18 @@ class Stdout(TextIOWrapper):
             self._fail(error)
 
     def flush(self) -> None:
-        """Flush, or say why stdout cannot be written."""
+        """Flush the buffer.
+
+        Raises:
+            HeedfulError: If stdout cannot be written.
+        """
         try:
             super().flush()
         except OSError as error:
             self._fail(error)
 
     def _fail(self, error: OSError) -> NoReturn:
+        """Raise a HeedfulError for an error of writing; raise a BrokenPipeError as it is."""
         if isinstance(error, BrokenPipeError):
             raise error
         drop_stdout()
@@ -41,17 +50,23 @@ class Stdout(TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Refuse a closed stdout, replace a closed stdin or stderr, and let stdout escape what it cannot encode."""
+    """Prepare the standard streams.
+
+    A closed stdin or stderr is replaced by the null device. Stdout escapes characters that it cannot encode.
+
+    Raises:
+        HeedfulError: If stdout is closed.
+    """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # open as long as the process runs
-    if sys.stderr is None:  # print() would send notes to stdout
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  # stays open until the process ends
+    if sys.stderr is None:  # with None as its file, print() would write notes to stdout
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     stdout = sys.stdout
     if stdout is None:
         raise HeedfulError("standard output is closed: leave it open, or send it to a file or to /dev/null")
     if not isinstance(stdout, TextIOWrapper):
         return
-    if stdout.errors in LOSSY:
+    if stdout.errors in RAISING_HANDLERS:
         stdout.reconfigure(errors="backslashreplace")
     if stdout is sys.__stdout__ and not isinstance(stdout, Stdout):
         sys.stdout = Stdout(
@@ -64,5 +79,5 @@ def open_streams() -> None:
 
 
 def drop_stdout() -> None:
-    """Send what is left in the buffer of stdout nowhere, so that the interpreter does not fail at its end."""
+    """Discard the rest of stdout's buffer, so that the interpreter does not fail when it flushes stdout at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from heedful.cli.options import AsJson
 from heedful.cli.output import note, print_json, print_table, print_text
 from heedful.errors import DataError, HeedfulError, RunError, did_you_mean
+
+if TYPE_CHECKING:
+    from heedful.study.runner import Scale
 
 
 def study(
@@ -41,8 +44,8 @@ def study(
     if toy is not None:
         if name is not None:
             raise HeedfulError(f"--toy only writes files, and {name} is a study to run: leave one of them out")
-        options = {"--seeds": seeds, "--output": out, "--quick": quick, "--full": full, "--data": data}
-        if unused := [option for option, value in options.items() if value]:
+        study_options = {"--seeds": seeds, "--output": out, "--quick": quick, "--full": full, "--data": data}
+        if unused := [option for option, value in study_options.items() if value]:
             raise HeedfulError(f"{unused[0]} would change nothing: --toy only writes files; leave one of them out")
         return _write_toy(toy, train, as_json)
     if train is not None:
@@ -52,7 +55,7 @@ def study(
 
     if name is None:
         if as_json:
-            return print_json([{"name": study, "about": about} for study, about in STUDIES.items()])
+            return print_json([{"name": study_name, "about": about} for study_name, about in STUDIES.items()])
         return print_table(list(STUDIES.items()))
     if name not in STUDIES:
         raise HeedfulError(
@@ -64,18 +67,23 @@ def study(
         raise HeedfulError(f"{name} has no real data: --full is for {', '.join(REAL)}")
     if data is not None and not full:
         raise HeedfulError(f"--data would change nothing: it is for --full; give --full too, for {', '.join(REAL)}")
-    usual = 2 if quick else REAL[name] if full else SEEDS.get(name, 3)
-    count = usual if seeds is None else seeds
-    if count < 1:
-        raise HeedfulError(f"--seeds is {count}; expected a whole number from 1")
+    scale: Scale = "usual"
+    default_seeds = SEEDS.get(name, 3)
+    if quick:
+        scale, default_seeds = "quick", 2
+    elif full:
+        scale, default_seeds = "full", REAL[name]
+    num_seeds = default_seeds if seeds is None else seeds
+    if num_seeds < 1:
+        raise HeedfulError(f"--seeds is {num_seeds}; expected a whole number from 1")
 
     from heedful.study.runner import StudyConfig, no_log, run_study
     from heedful.train.memory import disable_malloc_trim
 
     disable_malloc_trim()
     config = StudyConfig(
-        seeds=tuple(range(1, count + 1)),
-        scale="quick" if quick else "full" if full else "usual",
+        seeds=tuple(range(1, num_seeds + 1)),
+        scale=scale,
         data=_real_data(data) if full else None,
         log=no_log if as_json else note,
     )
@@ -105,7 +113,11 @@ def study(
 
 
 def _real_data(folder: Path | None) -> Path:
-    """Return the folder of real data, from --data or HEEDFUL_DATA."""
+    """Return the folder of real data, from --data or HEEDFUL_DATA.
+
+    Raises:
+        HeedfulError: If neither is set, or there is no such folder.
+    """
     path = folder or Path(os.environ.get("HEEDFUL_DATA", ""))
     if not (folder or os.environ.get("HEEDFUL_DATA")):
         raise HeedfulError("--full needs real data: give --data FOLDER, or set HEEDFUL_DATA to the folder")
@@ -115,6 +127,7 @@ def _real_data(folder: Path | None) -> Path:
 
 
 def _write_toy(folder: Path, train: int | None, as_json: bool) -> None:
+    """Write the toy data, and print its files and commands that use them."""
     from heedful.study.toy.files import ORDER, TRANSLATION, write_toy_files
 
     files = write_toy_files(folder, train=20_000 if train is None else train)

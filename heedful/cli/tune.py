@@ -37,7 +37,7 @@ def tune(
     time_budget: Annotated[
         str, typer.Option(metavar="TIME", help="Time of the whole search with the final training, as 20m or 1h30m.")
     ] = "20m",
-    tried: Annotated[
+    values_to_try: Annotated[
         list[str] | None,
         typer.Option(
             "--try",
@@ -62,9 +62,10 @@ def tune(
     from heedful.runs.finetune.settings import check_task, finetune_overrides, preview_settings
 
     overrides = finetune_overrides(model=model, recipe=recipe, assignments=context_assignments(context))
-    alias, task = task, check_task(task)
+    alias = task  # the name of another library for the task, or the task itself
+    task = check_task(alias)
     preview_settings(task, overrides)  # check settings before torch is imported
-    space = _space(tried or [])
+    space = _parse_space(values_to_try or [])
     note_aliases(overrides, {alias: f"the task {task}"} if alias != task else {})
     files: DataFiles = parse_data_arguments(data)
     folder = out or Path(f"tune-{task}-{first_file(files).absolute().stem}")
@@ -94,12 +95,16 @@ def tune(
     print(f"  heedful evaluate {best} --data YOUR-DATA")
 
 
-def _space(tried: list[str]) -> dict[str, list[Json]]:
-    """Read the values of each setting from texts such as "lr=1e-4,3e-4"; the values are TOML, or else text."""
+def _parse_space(texts: list[str]) -> dict[str, list[Json]]:
+    """Return the values of each setting from texts such as "lr=1e-4,3e-4"; values are TOML, or else text.
+
+    Raises:
+        HeedfulError: If a text has another form, or a setting is named twice.
+    """
     from heedful.runs.overrides import toml_value
 
     space: dict[str, list[Json]] = {}
-    for text in tried:
+    for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name.strip() or not values.strip():
             raise HeedfulError(f'--try is "{text}"; expected SETTING=VALUE,VALUE, as in lr=1e-4,3e-4')
@@ -110,16 +115,21 @@ def _space(tried: list[str]) -> dict[str, list[Json]]:
 
 
 def _show_trials(state: JsonObject) -> None:
+    """Print the trials of a search: those that trained longest first, then the best.
+
+    Args:
+        state: Results of the search, from results.json.
+    """
     from heedful.runs.tune import ranked_trials
     from heedful.tasks.metrics import format_metric
 
     rows = []
     for trial in ranked_trials(state):
         interval, metric = trial["interval"], trial["metric"]
-        ends = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
-        tried = [escape(str(trial["settings"][name])) for name in state["space"]]
+        bounds = " to ".join(format_metric(metric, interval[end]) for end in ("low", "high")) if interval else ""
+        values = [escape(str(trial["settings"][name])) for name in state["space"]]
         score = format_metric(metric, trial["metric_value"])
-        rows.append([*tried, f"{100 * trial['share']:.0f} %", score, ends, f"{trial['seconds']:.0f}"])
+        rows.append([*values, f"{100 * trial['share']:.0f} %", score, bounds, f"{trial['seconds']:.0f}"])
     names = list(state["space"])
     head = [*names, "of the training", f"dev {state['trials'][0]['metric']}", "95 % interval", "seconds"]
     print_table(rows, head=head, right={len(names), len(names) + 1, len(names) + 3})

@@ -1,4 +1,4 @@
-"""The command group of all verbs: listed by purpose in the help, and known by the names that other libraries use."""
+"""The command group of all verbs: its sections in --help, and names of other libraries for the verbs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {  # verbs by purpose, in the order of a 
     "Serve": ("serve", "bench", "kernels"),
     "Study": ("study",),
 }
-VERB_ALIASES: dict[str, str] = {  # names of other libraries for a verb
+VERB_ALIASES: dict[str, str] = {  # verbs by the names of other libraries for them
     **dict.fromkeys(("train", "fit", "fine-tune", "fine_tune"), "finetune"),
     **dict.fromkeys(("distill", "distillation"), "distil"),
     **dict.fromkeys(("pre-train", "pretraining"), "pretrain"),
@@ -25,7 +25,7 @@ VERB_ALIASES: dict[str, str] = {  # names of other libraries for a verb
     "tokenize": "tokenizer",
     "benchmark": "bench",
 }
-VERB_ADVICE: dict[str, str] = {  # verbs of other libraries that do not exist here: what to use instead
+VERB_ADVICE: dict[str, str] = {  # what to use, by verbs of other libraries that do not exist here
     **dict.fromkeys(("val", "validate"), "heedful evaluate RUN --data DATA --split dev"),
     **dict.fromkeys(("test", "score"), "heedful evaluate RUN --data DATA --split test"),
     **dict.fromkeys(
@@ -43,10 +43,10 @@ class VerbGroup(TyperGroup):
     """The group of all verbs."""
 
     def resolve_command(self, ctx: ClickContext, args: list[str]) -> tuple[str | None, ClickCommand | None, list[str]]:
-        """Return the command that the first argument names.
+        """Return the command that the first argument names, also by an alias.
 
         Raises:
-            HeedfulError: If the name is a verb of another library; the message names what to use instead.
+            HeedfulError: If the name is in `VERB_ADVICE`.
         """
         name = args[0]
         if name not in self.commands and name in VERB_ALIASES:

@@ -1,6 +1,6 @@
-"""Layer 10: look inside a model. Attention and hidden states as data and as a page, and patterns of attention heads.
+"""Inspection of models: attention and hidden states as data and as a web page, and patterns of attention heads.
 
-The module itself can be called: `heedful.look(run, text)` shows the page in a notebook.
+The package itself can be called: `heedful.look(run, text)` shows the page in a notebook.
 """
 
 from __future__ import annotations
@@ -28,5 +28,7 @@ class _Callable(ModuleType):
         return look(model, *texts, target=target, word=word)
 
 
+# `heedful.look` is this package and also the public function. An import of any submodule sets the attribute to the
+# package, so the package is made callable.
 look = sys.modules[__name__]
-look.__class__ = _Callable  # `heedful.look` is this module, whichever of it and its functions was imported first
+look.__class__ = _Callable

@@ -23,11 +23,11 @@ from heedful.tasks.qa import best_span
 from heedful.tasks.specs.qa import max_answer_tokens_of
 
 STEPS = 32  # points on the path from the baseline to the text
-ROWS_PER_BATCH = 4096  # rows of a batch of points
-MAX_CANDIDATES = 8  # tokens of the vocabulary that are offered as scores to explain
+ROWS_PER_BATCH = 4096  # maximum rows in a batch of points
+MAX_CANDIDATES = 8  # most probable tokens that a user may choose to explain
 HeadOutputs: TypeAlias = Any  # a tensor, or the scores of a head with several parts
-Score = Callable[[HeadOutputs, Packed], Float[Tensor, " copies"]]  # a number for each copy of the text in a batch
-Choices = tuple[tuple[int, str], ...]  # numbers and their names
+Score = Callable[[HeadOutputs, Packed], Float[Tensor, " copies"]]  # returns a number for each copy of the text
+Choices = tuple[tuple[int, str], ...]  # rows or labels, each with its name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -36,12 +36,15 @@ class Attribution:
 
     score: str  # name of the score
     values: Float[Tensor, " tokens"]
-    at_text: float  # the score of the text
-    at_baseline: float  # the score of the masked text
+    at_text: float  # score of the text
+    at_baseline: float  # score of the masked text
 
     @property
     def missing(self) -> float:
-        """Approximation error: difference of the two scores minus the sum of the values; 0 in the limit of STEPS."""
+        """Approximation error: the difference of the two scores minus the sum of the values.
+
+        It tends to 0 as the number of points grows.
+        """
         return self.at_text - self.at_baseline - float(self.values.sum())
 
 
@@ -50,10 +53,10 @@ class ExplainedScore(NamedTuple):
 
     score: Score
     name: str
-    row: int | None = None  # the row of the model's output that it depends on; None: all rows
-    label: int | None = None  # number of its class, or id of its token
-    positions: Choices = ()  # other rows that could be explained
-    labels: Choices = ()  # other labels that could be explained
+    row: int | None = None  # row of the model's output that the score is computed from; None: all rows
+    label: int | None = None  # number of the class, or id of the token
+    positions: Choices = ()  # rows that can be explained
+    labels: Choices = ()  # labels that can be explained
 
 
 # -- integrated gradients --------------------------------------------------------------------------------------------
@@ -64,15 +67,19 @@ def integrated_gradients(
 ) -> Attribution:
     """Return (x - b) times the mean gradient on the path from b to x (Sundararajan et al. 2017, section 3).
 
-    x are the embeddings of the text, and b those of the text with each token that is not special replaced by the mask
-    token (or the unknown token, if there is no mask). Values are summed over the width. Gradients are taken in the
-    middle of each step. Computed here, since captum would be a dependency for a few lines; a test compares the two.
+    x are the embeddings of the text. b are those of the baseline: each token that is not special is replaced by the
+    mask token, or without one by the unknown or padding token. Values are summed over the width. Gradients are taken
+    in the middle of each step. A test compares the result with that of captum.
 
     Args:
+        inspection: The model and the text.
         score: The score to explain.
-        name: Its name.
+        name: Name of the score.
         steps: Number of points on the path.
-        rows_per_batch: Maximum number of rows of a batch of points.
+        rows_per_batch: Maximum number of rows in a batch of points.
+
+    Raises:
+        RequestError: If the tokenizer has no token for the baseline.
     """
     loaded = inspection.loaded
     training = loaded.training
@@ -98,7 +105,7 @@ def integrated_gradients(
 
 
 def _sum_of_gradients(inspection: Inspection, score: Score, x: Tensor, b: Tensor, shares: list[float]) -> Tensor:
-    """Return the sum of the gradients at b + share (x - b)."""
+    """Return the sum over `shares` of the gradients of the score at b + share (x - b)."""
     points = torch.cat([b + share * (x - b) for share in shares]).requires_grad_()
     with torch.enable_grad():
         total = _scores(inspection, score, points, len(shares)).sum()
@@ -117,7 +124,10 @@ def _scores(inspection: Inspection, score: Score, rows: Tensor, copies: int) -> 
 
 @contextmanager
 def _replaced_embeddings(loaded: ModelBundle, rows: Tensor) -> Iterator[None]:
-    """Context in which the first batch that is embedded gets these rows instead."""
+    """Context in which the first output of the embedding layer is replaced by `rows`.
+
+    The first one is the encoder's. A decoder may use the same layer afterwards, for the target.
+    """
     replacements = [rows]
 
     def replace(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -135,7 +145,7 @@ def _repeat(batch: Packed, count: int) -> Packed:
 
 
 def _baseline(inspection: Inspection) -> Packed:
-    """Return the text with each token that is not special masked."""
+    """Return the text with each token that is not special replaced by the mask token."""
     special = inspection.tokenizer.special
     mask = next((id for id in (special.mask, special.unknown, special.pad) if id is not None), None)
     if mask is None:
@@ -149,10 +159,12 @@ def _baseline(inspection: Inspection) -> Packed:
 
 
 def explained_score(inspection: Inspection, position: int | None = None, label: int | None = None) -> ExplainedScore:
-    """Return the score of a head's prediction.
+    """Return a score of the model's prediction, to be explained.
 
     Args:
-        position: Row of the token that is tagged, filled in or generated; None: chosen from the prediction.
+        inspection: The model and the text.
+        position: Row of the token that is tagged, filled in or generated. None: the tag that the model is most sure
+            of, the first mask, the first token of the target, or without an encoder the token after the text.
         label: Number of the class, or id of the token; None: the predicted one.
 
     Raises:
@@ -174,8 +186,8 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
             row = _surest_tag(inspection, outputs) if position is None else _check_index(position, len(outputs))
             chosen = int(outputs[row].argmax()) if label is None else _check_index(label, len(labels))
             name = f'the score of "{labels[chosen]}" for "{_token_name(inspection, row)}"'
-            labelled = tuple(enumerate(labels))
-            return ExplainedScore(_score_at(row, chosen), name, row, chosen, _text_tokens(inspection), labelled)
+            positions = _text_tokens(inspection)
+            return ExplainedScore(_score_at(row, chosen), name, row, chosen, positions, tuple(enumerate(labels)))
         case Choice():
             name = "the score of this candidate, which competes with those of the others"
             return ExplainedScore(lambda outputs, _: outputs, name, _pooled_row(inspection))
@@ -193,7 +205,7 @@ def explained_score(inspection: Inspection, position: int | None = None, label: 
 
 
 def similarity_score(inspection: Inspection, reference: Inspection) -> ExplainedScore:
-    """Return the cosine similarity of the text's embedding to that of another text, which is constant."""
+    """Return the cosine similarity of the text's embedding to the embedding of another text, which is held constant."""
     with torch.no_grad():
         vector = reference.loaded(reference.source)
     name = "the similarity (cosine) to the other text, whose embedding is constant"
@@ -201,7 +213,7 @@ def similarity_score(inspection: Inspection, reference: Inspection) -> Explained
 
 
 def span_score(inspection: Inspection, outputs: Float[Tensor, "rows 2"]) -> ExplainedScore:
-    """Return the score of the answer span that the engine predicts."""
+    """Return the score of the predicted answer span: the sum of its start score and its end score."""
     encoded = inspection.encoded
     context = max(segment or 0 for segment in encoded.segments)
     rows = [row for row, segment in enumerate(encoded.segments) if segment == context]
@@ -223,19 +235,20 @@ def _token_score(
     positions = _generated_positions(inspection) if generates else _mask_positions(inspection)
     if not positions:
         raise RequestError("the text has no mask token: write one where a token is to be predicted")
-    usual = positions[0][0] if not generates or "generated" in inspection.sides else len(outputs) - 1
-    row = usual if position is None else _check_index(position, len(outputs))
+    has_decoder = "generated" in inspection.sides  # beside an encoder
+    default_row = len(outputs) - 1 if generates and not has_decoder else positions[0][0]
+    row = default_row if position is None else _check_index(position, len(outputs))
     chosen = int(outputs[row].argmax()) if label is None else _check_index(label, outputs.shape[1])
-    best = outputs[row].topk(min(MAX_CANDIDATES, outputs.shape[1])).indices.tolist()
-    ids = best if chosen in best else [chosen, *best]
+    top_ids = outputs[row].topk(min(MAX_CANDIDATES, outputs.shape[1])).indices.tolist()
+    ids = top_ids if chosen in top_ids else [chosen, *top_ids]
     names = [token["text"] for token in token_records(ids, inspection.tokenizer)]
     labels = tuple(zip(ids, names, strict=True))
-    name = f'the score of the token "{dict(labels)[chosen]}" at place {row}'
+    name = f'the score of the token "{dict(labels)[chosen]}" at position {row}'
     return ExplainedScore(_score_at(row, chosen), name, row, chosen, positions, labels)
 
 
 def _pooled_row(inspection: Inspection) -> int | None:
-    """Return the row that is pooled as the representation of the text; None: several rows."""
+    """Return the row that the head reads as the representation of the text; None: several rows."""
     head = inspection.loaded.config.head
     if not isinstance(head, Classes | Choice) or isinstance(inspection.loaded.model, ClassicModel):
         return None
@@ -245,15 +258,18 @@ def _pooled_row(inspection: Inspection) -> int | None:
 
 
 def _class_score(label: int) -> Score:
+    """Return the logit of a class."""
     return lambda outputs, _: outputs[:, label]
 
 
 def _binary_class_score(label: int) -> Score:
-    """Return the score of one of two classes whose logits are one number and 0."""
+    """Return the logit of a class minus that of the other one; a model with a single output fixes one of them at 0."""
     return lambda outputs, _: outputs[:, label] - outputs[:, 1 - label]
 
 
 def _score_at(row: int, column: int) -> Score:
+    """Return the score of one class or token in one row of each copy of the text."""
+
     def score(outputs: HeadOutputs, batch: Packed) -> Tensor:
         rows: Tensor = outputs.tokens if isinstance(outputs, PretrainingScores | NextTokenAndChoiceScores) else outputs
         scores: Tensor = rows.unflatten(0, (len(batch), -1))[:, row, column]
@@ -263,25 +279,29 @@ def _score_at(row: int, column: int) -> Score:
 
 
 def _text_tokens(inspection: Inspection) -> Choices:
-    """Return the tokens that are not special."""
+    """Return rows and names of the tokens that are not special."""
     special = inspection.encoded.special
     return tuple((row, _token_name(inspection, row)) for row, is_special in enumerate(special) if not is_special)
 
 
 def _mask_positions(inspection: Inspection) -> Choices:
+    """Return rows and names of the mask tokens."""
     mask = inspection.tokenizer.special.mask
     return tuple((row, _token_name(inspection, row)) for row, id in enumerate(inspection.encoded.ids) if id == mask)
 
 
 def _generated_positions(inspection: Inspection) -> Choices:
-    """Return the rows at which tokens are generated; without an encoder each is named by the token before."""
+    """Return the rows at which tokens are generated and their names: "after TOKEN" in a model without an encoder."""
     if "generated" in inspection.sides:
         return tuple((row, token["text"]) for row, token in enumerate(inspection.sides["generated"]))
     return tuple((row, f"after {token['text']}") for row, token in enumerate(inspection.sides["source"]))
 
 
 def _surest_tag(inspection: Inspection, outputs: Float[Tensor, "rows tags"]) -> int:
-    """Return the token with the most probable tag other than the first one ("O"), or if all are "O", of any tag."""
+    """Return the row whose predicted tag is the most probable.
+
+    Rows that are predicted as the first tag ("O") are only considered if there are no others.
+    """
     special = torch.tensor(inspection.encoded.special)
     probabilities = outputs.softmax(-1).max(-1).values.masked_fill(special, -1.0)
     tagged = probabilities.masked_fill(outputs.argmax(-1) == 0, -1.0)
@@ -293,6 +313,7 @@ def _token_name(inspection: Inspection, row: int) -> str:
 
 
 def _check_index(number: int, count: int) -> int:
+    """Return the number if it is from 0 to count - 1; else raise a RequestError."""
     if not 0 <= number < count:
         raise RequestError(f"number {number} is out of range: give one from 0 to {count - 1}")
     return number

@@ -27,15 +27,15 @@ class BlockStep:
 
     name: str
     formula: str
-    about: str
-    vectors: dict[str, Tensor] = field(default_factory=dict)  # by name, [numbers]
-    over: str = ""  # "keys": there is a number for each token that is attended to
-    of_head: bool = False  # whether the vectors are those of one head
+    about: str  # sentence that explains the formula
+    vectors: dict[str, Tensor] = field(default_factory=dict)  # one-dimensional, by name in the formula
+    over: str = ""  # "keys": the vectors have a number for each token that is attended to
+    of_head: bool = False  # whether the vectors belong to one head
 
 
 @contextmanager
 def _recording(block: Block, record: BlockRecord) -> Iterator[None]:
-    """Context in which inputs and outputs of the modules of a block are recorded."""
+    """Context in which hooks store inputs and outputs of the modules of a block in `record`."""
 
     def recorder(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def store(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -62,10 +62,15 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
     """Return the steps of a block, for one token and one attention head; those of block 0 begin with the embedding.
 
     Args:
+        inspection: The model and the text.
         part: "encoder" or "decoder".
-        layer: From 0.
-        head: From 0.
+        layer: Number of the block, from 0.
+        head: Number of the head, from 0.
         row: Position of the token, from 0.
+
+    Raises:
+        RequestError: If the part has no blocks.
+        HeedfulError: If there is no such layer, head or row.
     """
     view = inspection.view(part)
     if part not in ("encoder", "decoder"):
@@ -86,7 +91,7 @@ def block_steps(inspection: Inspection, part: str, layer: int, head: int, row: i
 
 
 def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -> BlockRecord:
-    """Run one block and return its record; the last record is cached in the inspection."""
+    """Run one block and return inputs and outputs of its modules; the inspection caches those of the last block."""
     if inspection.block_record is not None and inspection.block_record[0] == (part, layer):
         return inspection.block_record[1]
     block = stack.blocks[layer * len(stack.blocks) // stack.config.layers]
@@ -99,12 +104,12 @@ def _block_record(inspection: Inspection, part: str, layer: int, stack: Stack) -
 
 
 def _block_inputs(inspection: Inspection, part: str, stack: Stack) -> list[tuple[object, ...]]:
-    """Return the arguments of the block of each layer; the model is run once, and they are cached in the inspection."""
+    """Run the model once and return the arguments of the block of each layer; the inspection caches them."""
     if part not in inspection.block_inputs:
         inputs: list[tuple[object, ...]] = []
 
         def store(module: nn.Module, arguments: tuple[object, ...]) -> None:
-            inputs.append(arguments)  # one block may be several layers
+            inputs.append(arguments)  # a block whose weights several layers share is called once for each
 
         with eval_mode(inspection.loaded), unfused(inspection.loaded.model), ExitStack() as handles:
             for block in stack.blocks:
@@ -115,6 +120,7 @@ def _block_inputs(inspection: Inspection, part: str, stack: Stack) -> list[tuple
 
 
 def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[BlockStep]:
+    """Yield the steps from a token to the input of the first block."""
     model = inspection.loaded.model
     is_output = part == "decoder" and model.encoder is not None
     embedding: EmbeddingLayer = model.output_embedding if is_output else model.embedding
@@ -135,20 +141,23 @@ def _embedding_steps(inspection: Inspection, part: str, row: int) -> Iterator[Bl
     if config.types:
         segment = inspection.source.types[row] if not is_output else 0
         added["s"] = embedding.types.weight[int(segment)]
-    names = " + ".join(added)
-    if len(added) > 1:
-        yield BlockStep(
-            name="Position and segment",
-            formula=f"x = {'norm(' + names + ')' if config.norm else names}",
-            about="Attention does not depend on order. The position is added here"
-            + (", and so is the segment, the text of the pair that the token belongs to." if "s" in added else "."),
-            vectors={name: value for name, value in added.items() if name != "e"},
-        )
+    if len(added) == 1:
+        return
+    total = " + ".join(added)
+    about = "Attention does not depend on order. The position is added here"
+    about += ", and so is the segment, the text of the pair that the token belongs to." if "s" in added else "."
+    yield BlockStep(
+        name="Position and segment",
+        formula=f"x = norm({total})" if config.norm else f"x = {total}",
+        about=about,
+        vectors={name: value for name, value in added.items() if name != "e"},
+    )
 
 
 def _attention_steps(
     inspection: Inspection, part: str, layer: int, head: int, row: int, record: BlockRecord, stack: Stack
 ) -> Iterator[BlockStep]:
+    """Yield the steps of self-attention, from the input of the block to the projection of the joined heads."""
     yield BlockStep(
         name=f"Into block {layer}",
         formula="x",
@@ -162,12 +171,12 @@ def _attention_steps(
     scores, weights = attention.scores[0, 0], attention.weights[0, 0]
     x = "norm(x)" if stack.config.norm_at == "pre" else "x"
     bias = stack.config.attention_bias
-    projected = {y: f"{x} W_{y}{f' + b_{y}' if bias else ''}" for y in "QKV"}
+    projections = {name: f"{x} W_{name}" + (f" + b_{name}" if bias else "") for name in "QKV"}
     if stack.config.qk_norm:
-        projected |= {y: f"norm({projected[y]})" for y in "QK"}
+        projections |= {name: f"norm({projections[name]})" for name in "QK"}
     yield BlockStep(
         name="Query, key and value",
-        formula="    ".join(f"{y.lower()} = {formula}" for y, formula in projected.items()),
+        formula="    ".join(f"{name.lower()} = {formula}" for name, formula in projections.items()),
         of_head=True,
         about="Three projections of the hidden state: what the token attends to, what it is attended to by, and what "
         "it contributes.",
@@ -211,9 +220,10 @@ def _attention_steps(
 
 
 def _mlp_steps(row: int, record: BlockRecord, stack: Stack) -> Iterator[BlockStep]:
+    """Yield the steps after self-attention: residual connections, cross-attention if there is any, and the MLP."""
     is_pre = stack.config.norm_at == "pre"
     has_cross = "cross out" in record
-    next_module = ("cross" if has_cross else "mlp") + (" norm" if is_pre else "")  # which takes the sum as its input
+    next_module = ("cross" if has_cross else "mlp") + (" norm" if is_pre else "")  # its input is the residual sum
     summed = record[next_module][0][row]
     yield BlockStep(
         name="Residual" if is_pre else "Residual and norm",

@@ -16,7 +16,7 @@ from heedful.tasks.generation import generation_inputs, start_generation
 from heedful.tokenizer import Tokenizer
 
 MAX_NEW_TOKENS = 48
-NUM_CANDIDATES = 10  # of each step
+NUM_CANDIDATES = 10  # tokens that are reported at each step
 
 
 class CandidateRecord(TypedDict):
@@ -29,8 +29,8 @@ class CandidateRecord(TypedDict):
 class StepRecord(TypedDict):
     """One step of greedy decoding."""
 
-    token: str  # the generated one
-    entropy: float  # of the distribution, in nats
+    token: str  # the generated token
+    entropy: float  # entropy of the distribution over the vocabulary, in nats
     candidates: list[CandidateRecord]  # the NUM_CANDIDATES most probable tokens, the most probable first
 
 
@@ -38,8 +38,8 @@ class GeneratedSequence(TypedDict):
     """A generated text."""
 
     text: str
-    log_probability: float  # of all its tokens
-    num_tokens: int  # with the one that ends the text
+    log_probability: float  # sum over all tokens
+    num_tokens: int  # number of tokens, with the one that ends the text
 
 
 class DecodingReport(TypedDict):
@@ -47,15 +47,17 @@ class DecodingReport(TypedDict):
 
     steps: list[StepRecord]
     greedy: GeneratedSequence
-    beams: list[GeneratedSequence]  # the most probable first
+    beams: list[GeneratedSequence]  # texts of beam search, the most probable first
 
 
 def decoding_report(
     inspection: Inspection, *, num_beams: int = 4, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> DecodingReport:
-    """Generate by greedy decoding and by beam search, otherwise with the model's own generation settings.
+    """Generate by greedy decoding and by beam search; all other generation settings are the model's own.
 
     Args:
+        inspection: The model and the text.
+        num_beams: Number of beams, and of texts of beam search.
         max_new_tokens: Maximum number of generated tokens; the model's settings may allow fewer.
 
     Raises:
@@ -99,17 +101,17 @@ def decoding_report(
 
 def _step_record(token: int, log_probabilities: Float[Tensor, " vocabulary"], tokenizer: Tokenizer) -> StepRecord:
     top = log_probabilities.topk(min(NUM_CANDIDATES, len(log_probabilities)))
-    chosen, *records = token_records([token, *top.indices.tolist()], tokenizer)
+    generated, *records = token_records([token, *top.indices.tolist()], tokenizer)
     candidates: list[CandidateRecord] = [
         {"text": record["text"], "probability": probability}
         for record, probability in zip(records, top.values.exp().tolist(), strict=True)
     ]
     entropy = torch.special.entr(log_probabilities.exp()).sum()
-    return {"token": chosen["text"], "entropy": float(entropy), "candidates": candidates}
+    return {"token": generated["text"], "entropy": float(entropy), "candidates": candidates}
 
 
 def _sequence_record(generated: GeneratedTokens, tokenizer: Tokenizer) -> GeneratedSequence:
-    ids = [id for id in generated.tokens if id < tokenizer.size]  # a model may have scores for more tokens
+    ids = [id for id in generated.tokens if id < tokenizer.size]  # models may have more scores than there are tokens
     return {
         "text": tokenizer.decode(ids).strip(),
         "log_probability": generated.log_probability,

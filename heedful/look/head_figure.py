@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
 
 from heedful.errors import RequestError
 from heedful.look.head_patterns import telling_heads
@@ -20,15 +24,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#1987f7", "#f92501", "#600b37", "#9f7eac", "#0301b9", "#d26968", "#4d0c6c", "#8d0214")  # as in look.css
-FAINT = 0.03  # weights below are not drawn
-MAX_LINES = 3000  # the strongest ones are drawn
-WIDTH = 5.2  # inches
-ROW = 0.24  # inches of a token
-MAX_HEIGHT = 60.0  # inches of all tokens
-MAX_NAME = 24  # characters of a token
-MAX_TEXT = 300  # characters of the text in the caption
-COLUMNS = 6  # of the legend
-SCALE = (0.05, 0.2, 0.5, 1.0)  # weights in the legend
+MIN_WEIGHT = 0.03  # smallest attention weight that is drawn
+MAX_LINES = 3000  # maximum number of weights that are drawn, the largest ones
+WIDTH = 5.2  # width of the figure, in inches
+TOKEN_HEIGHT = 0.24  # inches
+MAX_TOKENS_HEIGHT = 60.0  # inches of all tokens; with more tokens each one is lower
+MIN_NAME_HEIGHT = 0.11  # inches
+MAX_NAME_CHARS = 24  # characters after which the name of a token is cut
+MAX_TEXT_CHARS = 300  # characters after which the text in the caption is cut
+CAPTION_CHARS = 84  # characters in a line of the caption
+CAPTION_LINE = 0.16  # height of a line of the caption, in inches
+LEGEND_COLUMNS = 6
+LEGEND_LINE = 0.2  # height of a line of the legend, in inches
+LEGEND_WEIGHTS = (0.05, 0.2, 0.5, 1.0)
 PNG_SCALE = 2.0
 
 
@@ -40,62 +48,81 @@ def write_head_figure(
     Args:
         inspection: The model and the text.
         path: The file; its suffix is the format.
-        part: A part of `inspection.views`; "": that of the head, or the first.
-        layer: From 0; None: that of the most telling head.
-        heads: From 0; none: the most telling head of the layer, or head 0.
+        part: A part of `inspection.views`; "": see `choose_heads`.
+        layer: Number of the layer, from 0; None: see `choose_heads`.
+        heads: Numbers of the heads, from 0; (): see `choose_heads`.
 
     Raises:
-        RequestError: If the suffix is no known format, or there is no such part, layer or head.
+        RequestError: If the suffix is no known format, or there is no such part.
+        HeedfulError: If there is no such layer or head.
     """
     if path.suffix not in FORMATS:
         raise RequestError(f"{path.name} ends in {path.suffix!r}: use one of {', '.join(FORMATS)}")
-    chosen = choose_heads(inspection, part, layer, heads)
-    write_figure(path, draw_heads(inspection, *chosen), scale=PNG_SCALE)
+    part, layer, heads = choose_heads(inspection, part, layer, heads)
+    write_figure(path, draw_heads(inspection, part, layer, heads), scale=PNG_SCALE)
 
 
 def choose_heads(
     inspection: Inspection, part: str, layer: int | None, heads: Sequence[int]
 ) -> tuple[str, int, tuple[int, ...]]:
-    """Return part, layer and heads; what is not given is that of the most telling head that fits the rest."""
-    named = [
-        named_head
-        for named_head in telling_heads(inspection)
-        if part in ("", named_head["part"])
-        and layer in (None, named_head["layer"])
-        and (not heads or named_head["head"] in heads)
+    """Return part, layer and heads. Arguments that are "", None or () are filled in.
+
+    They become those of the first of `telling_heads` that has the other arguments; without one the first part, layer 0
+    and head 0.
+    """
+    matching = [
+        head
+        for head in telling_heads(inspection)
+        if part in ("", head["part"]) and layer in (None, head["layer"]) and (not heads or head["head"] in heads)
     ]
-    part = part or (named[0]["part"] if named else inspection.views[0].part)
+    default = (matching[0]["part"], matching[0]["layer"], matching[0]["head"]) if matching else ("", 0, 0)
+    part = part or default[0] or inspection.views[0].part
     view = inspection.view(part)
-    layer = (named[0]["layer"] if named else 0) if layer is None else layer
+    layer = default[1] if layer is None else layer
     check_numbers("layers", [layer], view.layers)
-    found_heads = tuple(heads) or ((named[0]["head"],) if named else (0,))
-    check_numbers("heads", found_heads, view.heads)
-    return part, layer, found_heads
+    heads = tuple(heads) or (default[2],)
+    check_numbers("heads", heads, view.heads)
+    return part, layer, heads
 
 
 def draw_heads(inspection: Inspection, part: str, layer: int, heads: Sequence[int]) -> Figure:
-    """Draw lines between tokens, one colour for each head, the stronger the larger the weight.
+    """Draw a line from each token to those it attends to: one colour for each head, opaque for large weights.
 
-    The figure has the names of the tokens, a scale of the lines, and a caption of model, layer, heads and text.
+    Below are a legend and a caption with model, layer, heads and text.
     """
+    view = inspection.view(part)
+    weights = inspection.weights(part, layer, heads).float()
+    row_names, key_names = ([token["text"] for token in inspection.sides[side]] for side in (view.rows, view.keys))
+    num_positions = max(len(row_names), len(key_names))
+    token_height = min(TOKEN_HEIGHT, MAX_TOKENS_HEIGHT / num_positions)
+    caption = _caption(inspection, part, layer, heads)
+    legend_lines = ceil((len(heads) + len(LEGEND_WEIGHTS)) / LEGEND_COLUMNS)
+    bottom = 0.12 + LEGEND_LINE * legend_lines + CAPTION_LINE * len(caption)  # inches below the tokens
+    height = num_positions * token_height + bottom
+    figure = new_figure(WIDTH, height)
+    axes = figure.subplots()
+    axes.set_axis_off()
+    _draw_lines(axes, weights)
+    _draw_token_names(axes, row_names, -0.02, "right", token_height)
+    _draw_token_names(axes, key_names, 1.02, "left", token_height)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_ylim(num_positions - 0.5, -0.5)
+    _draw_legend(figure, heads, view.names, 0.1 + CAPTION_LINE * len(caption))
+    _draw_caption(figure, "\n".join(caption))
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.set(rect=(0, bottom / height, 1, 1 - bottom / height))  # type: ignore[call-arg]
+    return figure
+
+
+def _draw_lines(axes: Axes, weights: Float[Tensor, "heads rows keys"]) -> None:
+    """Draw a curve for each of the largest weights, those of larger weights above the others."""
     from matplotlib.collections import PathCollection
     from matplotlib.colors import to_rgba
     from matplotlib.path import Path as Curve
 
-    view = inspection.view(part)
-    weights = inspection.weights(part, layer, heads).float()
-    sides = [[token["text"] for token in inspection.sides[side]] for side in (view.rows, view.keys)]
-    longest = max(map(len, sides))
-    step = min(ROW, MAX_HEIGHT / longest)
-    caption = _caption(inspection, part, layer, heads)
-    rows = -(-(len(heads) + len(SCALE)) // COLUMNS)  # of the legend
-    below = 0.12 + 0.2 * rows + 0.16 * len(caption)
-    figure = new_figure(WIDTH, longest * step + below)
-    axes = figure.subplots()
-    axes.set_axis_off()
     lines = [
         (float(weights[number, row, key]), number, row, key)
-        for number, row, key in (weights >= FAINT).nonzero().tolist()
+        for number, row, key in (weights >= MIN_WEIGHT).nonzero().tolist()
     ]
     lines = sorted(lines)[-MAX_LINES:]
     codes = [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4]
@@ -105,36 +132,31 @@ def draw_heads(inspection: Inspection, part: str, layer: int, heads: Sequence[in
     axes.add_collection(
         PathCollection(curves, facecolors="none", edgecolors=colours, linestyles=dashes, linewidths=1.3)
     )
-    for side, (names, x) in enumerate(zip(sides, (-0.02, 1.02), strict=True)):
-        _name_tokens(axes, names, x, "left" if side else "right", step)
-    axes.set_xlim(-0.02, 1.02)
-    axes.set_ylim(longest - 0.5, -0.5)
-    _scale(figure, heads, view.names, 0.1 + 0.16 * len(caption))
-    text, height = "\n".join(caption), figure.get_figheight()
-    characters = sorted(set(text) - {"\n"})
-    labels = drawable_labels(characters)
-    boxes = {ord(character): BOX for character, name in zip(characters, labels.names, strict=True) if BOX in name}
-    style: dict[str, Any] = {"color": GREY, "va": "bottom", "parse_math": False, "fontfamily": list(labels.fonts)}
-    figure.text(0.02, 0.08 / height, text.translate(boxes), fontsize=8, **style)
-    if (engine := figure.get_layout_engine()) is not None:
-        engine.set(rect=(0, below / height, 1, 1 - below / height))  # type: ignore[call-arg]
-    return figure
 
 
-def _name_tokens(axes: Axes, names: Sequence[str], x: float, side: str, step: float) -> None:
-    short = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in names]
-    different = list(dict.fromkeys(short))
-    labels = drawable_labels(different)
-    label_of = dict(zip(different, labels.names, strict=True))
-    every = max(1, round(0.11 / step))  # a name needs 0.11 inches
-    style: dict[str, Any] = {"ha": side, "va": "center", "color": INK, "parse_math": False}
-    for place in range(0, len(names), every):
-        size = min(9.0, 72 * step * every * 0.8)
-        axes.text(x, place, label_of[short[place]], fontsize=size, fontfamily=list(labels.fonts), **style)
+def _draw_token_names(axes: Axes, names: Sequence[str], x: float, alignment: str, token_height: float) -> None:
+    """Draw the names of tokens below each other at `x`; where there is too little space, only every n-th one."""
+    shortened = [name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 1]}…" for name in names]
+    unique = list(dict.fromkeys(shortened))
+    labels = drawable_labels(unique)
+    label_of = dict(zip(unique, labels.names, strict=True))
+    step = max(1, round(MIN_NAME_HEIGHT / token_height))
+    font_size = min(9.0, 72 * token_height * step * 0.8)
+    style: dict[str, Any] = {"ha": alignment, "va": "center", "color": INK, "parse_math": False}
+    for position in range(0, len(names), step):
+        label = label_of[shortened[position]]
+        axes.text(x, position, label, fontsize=font_size, fontfamily=list(labels.fonts), **style)
 
 
-def _scale(figure: Figure, heads: Sequence[int], names: Sequence[str], bottom: float) -> None:
-    """Add the colours of the heads, and lines of known weights; `bottom` is in inches."""
+def _draw_legend(figure: Figure, heads: Sequence[int], names: Sequence[str], bottom: float) -> None:
+    """Draw a legend of the heads' colours and of lines of some weights.
+
+    Args:
+        figure: The figure.
+        heads: Numbers of the heads.
+        names: Names of all heads of the part; (): they have only numbers.
+        bottom: Distance of the legend from the bottom of the figure, in inches.
+    """
     from matplotlib.lines import Line2D
 
     handles = [
@@ -142,32 +164,49 @@ def _scale(figure: Figure, heads: Sequence[int], names: Sequence[str], bottom: f
         for number in range(len(heads))
     ]
     labels = [names[head] if names else f"head {head}" for head in heads]
-    handles += [Line2D([], [], color=INK, alpha=_opacity(weight), lw=1.3) for weight in SCALE]
-    labels += [f"{100 * weight:.0f} %" for weight in SCALE]
+    handles += [Line2D([], [], color=INK, alpha=_opacity(weight), lw=1.3) for weight in LEGEND_WEIGHTS]
+    labels += [f"{100 * weight:.0f} %" for weight in LEGEND_WEIGHTS]
     figure.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(0.0, bottom / figure.get_figheight()), ncols=COLUMNS,
+        handles, labels, loc="lower left", bbox_to_anchor=(0.0, bottom / figure.get_figheight()), ncols=LEGEND_COLUMNS,
         fontsize=8, frameon=False, handlelength=1.6, columnspacing=1.0, borderpad=0.2,
     ).set_in_layout(False)  # fmt: skip
 
 
+def _draw_caption(figure: Figure, text: str) -> None:
+    """Draw a text at the bottom of the figure, with a box for each character that no font has."""
+    characters = sorted(set(text) - {"\n"})
+    labels = drawable_labels(characters)
+    boxes = {ord(character): BOX for character, name in zip(characters, labels.names, strict=True) if BOX in name}
+    style: dict[str, Any] = {"color": GREY, "va": "bottom", "parse_math": False, "fontfamily": list(labels.fonts)}
+    figure.text(0.02, 0.08 / figure.get_figheight(), text.translate(boxes), fontsize=8, **style)
+
+
 def _caption(inspection: Inspection, part: str, layer: int, heads: Sequence[int]) -> list[str]:
+    """Return the lines of the caption: model, part, layer and heads, then the text."""
     view = inspection.view(part)
-    where = [model_title(inspection.name)]
-    where += [part] if len(inspection.views) > 1 else []
-    where += [f"layer {layer}"] if view.layers > 1 else []
+    title = [model_title(inspection.name)]
+    if len(inspection.views) > 1:
+        title.append(part)
+    if view.layers > 1:
+        title.append(f"layer {layer}")
     if view.heads > 1:
-        where.append(f"{'head' if len(heads) == 1 else 'heads'} {', '.join(map(str, heads))}")
+        title.append(f"{'head' if len(heads) == 1 else 'heads'} {', '.join(map(str, heads))}")
     item = inspection.item
     text = " | ".join(item) if isinstance(item, tuple) else item
     text = "".join(character if character.isprintable() else " " for character in text)
-    text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-    return [" · ".join(where), *textwrap.wrap(text, 84)]
+    text = text if len(text) <= MAX_TEXT_CHARS else f"{text[: MAX_TEXT_CHARS - 1]}…"
+    return [" · ".join(title), *textwrap.wrap(text, CAPTION_CHARS)]
 
 
 def _opacity(weight: float) -> float:
+    """Return the opacity of the line of a weight, from 0 to 1."""
     return min(1.0, 0.06 + 0.94 * weight)
 
 
 def _is_dashed(number: int) -> bool:
-    """Whether a head is dashed, since an earlier one has its colour."""
+    """Whether the lines of a head are dashed, since an earlier head has its colour.
+
+    Args:
+        number: Position of the head among the heads of the figure.
+    """
     return number % (2 * len(COLOURS)) >= len(COLOURS)

@@ -1,6 +1,6 @@
-"""Head gates: the output of each attention head is multiplied by a gate before the heads are joined.
+"""Head gates: factors of the outputs of attention heads, applied before the heads are joined.
 
-A gate of 0 masks the head; the gradient of a loss with respect to a gate measures the importance of its head (Michel et
+A gate of 0 masks its head. The gradient of a loss with respect to a gate measures the importance of the head (Michel et
 al. 2019, sections 2.2 and 4.1).
 """
 
@@ -22,36 +22,36 @@ ForwardPreHook = Callable[[nn.Module, tuple[object, ...]], tuple[Tensor] | None]
 
 @contextmanager
 def gated_heads(model: Transformer, gates: Gates) -> Iterator[None]:
-    """Context in which each head's output is multiplied by its gate."""
-    with ExitStack() as stack:
-        stack.enter_context(unfused(model))
-        for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
-            if side is None:
+    """Context in which each head's output is multiplied by its gate; heads of parts without gates are unchanged."""
+    with ExitStack() as contexts:
+        contexts.enter_context(unfused(model))
+        for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+            if stack is None:
                 continue
-            for block in side.blocks:
+            for block in stack.blocks:
                 assert isinstance(block, Block)
-                layer: list[int] = [0]  # the layer that the block is run as; one block may be several layers
-                stack.enter_context(_pre_hook(block, _layer_hook(layer)))
+                layer: list[int] = [0]  # number of the layer that is computed: several layers may share a block
+                contexts.enter_context(_pre_hook(block, _layer_hook(layer)))
                 if part in gates:
-                    stack.enter_context(_pre_hook(block.attention.out, _gate_hook(gates[part], layer)))
+                    contexts.enter_context(_pre_hook(block.attention.out, _gate_hook(gates[part], layer)))
                 if "cross" in gates and hasattr(block, "cross") and part == "decoder":
-                    stack.enter_context(_pre_hook(block.cross.out, _gate_hook(gates["cross"], layer)))
+                    contexts.enter_context(_pre_hook(block.cross.out, _gate_hook(gates["cross"], layer)))
         yield
 
 
 @contextmanager
 def unfused(model: Transformer) -> Iterator[None]:
-    """Context in which blocks call their modules one by one, so that their hooks run, instead of a fused kernel."""
-    before = model.execution
-    model.execution = replace(before, fused_block=None)
+    """Context in which blocks call their modules one by one instead of a fused kernel, so that hooks of modules run."""
+    execution = model.execution
+    model.execution = replace(execution, fused_block=None)
     try:
         yield
     finally:
-        model.execution = before
+        model.execution = execution
 
 
 def layer_context(inputs: tuple[object, ...]) -> LayerContext:
-    """Return the context of the layer among the inputs of a block."""
+    """Return the `LayerContext` among the inputs of a block."""
     return next(value for value in inputs if isinstance(value, LayerContext))
 
 
@@ -65,7 +65,7 @@ def _pre_hook(module: nn.Module, hook: ForwardPreHook) -> Iterator[None]:
 
 
 def _layer_hook(layer: list[int]) -> ForwardPreHook:
-    """Return a hook of a block that stores the number of its layer."""
+    """Return a hook of a block that stores the number of the layer in `layer[0]`."""
 
     def store(module: nn.Module, inputs: tuple[object, ...]) -> None:
         layer[0] = layer_context(inputs).layer
@@ -74,13 +74,18 @@ def _layer_hook(layer: list[int]) -> ForwardPreHook:
 
 
 def _gate_hook(gates: Tensor, layer: list[int]) -> ForwardPreHook:
-    """Return a hook of an output projection that multiplies each head's part of its input."""
+    """Return a hook of an output projection that multiplies each head's part of the input by its gate.
+
+    Args:
+        gates: Gates of all layers, [layers, heads].
+        layer: A list whose one element is the number of the layer that is computed.
+    """
 
     def scale(module: nn.Module, inputs: tuple[object, ...]) -> tuple[Tensor]:
-        (heads,) = inputs
-        assert isinstance(heads, Tensor)
-        gate = gates[layer[0]].to(heads)
-        return ((heads.unflatten(-1, (len(gate), -1)) * gate[:, None]).flatten(-2),)
+        (joined,) = inputs
+        assert isinstance(joined, Tensor)
+        layer_gates = gates[layer[0]].to(joined)
+        return ((joined.unflatten(-1, (len(layer_gates), -1)) * layer_gates[:, None]).flatten(-2),)
 
     return scale
 
@@ -88,9 +93,9 @@ def _gate_hook(gates: Tensor, layer: list[int]) -> ForwardPreHook:
 def open_gates(model: Transformer) -> dict[str, Tensor]:
     """Return gates of 1 for all heads, which change nothing."""
     gates = {}
-    for part, side in (("encoder", model.encoder), ("decoder", model.decoder)):
-        if side is not None:
-            gates[part] = torch.ones(side.config.layers, side.config.heads)
-            if side.config.cross:
-                gates["cross"] = torch.ones(side.config.layers, side.config.heads)
+    for part, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        if stack is not None:
+            gates[part] = torch.ones(stack.config.layers, stack.config.heads)
+            if stack.config.cross:
+                gates["cross"] = torch.ones(stack.config.layers, stack.config.heads)
     return gates

@@ -31,21 +31,24 @@ from heedful.objectives import Batch, Sample
 from heedful.packed import Packed
 from heedful.runs.evaluate import build_eval_task, open_for_model
 from heedful.tasks.task import Task
+from heedful.tokenizer import Encoding
 
-MAX_EXAMPLES = 200  # examples whose loss is computed
-ROWS_PER_BATCH = 512  # importance is a mean over batches
-MASK_PROB = 0.15  # of the masked language modelling loss
-PRUNING_POINTS = 12  # points of the curve of pruning losses
+MAX_EXAMPLES = 200  # maximum examples whose loss is computed
+ROWS_PER_BATCH = 512  # maximum tokens in a batch of several texts; importance is a mean over batches
+MASK_PROB = 0.15  # probability that a token is masked, for the masked language modelling loss
+PRUNING_POINTS = 12  # points of the curve of losses after pruning, beside that of all heads
+EXAMPLE_CHARS = 120  # characters of a text that is short enough to be shown and long enough to have patterns
 BatchLoss = Callable[[], Tensor]  # returns the sum of the losses of a batch
 HeadIndex = tuple[str, int, int]  # part, layer, head
+Text = str | tuple[str, str]  # a text or a pair
 
 
 class PruningCurve(TypedDict):
     """Losses with more and more heads masked."""
 
-    measure: str
-    values: list[float]
-    masked: list[int]
+    measure: str  # name of the loss
+    values: list[float]  # losses
+    masked: list[int]  # number of masked heads for each loss
     summary: str
 
 
@@ -54,29 +57,29 @@ class HeadReport(TypedDict):
 
     model: str
     data: str
-    texts: int  # texts read
-    passed_over: int  # texts skipped, empty or too long
-    example: str | tuple[str, str]  # a text of medium length
-    patterns: dict[str, str]  # descriptions by name
-    counts: dict[str, int]  # heads by name
-    strongest: list[HeadRecord]  # by pattern
+    texts: int  # number of texts that were read
+    passed_over: int  # number of texts that were skipped: empty or too long
+    example: Text  # a text of medium length
+    patterns: dict[str, str]  # descriptions of the patterns, by name
+    counts: dict[str, int]  # number of heads with each name
+    strongest: list[HeadRecord]  # the head with the largest lift, for each pattern
     heads: list[HeadRecord]
     summary: str
-    measure: str  # what the loss is; "": the model has no loss on the data
-    price: PruningCurve | None
+    measure: str  # name of the loss; "": the model has no loss on the data
+    price: PruningCurve | None  # None: the model has no loss on the data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeadImportance:
     """Importance of each head for a loss over some examples."""
 
-    measure: str  # what the loss is
-    loss: float  # with all heads
-    importance: dict[str, Tensor]  # by part, [layers, heads]: mean over batches of |d loss / d gate|
-    effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss
+    measure: str  # name of the loss
+    loss: float  # loss with all heads
+    importance: dict[str, Tensor]  # by part, [layers, heads]: mean of |d loss / d gate| over batches, by their counts
+    effect: dict[str, Tensor]  # by part, [layers, heads]: loss with the head masked minus the loss with all heads
     order: list[HeadIndex]  # all heads, the least important first
     masked_counts: list[int]  # numbers of masked heads, from 0 to all
-    pruning_losses: list[float]  # loss with that many heads masked, in the order of `order`
+    pruning_losses: list[float]  # losses with as many of the first heads of `order` masked as in `masked_counts`
 
 
 def head_importance(
@@ -84,11 +87,16 @@ def head_importance(
 ) -> HeadImportance:
     """Measure the importance of heads by gradients of their gates and by masking (Michel et al. 2019).
 
+    The loss is the mean over all batches.
+
     Args:
-        loaded: The model, without gradients of its parameters.
+        loaded: The model, in eval mode; its parameters do not require gradients.
         batches: Functions that return the sum of the losses of a batch.
         counts: Number of losses in each batch.
-        measure: What the loss is.
+        measure: Name of the loss.
+
+    Raises:
+        RequestError: If there are no losses.
     """
     total = sum(counts)
     if not total:
@@ -125,7 +133,7 @@ def head_importance(
 
 
 def _indices(values: Tensor) -> list[tuple[int, int]]:
-    """Return layer and head of each entry."""
+    """Return layer and head of each entry of a matrix [layers, heads]."""
     return [(layer, head) for layer in range(values.shape[0]) for head in range(values.shape[1])]
 
 
@@ -160,49 +168,42 @@ def task_losses(loaded: ModelBundle, task: Task, samples: Sequence[Sample]) -> t
     return [partial(loss, batch) for batch in batches], counts
 
 
+class _MaskedText(NamedTuple):
+    """A text whose tokens are to be masked at some positions."""
+
+    encoded: Encoding
+    positions: list[int]
+
+
 class _MaskedBatch(NamedTuple):
     """A batch of masked texts."""
 
     packed: Packed
-    rows: Tensor  # of the masked tokens
-    targets: Tensor  # their ids
+    rows: Tensor  # rows of the masked tokens
+    targets: Tensor  # ids of the masked tokens
 
 
-def mlm_losses(
-    loaded: ModelBundle, texts: Sequence[str | tuple[str, str]], seed: int = 0
-) -> tuple[list[BatchLoss], list[float]]:
-    """Return the masked language modelling loss of batches of texts, and the number of masked tokens in each.
+def mlm_losses(loaded: ModelBundle, texts: Sequence[Text], seed: int = 0) -> tuple[list[BatchLoss], list[float]]:
+    """Return the masked language modelling loss of batches of texts, and the number of masked tokens in each batch.
 
-    15 % of the tokens are masked (Devlin et al. 2019, section 3.1), always by the mask token.
+    15 % of the tokens are masked (Devlin et al. 2019, section 3.1), always by the mask token. Batches without a masked
+    token are left out.
     """
     tokenizer = loaded.tokenizer
     assert tokenizer is not None and tokenizer.special.mask is not None
     mask = tokenizer.special.mask
     generator = torch.Generator().manual_seed(seed)
-    batches: list[_MaskedBatch] = []
-    ids: list[list[int]] = []
-    types: list[list[int]] = []
-    masked_rows: list[int] = []
-    targets: list[int] = []
+    groups: list[list[_MaskedText]] = [[]]
     rows = 0
-
-    def close_batch() -> None:
-        nonlocal ids, types, masked_rows, targets, rows
-        if masked_rows:
-            batches.append(_MaskedBatch(Packed.of(ids, types), torch.tensor(masked_rows), torch.tensor(targets)))
-        ids, types, masked_rows, targets, rows = [], [], [], [], 0
-
     for encoded in tokenizer.encode_batch(list(texts)):
         if rows + len(encoded) > ROWS_PER_BATCH:
-            close_batch()
+            groups.append([])
+            rows = 0
         positions = [position for position, segment in enumerate(encoded.segments) if segment is not None]
         masked = [position for position in positions if float(torch.rand((), generator=generator)) < MASK_PROB]
-        ids.append([mask if position in masked else id for position, id in enumerate(encoded.ids)])
-        types.append(list(encoded.types))
-        masked_rows += [rows + position for position in masked]
-        targets += [encoded.ids[position] for position in masked]
+        groups[-1].append(_MaskedText(encoded, masked))
         rows += len(encoded)
-    close_batch()
+    batches = [_masked_batch(group, mask) for group in groups if any(text.positions for text in group)]
     head = loaded.head.masked if isinstance(loaded.head, PretrainingHead) else loaded.head
     assert head is not None
 
@@ -213,19 +214,35 @@ def mlm_losses(
     return [partial(loss, batch) for batch in batches], [float(len(batch.rows)) for batch in batches]
 
 
+def _masked_batch(texts: Sequence[_MaskedText], mask: int) -> _MaskedBatch:
+    """Return texts as a batch, with the id of the mask token in place of the tokens to be masked."""
+    ids: list[list[int]] = []
+    types: list[list[int]] = []
+    rows: list[int] = []
+    targets: list[int] = []
+    start = 0  # row of the first token of the text
+    for encoded, positions in texts:
+        ids.append([mask if position in positions else id for position, id in enumerate(encoded.ids)])
+        types.append(list(encoded.types))
+        rows += [start + position for position in positions]
+        targets += [encoded.ids[position] for position in positions]
+        start += len(encoded)
+    return _MaskedBatch(Packed.of(ids, types), torch.tensor(rows), torch.tensor(targets))
+
+
 # -- the report -------------------------------------------------------------------------------------------------
 
 
 def head_report(
     loaded: ModelBundle, data: str | Path, *, max_texts: int = MAX_TEXTS, settings: DataSettings | None = None
 ) -> HeadReport:
-    """Describe every head: name, patterns, and if the model has a loss on the data, importance and effect.
+    """Describe each attention head: name and patterns, and if the model has a loss on the data, importance and effect.
 
     Args:
         loaded: The model.
         data: A file or folder of data, labelled or not.
         max_texts: Maximum number of texts to read.
-        settings: How the data is read.
+        settings: How to read the data; None: the defaults, without a dev split.
 
     Raises:
         HeedfulError: If the model has no self-attention heads, or no text can be read.
@@ -257,15 +274,16 @@ def head_report(
             record["importance"] = float(importance.importance[record["part"]][index])
             record["effect"] = float(importance.effect[record["part"]][index])
     strongest = []
-    for name, head in strongest_heads(heads).items():
-        strongest.append(head.to_dict())
-        strongest[-1]["name"] = name
+    for pattern, head in strongest_heads(heads).items():
+        strongest_record = head.to_dict()
+        strongest_record["name"] = pattern
+        strongest.append(strongest_record)
     return {
         "model": loaded.source,
         "data": str(data),
         "texts": len(texts),
         "passed_over": skipped,
-        "example": min(texts, key=lambda text: abs(len(" ".join(text) if isinstance(text, tuple) else text) - 120)),
+        "example": _choose_example(texts),
         "patterns": PATTERNS,
         "counts": count_names(heads),
         "strongest": strongest,
@@ -276,25 +294,39 @@ def head_report(
     }
 
 
-def _example_text(example: Example) -> str | tuple[str, str]:
+def _example_text(example: Example) -> Text:
     """Return the text or pair of an example."""
     first, *others = example.texts
     return (first, others[0]) if others else first
+
+
+def _choose_example(texts: Sequence[Text]) -> Text:
+    """Return the text whose number of characters is closest to `EXAMPLE_CHARS`."""
+
+    def distance(text: Text) -> int:
+        joined = " ".join(text) if isinstance(text, tuple) else text
+        return abs(len(joined) - EXAMPLE_CHARS)
+
+    return min(texts, key=distance)
 
 
 def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Example], no_loss: Task | str | None) -> str:
     """Return the sentences that say what was measured.
 
     Args:
+        data: The file or folder of data.
+        count: Number of texts that were read.
+        skipped: Number of texts that were skipped.
+        dataset: The data, with the rows that could not be read.
         no_loss: Why the model has no loss on the data; None if it has one.
     """
     verb = "was" if skipped == 1 else "were"
-    others = f" ({skipped} more {verb} skipped: empty, or too long to be read at once)" if skipped else ""
-    sentences = [f"{count} texts of {data}{others}: the share of each head's attention that follows a pattern."]
+    note = f" ({skipped} more {verb} skipped: empty, or too long to be read at once)" if skipped else ""
+    sentences = [f"{count} texts of {data}{note}: the share of each head's attention that follows a pattern."]
     if bad_rows := sum(dataset.row_errors.bad.values()):
-        first = dataset.row_errors.first[0]
+        first_error = dataset.row_errors.first[0]
         rows = "1 row was" if bad_rows == 1 else f"{bad_rows} rows were"
-        sentences.append(f"{rows} left out; line {first.line}: {first.reason}.")
+        sentences.append(f"{rows} left out; line {first_error.line}: {first_error.reason}.")
     if no_loss is not None:
         sentences.append(
             f"The importance of heads was not measured, since it needs the loss of labelled data: {no_loss}"
@@ -303,7 +335,7 @@ def _summary(data: str | Path, count: int, skipped: int, dataset: Dataset[Exampl
 
 
 def _cross_attention_records(importance: HeadImportance) -> list[HeadRecord]:
-    """Return the heads of cross-attention, which have no patterns: their keys are those of another text."""
+    """Return the heads of cross-attention, without patterns: patterns are about tokens of one text."""
     return [
         {"part": "cross", "layer": layer, "head": head, "name": "cross", "patterns": {}}
         for layer, head in _indices(importance.importance.get("cross", torch.zeros(0, 0)))
@@ -311,8 +343,9 @@ def _cross_attention_records(importance: HeadImportance) -> list[HeadRecord]:
 
 
 def _pruning_curve(importance: HeadImportance) -> PruningCurve:
+    """Return the losses after pruning as plain data, with a sentence on the loss with half of the heads."""
     total = len(importance.order)
-    half = next(number for number, count in enumerate(importance.masked_counts) if 2 * count >= total)
+    half = next(index for index, count in enumerate(importance.masked_counts) if 2 * count >= total)
     sentence = (
         f"{importance.measure} is {importance.loss:.4f} with all {total} heads, and "
         f"{importance.pruning_losses[half]:.4f} with {importance.masked_counts[half]} of them masked. "
@@ -327,7 +360,16 @@ def _pruning_curve(importance: HeadImportance) -> PruningCurve:
 
 
 def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Example]) -> HeadImportance | None:
-    """Return the importance of the heads, or None if the model has no loss on such examples."""
+    """Return the importance of the heads for the task's loss, or for the loss of masked tokens.
+
+    Args:
+        loaded: The model.
+        task: The task of the data, or why it has none.
+        examples: Examples of the data.
+
+    Returns:
+        The importance; None if the data has no task and the model no head that predicts masked tokens.
+    """
     if isinstance(task, Task):
         encoded = task.encode_split(examples)
         batches, counts = task_losses(loaded, task, encoded.samples)
@@ -342,7 +384,7 @@ def _importance(loaded: ModelBundle, task: Task | str, examples: Sequence[Exampl
 def _open_data(
     loaded: ModelBundle, data: str | Path, settings: DataSettings
 ) -> tuple[Dataset[Example], Task | str, str]:
-    """Open the data for the model's head, or else as any texts.
+    """Open the data as labelled data for the model's head, or if it is not, as texts.
 
     Returns:
         The data, the task or why the data has none, and the split to read.
@@ -358,4 +400,5 @@ def _open_data(
 
 
 def _choose_split(dataset: Dataset[Example]) -> str:
+    """Return "test", else "dev", else the first split."""
     return next((name for name in ("test", "dev") if name in dataset.splits), dataset.splits[0])

@@ -1,4 +1,4 @@
-"""One text in one model: its tokens, hidden states and attention, computed when they are asked for."""
+"""`Inspection`: one text in one model, with its tokens, hidden states and attention."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from heedful.tasks.generation import (
 )
 from heedful.tokenizer import Encoding, Tokenizer
 
-MAX_TOKENS = 4096  # of a text, for models without a limit of their own
-MAX_NAME_CHARS = 200  # characters of a token that are kept; a page shows fewer
-GENERATED_TOKENS = 64  # maximum length of a target that the model generates
+MAX_TOKENS = 4096  # maximum tokens of a text, for models without a limit of their own
+MAX_NAME_CHARS = 200  # characters after which the name of a token is cut
+MAX_TARGET_TOKENS = 64  # maximum tokens of a target that the model generates
 
 Side = Literal["source", "target", "text"]
 
@@ -45,9 +45,9 @@ class TokenRecord(TypedDict):
     id: int | None  # None for a row that represents a whole text
     segment: int | None  # which text of a pair, from 0; None for special tokens
     special: bool
-    continues: bool  # whether it continues the word of the token before
-    start: NotRequired[int]  # character offsets in its text
-    stop: NotRequired[int]
+    continues: bool  # whether the token continues the word of the token before
+    start: NotRequired[int]  # offset of the first character in its text
+    stop: NotRequired[int]  # offset after the last character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,34 +57,39 @@ class View:
     part: str  # "encoder", "decoder", "cross"; "over" or "reader" of a classic model
     layers: int
     heads: int
-    rows: Side
-    keys: Side
-    names: tuple[str, ...] = ()  # of the heads, if they have any
+    rows: Side  # tokens that attend
+    keys: Side  # tokens that are attended to
+    names: tuple[str, ...] = ()  # names of the heads; (): they have only numbers
 
 
 @dataclass(kw_only=True, eq=False)
 class ProjectionTrace(Trace):
-    """A trace that keeps q, k and v of all layers, so that any head's scores can be computed afterwards."""
+    """A trace that stores q, k and v of all layers, so that any head's scores can be computed afterwards.
+
+    `calls` has q, k, v and the other arguments of attention, by part and layer.
+    """
 
     calls: dict[tuple[str, int], tuple[Tensor, Tensor, Tensor, AttentionArgs]] = field(default_factory=dict, init=False)
 
     def record_attention(
         self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, call: AttentionArgs
     ) -> None:
-        """Keep the arguments of an attention call; compute nothing."""
+        """Store the arguments of an attention call; compute nothing."""
         self.calls[part, layer] = q, k, v, call
 
 
 class Inspection:
-    """A model and a text or pair. Weights, scores and states of any layer and head are computed when asked for.
+    """A text or pair in one model.
+
+    The constructor runs the model once. Attention weights and scores of a layer are computed when a method needs them.
 
     Args:
         loaded: The model, with a tokenizer.
         item: A text, or a pair of texts.
-        target: Text that the decoder beside an encoder reads; None: what the model generates, or the source itself if
-            the model has no language modelling head.
+        target: The decoder's input in a model with an encoder and a decoder. None: what the model generates, or the
+            source itself if the model has no language modelling head.
         name: Name to show; "": the model's source.
-        choices: All candidates of a multiple-choice prompt, of which the second text of `item` is one.
+        choices: All candidates of a multiple-choice prompt; the second text of `item` is one of them.
 
     Raises:
         ModelError: If the model has no tokenizer or no attention.
@@ -108,11 +113,11 @@ class Inspection:
         self.name, self.choices = name or loaded.source, tuple(choices)
         self.source = Packed.of([self.encoded.ids], [self.encoded.types])
         self.target, self.target_is_generated = self._decoder_input(target)
-        wanted: tuple[TraceItem, ...] = ("states", "weights")
-        self.trace = ProjectionTrace(what=[what for what in wanted if what in loaded.model.traceable])
+        trace_items: tuple[TraceItem, ...] = ("states", "weights")
+        self.trace = ProjectionTrace(what=[what for what in trace_items if what in loaded.model.traceable])
         with eval_mode(loaded):
             self.last_hidden_state: Tensor = loaded.hidden_states(self.source, self.target, trace=self.trace)
-        # caches of block_steps.py: the arguments of each part's blocks, and what one block's modules read and return
+        # caches of block_steps.py: arguments of the blocks of each part; inputs and outputs of one block's modules
         self.block_inputs: dict[str, list[tuple[object, ...]]] = {}
         self.block_record: tuple[tuple[str, int], dict[str, tuple[Tensor, Tensor]]] | None = None
         self.views = tuple(self._views())
@@ -128,7 +133,7 @@ class Inspection:
             self.sides["text"] = [_record("the text", None)]
 
     def _decoder_input(self, target: str | None) -> tuple[Packed | None, bool]:
-        """Return what the decoder reads, and whether the model has generated it."""
+        """Return the decoder's own input, and whether the model generated it; None if it has no input of its own."""
         loaded = self.loaded
         if not loaded.needs_target:
             if target is not None:
@@ -141,7 +146,7 @@ class Inspection:
             encoded = self.tokenizer.encode(target)
             ids = [id for id, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
             return Packed.of([[start, *ids]]), False
-        settings = greedy_settings(loaded, GENERATED_TOKENS)
+        settings = greedy_settings(loaded, MAX_TARGET_TOKENS)
         prompt = generation_inputs(loaded, self.tokenizer, self.source, settings).prompts.tokens.tolist()
         with eval_mode(loaded):
             ((generated,),) = start_generation(loaded, self.tokenizer, self.source, settings).run()
@@ -155,27 +160,32 @@ class Inspection:
         return token_records([*target.tokens.tolist()[1:], int(logits[0].argmax())], self.tokenizer)
 
     def _shifted_source(self) -> Packed | None:
-        """Return the decoder's input if it reads the encoder's text, shifted right; else None."""
+        """Return the source shifted right if that is the decoder's input; else None."""
         model = self.loaded.config.model
         if model.encoder is None or model.decoder is None or not (model.starts_with_last or model.start is not None):
             return None
         return self.source.shift_right(None if model.starts_with_last else model.start)
 
     def _views(self) -> list[View]:
+        """Return the parts of the model that have attention weights.
+
+        Raises:
+            ModelError: If no part has attention weights.
+        """
         model = self.loaded.config.model
         views = []
         if (stack := model.encoder) is not None:
             views.append(View(part="encoder", layers=stack.layers, heads=stack.heads, rows="source", keys="source"))
         if (stack := model.decoder) is not None:
-            own: Side = "source" if model.encoder is None else "target"
-            views.append(View(part="decoder", layers=stack.layers, heads=stack.heads, rows=own, keys=own))
+            rows: Side = "source" if model.encoder is None else "target"
+            views.append(View(part="decoder", layers=stack.layers, heads=stack.heads, rows=rows, keys=rows))
             if stack.cross:
-                views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=own, keys="source"))
+                views.append(View(part="cross", layers=stack.layers, heads=stack.heads, rows=rows, keys="source"))
         if ("cross", 0, 0) in self.trace.attention:  # recurrent models, which attend without queries and keys
             views.append(View(part="cross", layers=1, heads=1, rows="target", keys="source"))
         if isinstance(self.loaded.model, ClassicModel):
-            for part, names, rows in classic_attention.attention_parts(self.loaded):
-                side: Side = "text" if rows == "text" else "source"
+            for part, names, is_pooling in classic_attention.attention_parts(self.loaded):
+                side: Side = "text" if is_pooling else "source"
                 views.append(View(part=part, layers=1, heads=len(names), rows=side, keys="source", names=names))
         if not views:
             raise ModelError(f"{self.loaded.source} has no attention to show: give another model")
@@ -205,10 +215,14 @@ class Inspection:
 
         Args:
             part: A part of `views`.
-            layer: From 0.
-            what: Which fields to compute.
-            heads: Which heads, from 0; None: all.
-            rows: Which rows, from 0; None: all.
+            layer: Number of the layer, from 0.
+            what: Fields of `AttentionTrace` to compute.
+            heads: Numbers of the heads, from 0; None: all.
+            rows: Positions of the tokens that attend, from 0; None: all.
+
+        Raises:
+            RequestError: If there is no such part.
+            HeedfulError: If there is no such layer or head.
         """
         view = self.view(part)
         check_numbers("layers", [layer], view.layers)
@@ -226,7 +240,7 @@ class Inspection:
             return trace.attention[stack_part, layer, 0]
 
     def _traced_weights(self, part: str, layer: int) -> Float[Tensor, "heads rows keys"]:
-        """Return the weights of attention without queries and keys."""
+        """Return the weights of attention that has no queries and keys: of recurrent and classic models."""
         traced = self.trace.attention.get((cast(Part, part), layer, 0))
         if traced is None:
             return classic_attention.classic_attention_weights(self.loaded, self.source, part)
@@ -240,18 +254,21 @@ class Inspection:
         return weights
 
     def thumbnails(self, part: str, layer: int, max_size: int = 48) -> Float[Tensor, "heads rows keys"]:
-        """Return the weights of one layer in at most `max_size` rows and keys: the maximum over each tile."""
+        """Return the weights of one layer, reduced to at most `max_size` rows and keys by adaptive max pooling."""
         weights = self.weights(part, layer)[None]
         size = tuple(min(max_size, length) for length in weights.shape[2:])
         if size == tuple(weights.shape[2:]):
             return weights[0]
-        small: Tensor = F.adaptive_max_pool2d(weights, size)[0]
-        return small
+        pooled: Tensor = F.adaptive_max_pool2d(weights, size)[0]
+        return pooled
 
     def rollout(self, part: str) -> Float[Tensor, "rows keys"]:
         """Return attention rollout: the product over layers of (A + I) / 2, with A the mean of the heads' weights.
 
-        The residual connection counts for one half (Abnar and Zuidema 2020, section 3).
+        The identity I represents the residual connection (Abnar and Zuidema 2020, section 3).
+
+        Raises:
+            RequestError: If the part has no self-attention with queries and keys.
         """
         view = self.view(part)
         if view.rows != view.keys or (part, 0) not in self.trace.calls:
@@ -265,8 +282,8 @@ class Inspection:
 
     def hidden_states(self, part: str) -> list[Float[Tensor, "rows width"]]:
         """Return the hidden states before each block, and after the last one."""
-        stack_part, count = cast(Part, part), self.view(part).layers
-        return [self.trace.states[stack_part, layer, 0] for layer in range(count + 1)]
+        stack_part, layers = cast(Part, part), self.view(part).layers
+        return [self.trace.states[stack_part, layer, 0] for layer in range(layers + 1)]
 
 
 @contextmanager
@@ -282,7 +299,7 @@ def eval_mode(loaded: ModelBundle) -> Iterator[None]:
 
 
 def greedy_settings(loaded: ModelBundle, max_new_tokens: int) -> GenerationConfig:
-    """Return the model's own generation settings, for greedy decoding of at most that number of tokens."""
+    """Return the model's own generation settings with greedy decoding and at most `max_new_tokens` new tokens."""
     settings = folder_generation(loaded).defaults
     return replace(settings, how=Greedy(), max_new_tokens=min(max_new_tokens, settings.max_new_tokens))
 
@@ -291,7 +308,7 @@ def encode_item(loaded: ModelBundle, item: str | tuple[str, str]) -> tuple[Encod
     """Tokenize a text or pair.
 
     Returns:
-        The tokens, and why the model cannot read them at once; "" if it can.
+        The tokens, and an error message if they are none, or more than the model reads at once; else "".
     """
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
@@ -320,7 +337,11 @@ def inspect_choices(
 
 
 def text_token_records(encoded: Encoding, tokenizer: Tokenizer, texts: Sequence[str]) -> list[TokenRecord]:
-    """Return the tokens of a text or pair, with their character offsets; unknown tokens have their characters too."""
+    """Return the tokens of a text or pair with their character offsets; names of unknown tokens have their characters.
+
+    Args:
+        texts: The one text, or both texts of the pair.
+    """
     columns = zip(encoded.ids, encoded.segments, encoded.words, encoded.offsets, strict=True)
     records: list[TokenRecord] = []
     previous: tuple[int | None, int | None] = (None, None)
@@ -343,7 +364,7 @@ def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]
     special_ids = {special.bos_or_cls, special.eos_or_sep, special.pad, special.mask}
     try:
         continues = tokenizer.continues
-    except HeedfulError:  # each token is a word
+    except HeedfulError:  # the tokenizer does not mark the parts of words: each token counts as a word
         continues = np.zeros(tokenizer.size, np.bool_)
     records = []
     for position, id in enumerate(ids):
@@ -359,9 +380,10 @@ def token_records(ids: Sequence[int], tokenizer: Tokenizer) -> list[TokenRecord]
 
 
 def readable_token(id: int, tokenizer: Tokenizer) -> str:
-    """Return a token's name with bytes decoded, if they are whole characters, and "\u2581" for a space.
+    """Return a token's name; in a byte-level vocabulary its bytes as characters, with "\u2581" for a space.
 
-    A byte-level vocabulary spells "\u0120caf\u00c3\u00a9" for what is returned as "\u2581caf\u00e9".
+    For example, "\u0120caf\u00c3\u00a9" is returned as "\u2581caf\u00e9". A token that ends within a character is
+    returned as the vocabulary spells it.
     """
     name, space = tokenizer.name(id), tokenizer.id("\u0120")
     if space is None or tokenizer.decode([space], skip_special=False) != " ":
@@ -370,6 +392,7 @@ def readable_token(id: int, tokenizer: Tokenizer) -> str:
     return name if not text or "\ufffd" in text else text.replace(" ", "\u2581")
 
 
-def _record(text: str, id: int | None) -> TokenRecord:
-    name = text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}… ({len(text):,} characters)"
+def _record(name: str, id: int | None) -> TokenRecord:
+    if len(name) > MAX_NAME_CHARS:
+        name = f"{name[:MAX_NAME_CHARS]}… ({len(name):,} characters)"
     return {"text": name, "id": id, "segment": 0, "special": False, "continues": False}

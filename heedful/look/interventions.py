@@ -23,39 +23,40 @@ Head = tuple[str, int, int]  # part, layer, head
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Intervention:
-    """A prediction before and after a change."""
+    """A prediction before and after a change of heads or tokens."""
 
-    before: Answer | None  # the engine's answers; None: the head answers no single text
+    before: Answer | None  # answer of the engine; None: the head answers no single text
     after: Answer | None
     item: str | tuple[str, str]  # the text or pair with its tokens replaced
-    cosine: float | None  # of the text's embeddings before and after, where the model gives one and compares no texts
+    cosine: float | None  # cosine of the text's embeddings before and after; None: the model predicts something else
 
 
 def intervene(
-    inspections: Sequence[Inspection], side: int, off: Sequence[Head], replaced: Mapping[int, str]
+    inspections: Sequence[Inspection], side: int, masked_heads: Sequence[Head], replacements: Mapping[int, str]
 ) -> Intervention:
     """Predict without some heads, and with some tokens replaced.
 
-    The output of a head that is off is multiplied by 0 before the heads are joined (Michel et al. 2019, section 2.2).
+    The output of a masked head is multiplied by 0 before the heads are joined (Michel et al. 2019, section 2.2).
 
     Args:
         inspections: All inspections.
-        side: Which of them is changed, from 0.
-        off: Heads that are switched off.
-        replaced: Words by the position of the token that they replace.
+        side: Number of the inspection to change, from 0.
+        masked_heads: Heads to mask.
+        replacements: Words by the position of the token that they replace.
 
     Raises:
-        RequestError: If there is no such head or token, or the token is a special one.
+        RequestError: If the model has no such head, or a token is special.
+        HeedfulError: If there is no such layer, head or token.
     """
     inspection = inspections[side]
-    item = replace_tokens(inspection, replaced)
-    gates = closed_gates(inspection, off)
+    item = replace_tokens(inspection, replacements)
+    gates = masking_gates(inspection, masked_heads)
     changed = inspection if item == inspection.item else Inspection(inspection.loaded, item, name=inspection.name)
     if changed is not inspection and inspection.choices:
         raise RequestError("tokens of one candidate cannot be replaced here: change the text in the field above")
     pair = compared_texts(inspections, side)
-    others = [changed if number == side else inspections[number] for number in range(len(inspections))]
-    changed_pair = compared_texts(others, side) if pair is not None else None
+    changed_inspections = [changed if number == side else inspections[number] for number in range(len(inspections))]
+    changed_pair = compared_texts(changed_inspections, side) if pair is not None else None
     head = inspection.loaded.config.head
     if head is not None and head.kind == "embedding" and pair is None:
         vectors = torch.stack([_vector(inspection, None), _vector(changed, gates)])
@@ -69,15 +70,20 @@ def intervene(
     )
 
 
-def closed_gates(inspection: Inspection, off: Sequence[Head]) -> dict[str, Tensor] | None:
-    """Return gates that are 0 for the heads that are off; None if all are on."""
+def masking_gates(inspection: Inspection, masked_heads: Sequence[Head]) -> dict[str, Tensor] | None:
+    """Return gates that are 0 for the masked heads and 1 for the others; None if no head is masked.
+
+    Raises:
+        RequestError: If the model or the part has no heads that can be masked.
+        HeedfulError: If there is no such layer or head.
+    """
     model = inspection.loaded.model
-    if not off:
+    if not masked_heads:
         return None
     if not isinstance(model, Transformer):
-        raise RequestError("this model has no heads that can be switched off")
+        raise RequestError("this model has no heads that can be switched off: replace tokens instead")
     gates = open_gates(model)
-    for part, layer, head in off:
+    for part, layer, head in masked_heads:
         if part not in gates:
             raise RequestError(f'part "{part[:40]}" has no heads to switch off: use one of {", ".join(gates)}')
         check_numbers("layers", [layer], len(gates[part]))
@@ -86,22 +92,32 @@ def closed_gates(inspection: Inspection, off: Sequence[Head]) -> dict[str, Tenso
     return gates
 
 
-def replace_tokens(inspection: Inspection, replaced: Mapping[int, str]) -> str | tuple[str, str]:
-    """Return the text or pair with words in place of tokens."""
+def replace_tokens(inspection: Inspection, replacements: Mapping[int, str]) -> str | tuple[str, str]:
+    """Return the text or pair with words in place of tokens.
+
+    Args:
+        inspection: The model and the text.
+        replacements: Words by the position of the token that they replace.
+
+    Raises:
+        RequestError: If a token is special.
+        HeedfulError: If there is no such token.
+    """
     tokens = inspection.sides["source"]
     item = inspection.item
     texts = [item] if isinstance(item, str) else [*item]
-    for row in sorted(replaced, reverse=True):  # from the end, so that places before stay as they are
+    for row in sorted(replacements, reverse=True):  # from the end: offsets of tokens before it remain valid
         check_numbers("tokens", [row], len(tokens))
         token = tokens[row]
         if token["segment"] is None or "start" not in token:
             raise RequestError(f"{token['text']} is in no text: replace another token")
         text = texts[token["segment"]]
-        texts[token["segment"]] = text[: token["start"]] + replaced[row] + text[token["stop"] :]
+        texts[token["segment"]] = text[: token["start"]] + replacements[row] + text[token["stop"] :]
     return texts[0] if isinstance(item, str) else (texts[0], texts[1])
 
 
 def _vector(inspection: Inspection, gates: Mapping[str, Tensor] | None) -> Tensor:
+    """Return the embedding of the text; `gates` None: all heads are open."""
     engine = Engine(inspection.loaded)
     with nullcontext() if gates is None else gated_heads(inspection.loaded.model, gates):
         return torch.tensor(engine([inspection.item])[0]["vector"])

@@ -1,6 +1,6 @@
-"""A local HTTP server for the page: 127.0.0.1 only, behind a random token, for the user who started it.
+"""A local HTTP server for the page: on 127.0.0.1 only, behind a random token, for the user who started it.
 
-It uses Python's own HTTP server, not that of `serve`: one reader, GET only, nothing to install.
+It uses `http.server` and not `heedful.serve`: a page has one user, asks by GET only, and needs no further package.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ class LocalServer(ThreadingHTTPServer):
 
     Args:
         api: Answers the questions of the page.
-        port: 0: any free port.
+        port: Port on 127.0.0.1; 0: any free port.
+
+    Raises:
+        OSError: If the port cannot be listened on.
     """
 
     daemon_threads = True
 
     def __init__(self, api: PageAPI, port: int = 0) -> None:
         self.api, self.token = api, secrets.token_urlsafe(24)
-        self.lock = threading.Lock()  # one question at a time: modules of a model have hooks while it runs
+        self.lock = threading.Lock()  # one question at a time, since answers set hooks on modules of the model
         super().__init__(("127.0.0.1", port), _Handler)
-        bound = self.server_address[1]
-        self.hosts = {f"127.0.0.1:{bound}", f"localhost:{bound}"}
+        actual_port = self.server_address[1]
+        self.hosts = {f"127.0.0.1:{actual_port}", f"localhost:{actual_port}"}  # allowed Host headers
 
     @property
     def url(self) -> str:
@@ -53,16 +56,18 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that disconnect."""
+        """Ignore errors of a connection, such as a client that disconnects."""
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers GET requests for /TOKEN/, /TOKEN/FILE and /TOKEN/ask/QUESTION?PARAMETERS."""
+
     server: LocalServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "heedful", ""
     timeout = REQUEST_TIMEOUT
 
-    def do_GET(self) -> None:  # name of the base class
+    def do_GET(self) -> None:  # the base class calls the method of this name
         if self.headers.get("Host") not in self.server.hosts:
             return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"Host header not allowed")
         url = urlsplit(self.path)
@@ -100,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
+        """Do not log requests."""
 
 
 @contextmanager

@@ -8,15 +8,15 @@ from pathlib import Path
 from heedful.errors import HeedfulError
 from heedful.untrusted_files import read_bytes, read_json
 
-GENERIC = ("model", "checkpoint", "snapshot", "")  # folder names that tell nothing
-RUN_FILES = ("results.json", "journal.jsonl")
+GENERIC_NAMES = ("model", "checkpoint", "snapshot", "")  # names of folders that do not identify a model
+RUN_FILES = ("results.json", "journal.jsonl")  # files of a run folder
 HEADING = re.compile(r"^# +(\S.*)$", re.MULTILINE)
-MAX_CHARS = 60
-MAX_BYTES = 1 << 16  # of a README
+MAX_TITLE_CHARS = 60
+MAX_README_BYTES = 1 << 16
 
 
 def model_title(source: str) -> str:
-    """Return the name of a model: of its run, its folder, its card or its config.
+    """Return the name of a model on the hub, or the name of its folder, its run, or in its card or config.json.
 
     Args:
         source: A folder, or NAME[@REVISION] on the hub.
@@ -30,7 +30,7 @@ def model_title(source: str) -> str:
     path = path.absolute()
     if path.parent.name == "state":  # a training checkpoint
         return _short(f"{path.parent.parent.name} {path.name}")
-    if path.name.lower() not in GENERIC:
+    if path.name.lower() not in GENERIC_NAMES:
         return _short(path.name)
     if any((path.parent / name).is_file() for name in RUN_FILES):
         return _short(path.parent.name)
@@ -38,9 +38,9 @@ def model_title(source: str) -> str:
 
 
 def _card_heading(folder: Path) -> str:
-    """The first heading of the card, if it is one word: a sentence is no name."""
+    """Return the first heading of the model card if it is one word, since a sentence is not a name; else ""."""
     try:
-        text = read_bytes(folder, "README.md", max_bytes=MAX_BYTES).decode("utf-8", errors="replace")
+        text = read_bytes(folder, "README.md", max_bytes=MAX_README_BYTES).decode("utf-8", errors="replace")
     except (HeedfulError, OSError):
         return ""
     heading = HEADING.search(text)
@@ -48,13 +48,13 @@ def _card_heading(folder: Path) -> str:
 
 
 def _config_name(folder: Path) -> str:
-    """The last part of `_name_or_path` of config.json."""
+    """Return the last part of `_name_or_path` of config.json; "" if it is missing or generic."""
     try:
         name = read_json(folder, "config.json").get("_name_or_path", "")
     except (HeedfulError, OSError, AttributeError):
         return ""
-    return Path(name).name if isinstance(name, str) and Path(name).name.lower() not in GENERIC else ""
+    return Path(name).name if isinstance(name, str) and Path(name).name.lower() not in GENERIC_NAMES else ""
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= MAX_CHARS else f"{name[: MAX_CHARS - 1]}…"
+    return name if len(name) <= MAX_TITLE_CHARS else f"{name[: MAX_TITLE_CHARS - 1]}…"

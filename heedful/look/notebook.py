@@ -25,11 +25,14 @@ def look(model: str | Path | ModelBundle, *texts: TextInput, target: str | None 
         model: A run, a model folder, NAME[@REVISION] on the hub, or a loaded model.
         texts: One text or pair, or two to compare; with a `word` any number; or one
             {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}.
-        target: Text that the decoder reads; None: what the model generates.
-        word: A word to follow through all texts.
+        target: The decoder's input; None: what the model generates.
+        word: A word to follow through all texts; "": none.
 
     Returns:
         A widget of anywidget.
+
+    Raises:
+        HeedfulError: If anywidget is not installed, or the model or the texts cannot be read.
     """
     return make_widget(make_page_api(model, texts, target=target, word=word))
 
@@ -37,24 +40,29 @@ def look(model: str | Path | ModelBundle, *texts: TextInput, target: str | None 
 def make_page_api(
     model: str | Path | ModelBundle, texts: Sequence[TextInput], *, target: str | None = None, word: str = ""
 ) -> PageAPI:
-    """Return what answers a page about these texts; see `look` for the arguments."""
+    """Return the `PageAPI` of some texts in a model. See `look` for the arguments."""
     if not texts:
         raise RequestError("no text was given: give one after the model")
     loaded = model if isinstance(model, ModelBundle) else load(model)
-    plain = [text for text in texts if not isinstance(text, dict)]
-    if len(plain) < len(texts):
+    items = [text for text in texts if not isinstance(text, dict)]
+    if len(items) < len(texts):
         match texts:
             case ({"prompt": str(prompt), "choices": [*choices]},):
                 return PageAPI(inspect_choices(loaded, prompt, [str(choice) for choice in choices], target=target))
         raise RequestError(
             'expected texts, pairs, or one {"prompt": "It rains.", "choices": ["Take a hat.", "Sleep."]}'
         )
-    first, *others = [Inspection(loaded, text, target=target) for text in plain]
-    return PageAPI([first, *([] if word else others[:1])], extra=others, word=word)
+    inspections = [Inspection(loaded, item, target=target) for item in items]
+    shown = inspections[:1] if word else inspections[:2]  # further texts are shown only where the word is
+    return PageAPI(shown, extra=inspections[1:], word=word)
 
 
 def make_widget(api: PageAPI) -> AnyWidget:
-    """Return the page as a widget whose questions are answered by this process."""
+    """Return the page as a widget that sends its questions to this process.
+
+    Raises:
+        HeedfulError: If anywidget is not installed.
+    """
     try:
         import anywidget
     except ModuleNotFoundError:
@@ -76,7 +84,15 @@ def make_widget(api: PageAPI) -> AnyWidget:
 
 
 def answer_message(api: PageAPI, message: object) -> dict[str, object]:
-    """Answer a message {"number", "name", "params"} of the widget: {"number", "answer"} or {"number", "error"}."""
+    """Answer a message of the widget.
+
+    Args:
+        api: Answers the questions of the page.
+        message: {"number": 1, "name": NAME OF THE QUESTION, "params": {NAME: VALUE}}.
+
+    Returns:
+        {"number": 1, "answer": ...} or {"number": 1, "error": A SENTENCE}.
+    """
     match message:
         case {"params": dict(values), **fields}:
             params = {str(key): str(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""The page: ES modules and a style sheet, served as they are, or bundled into one HTML file with its data."""
+"""The page: ES modules and a style sheet, served as separate files, or bundled into one HTML file with its answers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from heedful.model.config import Classes, NextToken
 from heedful.model.trace import check_numbers
 from heedful.page.assets import bundle_modules, escape_json, source_hash
 
-MODULES = (  # each imports only modules before it
+MODULES = (  # modules of the page; each imports only modules before it
     *("parts.js", "save.js", "numbers.js", "source.js", "draw.js", "tokens.js", "plots.js"),
     *("head.js", "model.js", "neuron.js", "steps.js", "predict.js", "change.js", "places.js"),
     *("decoder.js", "align.js", "compare.js", "words.js", "patterns.js", "main.js"),
 )
 STYLE = "look.css"
 Params = dict[str, str | int]  # parameters of a question
-UNRESERVED = "!'()*"  # what encodeURIComponent of JavaScript does not escape, beside letters, digits and "-_.~"
-BUDGET = 16_000_000  # bytes of data in a file
+UNRESERVED = "!'()*"  # characters that encodeURIComponent of JavaScript does not escape and `quote` does
+MAX_ANSWER_BYTES = 16_000_000  # bytes of all answers in a file
 MAX_SCORES = 24  # scores of one inspection whose attributions are saved
 MAX_ROWS = 512  # rows whose block steps are saved
-POLICY = (  # Content-Security-Policy
+POLICY = (  # the Content-Security-Policy of a page, with allowed sources to be filled in
     "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
@@ -40,12 +40,15 @@ def read_asset(name: str) -> str:
 
 
 def bundled_script() -> str:
-    """Return all modules as one script."""
+    """Return all modules of the page as one script."""
     return bundle_modules(map(read_asset, MODULES))
 
 
 def question_key(name: str, params: Params) -> str:
-    """Return the key of a question, as the page computes it: its name and its parameters in alphabetical order."""
+    """Return the key of a question in a file: its name and its parameters in alphabetical order.
+
+    The page computes the same keys.
+    """
     pairs = "&".join(f"{param}={quote(str(params[param]), safe=UNRESERVED)}" for param in sorted(params))
     return f"{name}?{pairs}"
 
@@ -80,11 +83,11 @@ class HeadPosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedAnswers:
-    """Answers of a file by question, and how many answers of each name were left out for lack of space."""
+    """Answers to be saved in a file."""
 
-    answers: dict[str, Json]
-    left_out: dict[str, int]
-    bytes: int
+    answers: dict[str, Json]  # by `question_key`
+    left_out: dict[str, int]  # number of answers that were left out for lack of space, by name of the question
+    bytes: int  # size of all answers as JSON
 
 
 def collect_answers(
@@ -92,36 +95,31 @@ def collect_answers(
     *,
     layers: list[int] | None = None,
     heads: list[int] | None = None,
-    budget: int = BUDGET,
+    max_bytes: int = MAX_ANSWER_BYTES,
     names: Collection[str] | None = None,
 ) -> SavedAnswers:
-    """Answer all questions that a page may ask, the most important first, within a budget.
+    """Answer the questions that a page may ask, the most important first, until a size is reached.
 
     Args:
-        api: What is shown.
+        api: Answers the questions.
         layers: Layers to include, from 0; None: all.
         heads: Heads to include, from 0; None: all.
-        budget: Maximum size of the answers in bytes of JSON.
+        max_bytes: Maximum size of all answers as JSON, in bytes.
         names: Names of the questions to answer; None: all.
 
     Raises:
         HeedfulError: If a list is empty, or names a layer or head that no part has.
     """
     views = [view for inspection in api.inspections for view in inspection.views]
-    for what, numbers, count in (
-        ("layers", layers, max(view.layers for view in views)),
-        ("heads", heads, max(view.heads for view in views)),
-    ):
-        check_numbers(what, numbers, count)
-        if numbers is not None and not numbers:
-            raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
+    _check_selection("layers", layers, max(view.layers for view in views))
+    _check_selection("heads", heads, max(view.heads for view in views))
     answers: dict[str, Json] = {}
     left_out: dict[str, int] = {}
     total = 0
     for name, params in _questions(api, layers, heads):
         if names is not None and name not in names:
             continue
-        if name in left_out:  # answers of one name are of similar size
+        if name in left_out:  # answers to questions of one name have similar sizes
             left_out[name] += 1
             continue
         try:
@@ -130,7 +128,7 @@ def collect_answers(
         except HeedfulError as error:
             answer = {"error": str(error)}
             size = len(to_json(answer))
-        if total + size > budget and name != "about":
+        if total + size > max_bytes and name != "about":
             left_out[name] = 1
             continue
         answers[question_key(name, params)] = answer
@@ -138,11 +136,19 @@ def collect_answers(
     return SavedAnswers(answers=answers, left_out=left_out, bytes=total)
 
 
+def _check_selection(what: str, numbers: list[int] | None, count: int) -> None:
+    """Check that numbers of layers or heads are below `count`, and that there are some; None is valid.
+
+    Raises:
+        HeedfulError: If they are not.
+    """
+    check_numbers(what, numbers, count)
+    if numbers is not None and not numbers:
+        raise RequestError(f"{what} is empty: give numbers from 0 to {count - 1}, or None for all")
+
+
 def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) -> Iterator[tuple[str, Params]]:
     """Yield the questions that a page may ask, as name and parameters, the most important first."""
-    yield "about", {}
-    if api.report is not None:
-        yield "heads", {}
     positions = [
         HeadPosition(side, view.part, layer, head)
         for side, inspection in enumerate(api.inspections)
@@ -152,23 +158,13 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
         for head in range(view.heads)
         if heads is None or head in heads
     ]
+    yield "about", {}
+    if api.report is not None:
+        yield "heads", {}
     for side, part, layer in dict.fromkeys(position[:3] for position in positions):
         yield "thumbnails", {"side": side, "part": part, "layer": layer}
-    for side, inspection in enumerate(api.inspections):
-        yield "prediction", {"side": side}
-        for score in _other_scores(inspection):
-            yield "prediction", {"side": side, **score}
-        yield "positions", {"side": side}
-        yield "writing", {"side": side}
-        for view in inspection.views:
-            yield "rollout", {"side": side, "part": view.part}
-    if word := api.word or api.suggestion(api.inspections[0]).word:
-        yield "words", {"word": word}
-    for side, inspection in enumerate(api.inspections):
-        yield "suggested", {"side": side}
-        yield "scatter", {"side": side}
-        if analogy := api.suggestion(inspection).analogy:
-            yield "analogy", {"side": side, **dict(zip("abc", analogy, strict=True))}
+    yield from _text_questions(api)
+    yield from _word_questions(api)
     yield from (("weights", position.params()) for position in positions)
     if len(api.inspections) > 1:
         yield from (("compare", params) for params in _comparisons(api, positions, first_head=min(heads or [0])))
@@ -181,8 +177,39 @@ def _questions(api: PageAPI, layers: list[int] | None, heads: list[int] | None) 
             yield "steps", {"side": side, "part": part, "layer": layer, "row": row}
 
 
+def _text_questions(api: PageAPI) -> Iterator[tuple[str, Params]]:
+    """Yield the questions about each text and its model as a whole."""
+    for side, inspection in enumerate(api.inspections):
+        yield "prediction", {"side": side}
+        for score in _other_scores(inspection):
+            yield "prediction", {"side": side, **score}
+        yield "positions", {"side": side}
+        yield "writing", {"side": side}
+        for view in inspection.views:
+            yield "rollout", {"side": side, "part": view.part}
+
+
+def _word_questions(api: PageAPI) -> Iterator[tuple[str, Params]]:
+    """Yield the questions about word vectors."""
+    if word := api.word or api.suggestion(api.inspections[0]).word:
+        yield "words", {"word": word}
+    for side, inspection in enumerate(api.inspections):
+        yield "suggested", {"side": side}
+        yield "scatter", {"side": side}
+        if analogy := api.suggestion(inspection).analogy:
+            yield "analogy", {"side": side, **dict(zip("abc", analogy, strict=True))}
+
+
 def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -> Iterator[Params]:
-    """Yield the parameters of comparisons: each layer's mean over heads, and each head with the same head."""
+    """Yield the parameters of comparisons of two texts: for each layer the mean over heads, then each head.
+
+    A layer that the second model does not have is compared with its last layer.
+
+    Args:
+        api: Has the two texts.
+        positions: All heads of both texts that are included.
+        first_head: Number of the first head that is included.
+    """
     other_layers = {view.part: view.layers for view in api.inspections[1].views}
     for position in positions:
         if position.side != 0 or position.part not in other_layers:
@@ -195,7 +222,7 @@ def _comparisons(api: PageAPI, positions: list[HeadPosition], first_head: int) -
 
 
 def _other_scores(inspection: Inspection) -> Iterator[Params]:
-    """Yield the parameters of other scores than the predicted one: each class, or each generated token."""
+    """Yield the parameters of the scores that can be explained: of each class, or each generated token."""
     match inspection.loaded.config.head:
         case Classes(labels=labels) if len(labels) > 1:
             for number in range(min(MAX_SCORES, len(labels))):
@@ -207,21 +234,21 @@ def _other_scores(inspection: Inspection) -> Iterator[Params]:
 
 
 def render_html(
-    api: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, budget: int = BUDGET
+    api: PageAPI, *, layers: list[int] | None = None, heads: list[int] | None = None, max_bytes: int = MAX_ANSWER_BYTES
 ) -> str:
-    """Return one self-contained HTML file, whose policy allows nothing to be loaded. See `collect_answers`."""
-    saved = collect_answers(api, layers=layers, heads=heads, budget=budget)
+    """Return the page as one HTML file, which loads nothing else. See `collect_answers` for the arguments."""
+    saved = collect_answers(api, layers=layers, heads=heads, max_bytes=max_bytes)
     return html_file(saved, bundled_script() + "\nstartFile();\n")
 
 
 def html_file(saved: SavedAnswers, script: str, *, allowed: str = "", elements: str = "") -> str:
-    """Return one HTML file.
+    """Return an HTML file with its style, its script and its answers.
 
     Args:
-        saved: The answers that it holds.
-        script: All of its code.
-        allowed: Further sources of scripts that its policy allows, each with a space before it.
-        elements: Further elements of its body.
+        saved: The answers.
+        script: All code of the page.
+        allowed: Further sources of scripts for the Content-Security-Policy, each with a space before it.
+        elements: HTML of further elements of the body.
     """
     data = escape_json({"answers": saved.answers, "left_out": saved.left_out, "bytes": saved.bytes})
     style = read_asset(STYLE)

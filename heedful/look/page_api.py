@@ -1,4 +1,4 @@
-"""The questions that the page asks, and their answers as JSON; the same for a server, a file and a notebook."""
+"""`PageAPI`: the questions of the page and their answers as JSON, for the local server, HTML files and notebooks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from heedful.look.word_map import Suggestion, map_methods, suggest_words, word_m
 from heedful.look.word_vectors import analogy, check_occurs, contextual_similarity, find_occurrences
 
 Kind = Literal["f4", "f2", "u2", "u1"]
-LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # what 1.0 becomes; numbers from 0 to 1 are stored as integers
-MAX_WORD = 200  # characters that replace a token
+LEVELS: dict[Kind, int] = {"u2": 65535, "u1": 255}  # the integer for 1.0, where numbers from 0 to 1 are stored
+MAX_HALF = 65504.0  # the largest number of float16
+MAX_WORD_CHARS = 200  # maximum characters of a word that replaces a token
 NOT_FINITE = "the model computes a number here that is not finite, so there is nothing to show"
-Params = Mapping[str, str]
+Params = Mapping[str, str]  # parameters of a question
 Json: TypeAlias = dict[str, object]
 
 
 class EncodedTensor(TypedDict):
-    """A tensor as the page reads it."""
+    """A tensor as plain data."""
 
     kind: Kind  # type of the numbers: float32, float16, uint16, uint8
     shape: list[int]
@@ -44,10 +45,13 @@ class EncodedTensor(TypedDict):
 
 
 def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
-    """Encode a tensor; "u2" and "u1" are for numbers from 0 to 1, in 16 or 8 bits.
+    """Encode a tensor: "f4" in float32; "u2" and "u1", for numbers from 0 to 1, as integers of 16 and 8 bits.
 
     >>> encode_tensor(torch.tensor([0.0, 1.0]), "u1")
     {'kind': 'u1', 'shape': [2], 'data': 'AP8='}
+
+    Raises:
+        RequestError: If a number is not finite and is to be stored as an integer.
     """
     flat = values.detach().to("cpu", torch.float32)
     if kind == "f4":
@@ -59,19 +63,16 @@ def encode_tensor(values: Tensor, kind: Kind = "f4") -> EncodedTensor:
     return {"kind": kind, "shape": list(values.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-MAX_HALF = 65504.0  # the largest number of float16
-
-
 def in_half_precision(answer: object) -> object:
-    """Return an answer with its float32 numbers as float16, unless one of them is finite and beyond its range."""
+    """Return an answer with float32 tensors converted to float16; those with finite numbers out of range remain."""
     match answer:
         case {"kind": "f4", "shape": shape, "data": str(data)}:
             numbers = np.frombuffer(base64.b64decode(data), dtype="<f4")
             finite = numbers[np.isfinite(numbers)]
             if len(finite) and float(np.abs(finite).max()) > MAX_HALF:
                 return answer
-            half = base64.b64encode(numbers.astype("<f2").tobytes()).decode()
-            return {"kind": "f2", "shape": shape, "data": half}
+            half_data = base64.b64encode(numbers.astype("<f2").tobytes()).decode()
+            return {"kind": "f2", "shape": shape, "data": half_data}
         case dict():
             return {name: in_half_precision(value) for name, value in answer.items()}
         case list():
@@ -80,13 +81,16 @@ def in_half_precision(answer: object) -> object:
 
 
 class PageAPI:
-    """Answers the questions of a page about one inspection, or about two side by side.
+    """Answers the questions of a page about one inspection, or about several side by side.
+
+    Each question has the name of a method. Its parameters are texts: "side" is the number of the inspection (0, 1),
+    "part", "layer", "head" and "row" select a part of the model.
 
     Args:
-        inspections: What is shown: one text, two, or all candidates of a multiple-choice prompt.
-        extra: Further texts in which `word` is looked for.
-        word: A word to follow through all texts.
-        report: The report on the heads, see head_report.py.
+        inspections: One text, two texts to compare, or all candidates of a multiple-choice prompt.
+        extra: Further texts in which `word` is looked up.
+        word: A word to follow through all texts; "": none.
+        report: The report on the heads (head_report.py); None: no report.
 
     Raises:
         RequestError: If the word occurs in no text, or more than two texts are given without a word.
@@ -115,8 +119,12 @@ class PageAPI:
     def __call__(self, name: str, params: Params) -> Json:
         """Answer a question.
 
+        Args:
+            name: A key of `ENDPOINTS`.
+            params: Parameters by name.
+
         Raises:
-            HeedfulError: If there is no such question, or it has no answer.
+            HeedfulError: If there is no such question, a parameter is wrong, or there is no answer.
         """
         if name not in ENDPOINTS:
             raise RequestError(f'"{name[:40]}" is not a question of the page: use one of {", ".join(ENDPOINTS)}')
@@ -127,7 +135,7 @@ class PageAPI:
         return self.inspections[parse_index(params, "side", len(self.inspections), default=0)]
 
     def look(self, params: Params) -> Json:
-        """Replace an inspection by one of another text, or add one beside it."""
+        """Replace an inspection by one of another text, or add one; return the same as `about`."""
         text, pair = params.get("text", ""), params.get("pair", "")
         side = parse_index(params, "side", max(2, len(self.inspections)), default=0)
         replaced = self.inspections[min(side, len(self.inspections) - 1)]
@@ -144,7 +152,10 @@ class PageAPI:
     def about(self, params: Params) -> Json:
         """Return models, texts and tokens."""
         return {
-            "looks": [_about(inspection) | {"telling": self._telling(inspection)} for inspection in self.inspections],
+            "looks": [
+                _inspection_record(inspection) | {"telling": self._telling(inspection)}
+                for inspection in self.inspections
+            ],
             "word": self.word,
             "texts": [inspection.item for inspection in self.extra],
             "report": self.report is not None,
@@ -157,7 +168,7 @@ class PageAPI:
         return self._named_heads[inspection]
 
     def suggestion(self, inspection: Inspection) -> Suggestion:
-        """Return words that a page shows before anything is asked, computed once."""
+        """Return words that the page shows before the user enters any, computed once."""
         if inspection not in self._suggestions:
             self._suggestions[inspection] = suggest_words(inspection)
         return self._suggestions[inspection]
@@ -180,7 +191,7 @@ class PageAPI:
         return {"weights": encode_tensor(inspection.rollout(params.get("part", inspection.views[0].part)), "u2")}
 
     def neuron(self, params: Params) -> Json:
-        """Return q [rows, width], k and v [keys, width] and the scores of one head: scale * q k (+ bias)."""
+        """Return q [rows, width], k and v [keys, width] of one head, and its scores: scale * q k^T (+ bias)."""
         inspection = self.side(params)
         view, layer, head = _view_layer_head(inspection, params)
         attention = inspection.attention(view.part, layer, ("q", "k", "v", "scores"), heads=[head])
@@ -199,7 +210,7 @@ class PageAPI:
         }
 
     def steps(self, params: Params) -> Json:
-        """Return the steps of one block for one token; the page computes what belongs to a head from `neuron`."""
+        """Return the steps of one block for one token; vectors of a head are left out, since `neuron` has them."""
         inspection = self.side(params)
         view, layer, _ = _view_layer_head(inspection, params)
         row = parse_index(params, "row", len(inspection.sides[view.rows]), default=0)
@@ -221,9 +232,9 @@ class PageAPI:
 
     def prediction(self, params: Params) -> Json:
         """Return the prediction and its attribution to tokens."""
-        place, label = (int(params[key]) if params.get(key, "").isdecimal() else None for key in ("place", "label"))
+        position, label = (int(params[key]) if params.get(key, "").isdecimal() else None for key in ("place", "label"))
         side = parse_index(params, "side", len(self.inspections), default=0)
-        explanation = explain_prediction(self.inspections, side, place, label)
+        explanation = explain_prediction(self.inspections, side, position, label)
         score, shares = explanation.score, explanation.attention.shares
         choices = score and {
             "place": score.row,
@@ -234,10 +245,10 @@ class PageAPI:
         return {
             "answer": explanation.answer,
             "told": explanation.answer_error,
-            "attribution": explanation.attribution and _attribution(explanation.attribution),
+            "attribution": explanation.attribution and _attribution_record(explanation.attribution),
             "why": explanation.attribution_error,
             "choices": choices,
-            "texts": explanation.texts and [_text_explanation(text) for text in explanation.texts],
+            "texts": explanation.texts and [_text_record(text) for text in explanation.texts],
             "attention": None if shares is None else encode_tensor(shares),
             "from": explanation.attention.source,
         }
@@ -303,8 +314,8 @@ class PageAPI:
     def suggested(self, params: Params) -> Json:
         """Return a word of the text to follow, words for a plane, and an analogy; all have static vectors."""
         suggestion, first = self.suggestion(self.side(params)), self.inspections[0]
-        is_there = self.word and any(find_occurrences(inspection, self.word) for inspection in (first, *self.extra))
-        word = self.word if is_there else self.suggestion(first).word
+        occurs = self.word and any(find_occurrences(inspection, self.word) for inspection in (first, *self.extra))
+        word = self.word if occurs else self.suggestion(first).word
         return {
             "word": word,
             "words": suggestion.words,
@@ -314,7 +325,7 @@ class PageAPI:
         }
 
     def scatter(self, params: Params) -> Json:
-        """Return the static vectors of words in a plane: of those given, separated by spaces, else of the suggested."""
+        """Return static vectors in a plane: of the words in "words", separated by spaces, or of the suggested words."""
         inspection = self.side(params)
         words = params.get("words", "").split() or self.suggestion(inspection).words
         plane = word_map(inspection.loaded, words, params.get("method") or "pca")
@@ -390,7 +401,7 @@ def parse_index(params: Params, name: str, count: int, *, default: int) -> int:
 
 
 def _parse_gate(text: str) -> Head:
-    """Return a head from PART.LAYER.HEAD."""
+    """Return part, layer and head from PART.LAYER.HEAD."""
     part, *numbers = text.split(".")
     if len(numbers) != 2 or not all(number.isascii() and number.isdecimal() and len(number) < 7 for number in numbers):
         raise RequestError(f"off has {text[:40]!r}; expected PART.LAYER.HEAD, such as encoder.1.8")
@@ -398,16 +409,16 @@ def _parse_gate(text: str) -> Head:
 
 
 def _parse_words(text: str) -> dict[int, str]:
-    """Return words by the position of the token that they replace, from a JSON object."""
+    """Return words by the position of the token that they replace, from a JSON object {"POSITION": "WORD"}."""
     try:
         words = json.loads(text or "{}")
     except (ValueError, RecursionError):
         words = None
     match words:
         case dict() if all(row.isascii() and row.isdecimal() and len(row) < 7 for row in words):
-            if all(isinstance(word, str) and len(word) <= MAX_WORD for word in words.values()):
+            if all(isinstance(word, str) and len(word) <= MAX_WORD_CHARS for word in words.values()):
                 return {int(row): word for row, word in words.items()}
-    raise RequestError(f"tokens is {text[:40]!r}; expected words of up to {MAX_WORD} characters by position")
+    raise RequestError(f"tokens is {text[:40]!r}; expected words of up to {MAX_WORD_CHARS} characters by position")
 
 
 def _parse_head(params: Params, name: str, count: int) -> int | None:
@@ -416,12 +427,14 @@ def _parse_head(params: Params, name: str, count: int) -> int | None:
 
 
 def _view_layer_head(inspection: Inspection, params: Params) -> tuple[View, int, int]:
+    """Return the part, the layer and the head of a question; by default the first ones."""
     view = inspection.view(params.get("part", inspection.views[0].part))
     layer = parse_index(params, "layer", view.layers, default=0)
     return view, layer, parse_index(params, "head", view.heads, default=0)
 
 
-def _attribution(attribution: Attribution) -> Json:
+def _attribution_record(attribution: Attribution) -> Json:
+    """Return an attribution as plain data."""
     return {
         "score": attribution.score,
         "values": encode_tensor(attribution.values),
@@ -431,18 +444,20 @@ def _attribution(attribution: Attribution) -> Json:
     }
 
 
-def _text_explanation(text: TextExplanation) -> Json:
+def _text_record(text: TextExplanation) -> Json:
+    """Return the explanation of one of two compared texts as plain data."""
     shares = text.attention.shares
     return {
         "item": text.item,
         "tokens": text.tokens,
-        "attribution": _attribution(text.attribution),
+        "attribution": _attribution_record(text.attribution),
         "attention": None if shares is None else encode_tensor(shares),
         "from": text.attention.source,
     }
 
 
-def _about(inspection: Inspection) -> Json:
+def _inspection_record(inspection: Inspection) -> Json:
+    """Return model, text and tokens of an inspection as plain data."""
     loaded = inspection.loaded
     head = loaded.config.head
     return {

@@ -10,7 +10,7 @@ from heedful.errors import HeedfulError, RequestError
 from heedful.look.attribution import explained_score
 from heedful.look.block_steps import block_steps
 from heedful.look.inspection import MAX_TOKENS, Inspection
-from heedful.look.page import BUDGET, MODULES, collect_answers, html_file, read_asset
+from heedful.look.page import MAX_ANSWER_BYTES, MODULES, collect_answers, html_file, read_asset
 from heedful.look.page_api import PageAPI
 from heedful.model.classic import ClassicModel
 from heedful.model.config import Choice, Classes, MaskedTokens
@@ -21,22 +21,25 @@ from heedful.page.serialize import SerializedModel, serialize_model, unsupported
 from heedful.tasks.answer_heads import answer_heads_of
 
 LIVE_MODULES = ("computed.js", "telling.js", "difference.js", "live.js")  # each imports only modules before it
-ENGINE_MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js")  # of heedful.page
-ENGINE = ("makeTokenizer", "ANSWERS", "vectorOf", "cosine", "openModel", "unpackElement")  # what they export
-PYTHON_QUESTIONS = (  # questions that the page does not compute
+ENGINE_MODULES = ("tokenizer.js", "windows.js", "answers.js", "model.js")  # modules of heedful/page/web
+ENGINE_EXPORTS = ("makeTokenizer", "ANSWERS", "vectorOf", "cosine", "openModel", "unpackElement")
+PYTHON_QUESTIONS = (  # questions that Python answers when the file is written, since the page cannot compute them
     *("about", "heads", "prediction", "positions", "similarity", "words", "suggested", "scatter", "analogy"),
 )
-TOP_K = 8  # predictions of a mask that are shown, as in prediction.py
+TOP_K = 8  # predicted tokens that are shown for a mask, as in prediction.py
 
 
-def render_html_with_model(api: PageAPI, *, precision: str = "auto", budget: int = BUDGET) -> str:
-    """Return one self-contained HTML file with the model, its tokenizer and the code that computes with it.
+def render_html_with_model(api: PageAPI, *, precision: str = "auto", max_bytes: int = MAX_ANSWER_BYTES) -> str:
+    """Return the page as one HTML file with the model, its tokenizer and the code that computes with it.
+
+    The page computes its answers for the texts of `api` and for new ones. Those to `PYTHON_QUESTIONS` are saved in the
+    file, for the texts of `api` only.
 
     Args:
-        api: What is shown: texts in one model, which the page computes too, but for `PYTHON_QUESTIONS`.
-        precision: Precision of the weight matrices: "int8", "float16", "float32", or "auto": int8 if the model has a
-            head whose scores it changes little enough (see `heedful.page.html.export_page`), else float16.
-        budget: See `heedful.look.page.collect_answers`.
+        api: Texts in one model.
+        precision: Precision of the weight matrices: "int8", "float16", "float32", or "auto": int8 if it changes the
+            scores of the model's head little enough (see `heedful.page.html.export_page`), else float16.
+        max_bytes: See `heedful.look.page.collect_answers`.
 
     Raises:
         HeedfulError: If the model has no encoder that the page can compute, or its tokenizer is not supported.
@@ -57,10 +60,10 @@ def render_html_with_model(api: PageAPI, *, precision: str = "auto", budget: int
         precision = html.gated_precision(html.int8_change(bundle)) if with_head else "float16"
     model = serialize_model(bundle, precision, with_head=with_head)
     facts = json.dumps(_facts(first, model, precision, with_head), ensure_ascii=False, allow_nan=False).encode()
-    saved = collect_answers(api, budget=budget, names=PYTHON_QUESTIONS)
-    parts = {"about": facts, "code": html.CODE.read_bytes(), "weights": model.data}
+    saved = collect_answers(api, max_bytes=max_bytes, names=PYTHON_QUESTIONS)
+    data_by_id = {"about": facts, "code": html.CODE.read_bytes(), "weights": model.data}
     elements = "".join(
-        f'<script type="text/plain" id="{name}">{html.compressed(data)}</script>\n' for name, data in parts.items()
+        f'<script type="text/plain" id="{id}">{html.compressed(data)}</script>\n' for id, data in data_by_id.items()
     )
     return html_file(saved, live_script(), allowed=" 'wasm-unsafe-eval'", elements=elements)
 
@@ -69,14 +72,21 @@ def live_script() -> str:
     """Return all modules as one script that starts the page."""
     engine = ((WEB / name).read_text(encoding="utf-8") for name in ENGINE_MODULES)
     return (
-        scoped_modules("engine", engine, ENGINE)
+        scoped_modules("engine", engine, ENGINE_EXPORTS)
         + bundle_modules(map(read_asset, (*MODULES, *LIVE_MODULES)))
         + "\nstartFileWithModel(engine);\n"
     )
 
 
 def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_head: bool) -> dict[str, Any]:
-    """Return what the scripts need beside the weights."""
+    """Return what the scripts have to know about the model beside its weights.
+
+    Args:
+        inspection: A text in the model.
+        model: The serialized model.
+        precision: Precision of the weight matrices.
+        with_head: Whether the page computes the head.
+    """
     bundle = inspection.loaded
     head, stack = bundle.config.head, bundle.model.encoder
     assert stack is not None
@@ -90,7 +100,7 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
         "top_k": TOP_K,
         "max_length": min(model.max_length, MAX_TOKENS),
         "unknown": inspection.tokenizer.special.unknown,
-        "pooled_row": pooled,  # -1: the last one; None: several rows
+        "pooled_row": pooled,  # row that the head reads; -1: the last one; None: several rows
         "unexplained": "" if isinstance(head, MaskedTokens) else _unexplained(inspection),
         "unanswered": "" if with_head or not has_answers else _unanswered(bundle),
         "encoder": {
@@ -109,7 +119,7 @@ def _facts(inspection: Inspection, model: SerializedModel, precision: str, with_
 
 
 def _unexplained(inspection: Inspection) -> str:
-    """Return why a prediction of this head for a single text cannot be explained; "" if it can."""
+    """Return why a prediction for this text cannot be explained; "" if it can."""
     try:
         explained_score(inspection)
     except RequestError as error:
@@ -118,14 +128,14 @@ def _unexplained(inspection: Inspection) -> str:
 
 
 def _unanswered(bundle: ModelBundle) -> str:
-    """Return the sentence that the page shows in place of predictions that it does not compute."""
+    """Return the sentence that the page shows in place of a prediction that it does not compute."""
     assert bundle.config.head is not None
     kind = bundle.config.head.kind
     return f"this page does not compute predictions of a {kind} head: start heedful look with this text to see them"
 
 
 def _step_templates(inspection: Inspection, layer: int) -> list[dict[str, Any]]:
-    """Return the steps of a block without their numbers, which are the same for each text."""
+    """Return the steps of a block without their values. They are the same for every text."""
     return [
         {
             "name": step.name,

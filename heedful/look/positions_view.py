@@ -1,4 +1,4 @@
-"""How a model represents positions: its tables, sinusoids, rotations or distance biases, as tensors to plot."""
+"""Representations of positions in a model: tables, sinusoids, rotations or distance biases, as tensors to plot."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ RECURRENT_DESCRIPTION = (
     "A recurrent network reads one token after another, so that each state depends on the order of the tokens before "
     "it; it needs no positions, and cannot process tokens in parallel."
 )
-MAX_POSITIONS = 128  # positions that are shown
-MAX_DISTANCE = 64  # distances that are shown in each direction
+MAX_POSITIONS = 128  # maximum positions in a view
+MAX_DISTANCE = 64  # maximum distance in a view, in each direction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class PositionsView:
 
 
 def positions_view(loaded: ModelBundle, max_positions: int = MAX_POSITIONS) -> list[PositionsView]:
-    """Return the ways in which a model represents positions; empty if it does not."""
+    """Return the ways in which a model represents positions; [] if it does not."""
     model = loaded.model
     with torch.no_grad():
         views = _embedding_views(model, max_positions)
@@ -62,13 +62,14 @@ def positions_view(loaded: ModelBundle, max_positions: int = MAX_POSITIONS) -> l
 
 
 def _is_recurrent(config: ModelConfig) -> bool:
+    """Whether a recurrent network reads the tokens."""
     if not isinstance(config, ClassicConfig):
         return False
     return isinstance(config.reader, RecurrentSeq2Seq) or isinstance(config.reader.over, Recurrent)
 
 
 def _embedding_views(model: Transformer, max_positions: int) -> list[PositionsView]:
-    """Return how the embeddings represent positions: the model's one, or the encoder's and the decoder's."""
+    """Return how the embedding layers represent positions; encoder and decoder apart if their positions differ."""
     encoder, decoder = model.embedding, model.output_embedding
     same_sinusoids = (
         isinstance(encoder.config.positions, Sinusoidal) and encoder.config.positions == decoder.config.positions
@@ -79,10 +80,12 @@ def _embedding_views(model: Transformer, max_positions: int) -> list[PositionsVi
 
 
 def _embedding_view(embedding: EmbeddingLayer, part: str, max_positions: int) -> PositionsView | None:
-    """Return how an embedding represents positions; None if it does not.
+    """Return how an embedding layer represents positions; None if it does not.
 
     Args:
-        part: The part that reads the embedding, to be named; "": all of the model.
+        embedding: The embedding layer.
+        part: "Encoder" or "Decoder", the first word of the name; "": the layer belongs to both.
+        max_positions: Maximum number of positions.
     """
     positions = embedding.config.positions
     if positions is None:
@@ -113,9 +116,9 @@ def _similarity(vectors: Tensor) -> Tensor:
 
 
 def _relation_view(stack: Stack, max_positions: int) -> PositionsView:
-    """Return how attention represents positions, in the first layer where layers differ."""
+    """Return how attention represents positions, in layer 0 if layers differ."""
     config = stack.config
-    relation = stack.relations[0]  # others are of layers with a window, of later layers, or projected for inference
+    relation = stack.relations[0]
     distances = torch.arange(-MAX_DISTANCE, 1 if config.causal else MAX_DISTANCE + 1)
     match relation:
         case RotaryPosition():

@@ -27,10 +27,10 @@ from heedful.tasks.answering import Answer
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionShares:
-    """Attention to each token, beside the attribution to it."""
+    """Attention to each token, to be compared with the attribution to the token."""
 
-    shares: Tensor | None = None  # [tokens]; None: the model has none to compare
-    source: str = ""  # sentence that says which attention it is
+    shares: Tensor | None = None  # [tokens]; None: the model has no such attention
+    source: str = ""  # sentence that says which attention the shares are computed from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,14 +45,14 @@ class TextExplanation:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Explanation:
-    """The explanation of a prediction; parts that are not available are None, with the reason."""
+    """The explanation of a prediction. Parts that are not available are None."""
 
-    answer: Answer | None = None  # the engine's answer, as JSON
-    answer_error: str = ""
+    answer: Answer | None = None  # the engine's answer
+    answer_error: str = ""  # why there is no answer
     attribution: Attribution | None = None
-    score: ExplainedScore | None = None  # the explained score
+    score: ExplainedScore | None = None  # the score that `attribution` explains
     texts: list[TextExplanation] | None = None  # both texts, if the prediction is their similarity
-    attribution_error: str = ""
+    attribution_error: str = ""  # why there is no attribution
     attention: AttentionShares
 
 
@@ -61,11 +61,11 @@ def explain_prediction(
 ) -> Explanation:
     """Explain the prediction for one of the inspected texts.
 
-    A model of embeddings predicts the similarity of two texts, which are the two of a pair or of two inspections.
+    The prediction of an embedding model is the similarity of two texts: those of a pair, or of two inspections.
 
     Args:
         inspections: All inspections.
-        side: Which of them is explained, from 0.
+        side: Number of the inspection to explain, from 0.
         position: See `explained_score`.
         label: See `explained_score`.
     """
@@ -100,9 +100,12 @@ def engine_answer(
     """Return the engine's answer to the text, without embeddings; None if the head answers no such input.
 
     Args:
-        inspection: The text.
-        pair: The two texts whose embeddings are compared, if there are any.
-        gates: Gates of the heads; None: all are open.
+        inspection: The model and the text.
+        pair: The two texts whose embeddings are compared; None: the model compares no texts.
+        gates: Gates of the attention heads; None: all are open.
+
+    Raises:
+        RequestError: If the head chooses among candidates, and only one of them is known.
     """
     head = inspection.loaded.config.head
     if head is None or not answer_heads_of(head.kind):
@@ -130,7 +133,11 @@ def engine_answer(
 
 
 def compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspection, Inspection] | None:
-    """Return the two texts whose embeddings are compared, the one at `side` first; None if there are not two."""
+    """Return the two texts whose embeddings are compared, first that of inspection `side`.
+
+    Returns:
+        The texts of a pair, or of two inspections with the same model; None if the model has no embeddings to compare.
+    """
     inspection = inspections[side]
     head = inspection.loaded.config.head
     if head is None or head.kind != "embedding":
@@ -145,6 +152,7 @@ def compared_texts(inspections: Sequence[Inspection], side: int) -> tuple[Inspec
 
 
 def _explain_similarity(inspection: Inspection, reference: Inspection) -> TextExplanation:
+    """Explain the similarity of a text to a reference text, whose embedding is held constant."""
     score = similarity_score(inspection, reference)
     return TextExplanation(
         item=inspection.item,
@@ -158,27 +166,32 @@ def attention_shares(inspection: Inspection, score: ExplainedScore | None) -> At
     """Return the attention to each source token: cross-attention, rollout, or the pooling of a classic model.
 
     Args:
-        score: The explained score, whose row attends; None: all rows.
+        inspection: The model and the text.
+        score: The explained score; the row that it is computed from attends. None: the mean over all rows.
     """
-    first, last = inspection.views[0].part, inspection.views[-1].part
+    first_part, last_part = inspection.views[0].part, inspection.views[-1].part
     row = None if score is None else score.row
-    if "generated" in inspection.sides and row is not None and last == "cross":
+    if "generated" in inspection.sides and row is not None and last_part == "cross":
         layers = range(inspection.view("cross").layers)
         weights = torch.stack([inspection.weights("cross", layer)[:, row].mean(0) for layer in layers])
         return AttentionShares(
             shares=weights.mean(0), source="Cross-attention for this token: the mean of all layers and heads."
         )
-    if first in ("encoder", "decoder"):
-        rollout = inspection.rollout(first)
-        own_row = None if first != last else row  # the decoder's row is not one of the encoder's
-        rows = "all rows" if own_row is None else f"the row of {inspection.sides['source'][own_row]['text']}"
-        return AttentionShares(
-            shares=rollout.mean(0) if own_row is None else rollout[own_row],
-            source=f"Attention through all layers (rollout), from {rows}.",
-        )
-    if last == "reader":
+    if first_part in ("encoder", "decoder"):
+        return _rollout_shares(inspection, first_part, row if first_part == last_part else None)
+    if last_part == "reader":
         return _pooling_shares(inspection, score)
     return AttentionShares()
+
+
+def _rollout_shares(inspection: Inspection, part: str, row: int | None) -> AttentionShares:
+    """Return attention rollout from one row, or the mean over all rows for None."""
+    rollout = inspection.rollout(part)
+    rows = "all rows" if row is None else f"the row of {inspection.sides['source'][row]['text']}"
+    return AttentionShares(
+        shares=rollout.mean(0) if row is None else rollout[row],
+        source=f"Attention through all layers (rollout), from {rows}.",
+    )
 
 
 def _pooling_shares(inspection: Inspection, score: ExplainedScore | None) -> AttentionShares:

@@ -1,4 +1,4 @@
-"""Spectrum of a head's query-key matrix W_Q^T W_K, a learned similarity of hidden states: is it an inner product?"""
+"""Spectrum of a head's query-key matrix W_Q^T W_K, which shows whether the attention score is an inner product."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class QKSpectrum:
     The rank of M is at most the width of a head.
     """
 
-    singular_values: Float[Tensor, " rank"]  # of M, largest first
-    eigenvalues: Float[Tensor, " kept"]  # of (M + M^T) / 2, those that are not 0, largest first
-    symmetric_share: float  # of |M|^2 (Frobenius) in its symmetric part; 1: M is symmetric; 0: M^T = -M
+    singular_values: Float[Tensor, " rank"]  # singular values of M, largest first
+    eigenvalues: Float[Tensor, " nonzero"]  # eigenvalues of (M + M^T) / 2 that are not 0, largest first
+    symmetric_share: float  # share of |M|^2 (Frobenius) in the symmetric part of M; 1: M = M^T; 0: M = -M^T
 
     @property
     def positive_share(self) -> float:
-        """Share of the positive eigenvalues in the sum of |eigenvalues|."""
+        """Share of positive eigenvalues in the sum of absolute eigenvalues."""
         return float(self.eigenvalues.clamp(min=0).sum() / self.eigenvalues.abs().sum().clamp(min=1e-30))
 
     @property
@@ -47,7 +47,12 @@ class QKSpectrum:
 
 
 def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpectrum:
-    """Return the spectrum of one head of "encoder", "decoder" or "cross", computed in float64."""
+    """Return the spectrum of one head of "encoder", "decoder" or "cross", computed in float64.
+
+    Raises:
+        RequestError: If the part has no queries and keys, or they are normalised.
+        HeedfulError: If there is no such layer or head.
+    """
     model = loaded.model
     stack = model.encoder if part == "encoder" else model.decoder
     if stack is None or part not in ("encoder", "decoder", "cross") or (part == "cross" and not stack.config.cross):
@@ -63,8 +68,9 @@ def qk_spectrum(loaded: ModelBundle, part: str, layer: int, head: int) -> QKSpec
         raise RequestError("queries and keys of this model are normalised: no matrix W_Q^T W_K gives their scores")
     else:
         q, k, _ = _weight(block.attention.qkv).split(block.attention.sizes)
-    width, group = config.head_width, 1 if part == "cross" else config.heads // block.attention.kv_heads
-    return spectrum_of(q.unflatten(0, (-1, width))[head], k.unflatten(0, (-1, width))[head // group])
+    queries_per_key = 1 if part == "cross" else config.heads // block.attention.kv_heads
+    q_heads, k_heads = (weight.unflatten(0, (-1, config.head_width)) for weight in (q, k))
+    return spectrum_of(q_heads[head], k_heads[head // queries_per_key])
 
 
 def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
@@ -79,15 +85,15 @@ def _weight(layer: nn.Module) -> Float[Tensor, "out width"]:
 def spectrum_of(q: Float[Tensor, "d width"], k: Float[Tensor, "d width"]) -> QKSpectrum:
     """Return the spectrum of q^T k without computing this matrix.
 
-    In an orthonormal basis of the rows of q and k (thin QR), all non-zero eigenvalues are those of a matrix of at
-    most 2 d rows.
+    An orthonormal basis of the rows of q and k (thin QR) reduces it to a matrix of at most 2 d rows, with the same
+    singular values and non-zero eigenvalues.
     """
-    basis, _ = torch.linalg.qr(torch.cat([q, k]).T)  # [width, 2 d or width]
-    small = (q @ basis).T @ (k @ basis)
-    symmetric = (small + small.T) / 2
-    total = float((small**2).sum())
+    basis, _ = torch.linalg.qr(torch.cat([q, k]).T)  # [width, min(2 d, width)]
+    reduced = (q @ basis).T @ (k @ basis)
+    symmetric = (reduced + reduced.T) / 2
+    total = float((reduced**2).sum())
     return QKSpectrum(
-        singular_values=torch.linalg.svdvals(small)[: len(q)],
+        singular_values=torch.linalg.svdvals(reduced)[: len(q)],
         eigenvalues=torch.linalg.eigvalsh(symmetric).flip(0),
         symmetric_share=float((symmetric**2).sum()) / max(total, 1e-300),
     )

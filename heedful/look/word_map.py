@@ -1,4 +1,4 @@
-"""Static word vectors in a plane, by PCA or UMAP; words and an analogy that a model has vectors for."""
+"""Static word vectors in a plane, by PCA or UMAP; words and an analogy that a page shows first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from heedful.errors import HeedfulError, RequestError
 from heedful.look.inspection import Inspection
 from heedful.look.word_vectors import find_occurrences, nearest_words, static_vector
 
-MAX_WORDS = 120  # in a plane
-TEXT_WORDS = 10  # words of the text that are suggested, each with
-NEIGHBOURS = 3  # that many neighbours
-ANALOGIES = (  # a is to b as c is to ...
+MAX_WORDS = 120  # maximum words in a plane
+SUGGESTED_WORDS = 10  # maximum words of a text that are suggested
+SUGGESTED_NEIGHBOURS = 3  # maximum neighbours that are suggested with each word
+ANALOGIES = (  # a, b and c of "a is to b as c is to d"
     ("man", "king", "woman"),
     ("good", "better", "bad"),
     ("day", "days", "year"),
@@ -31,7 +31,7 @@ ANALOGIES = (  # a is to b as c is to ...
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WordMap:
-    """Words in a plane. Nearby points have similar vectors; the axes have no meaning of their own."""
+    """Words in a plane. Words with similar vectors are near each other; the axes have no meaning of their own."""
 
     words: list[str]
     points: Float[Tensor, "words 2"]
@@ -41,16 +41,16 @@ class WordMap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """Words that a page shows before anything is asked; each has a vector. Empty if no word of the text has one."""
+    """Words that a page shows before the user enters any. All have static vectors; fields may be empty."""
 
-    word: str  # a word of the text to follow
-    analogy: tuple[str, ...]  # a, b and c
-    words: list[str]  # words of the text, each followed by its neighbours
+    word: str  # the longest word of the text, to be followed through several texts
+    analogy: tuple[str, ...]  # a, b and c of "a is to b as c is to d"
+    words: list[str]  # words of the text, each followed by its nearest neighbours
     own: list[str]  # those of `words` that are in the text
 
 
 def map_methods() -> list[str]:
-    """Return the methods that can be used here: UMAP only if umap-learn is installed."""
+    """Return the names of the available methods: "umap" only if umap-learn is installed."""
     return ["pca", "umap"] if find_spec("umap") else ["pca"]
 
 
@@ -93,7 +93,9 @@ def word_map(loaded: ModelBundle, words: Sequence[str], method: str = "pca") -> 
 def principal_components(
     rows: Float[Tensor, "rows width"],
 ) -> tuple[Float[Tensor, "rows 2"], tuple[float, float]]:
-    """Project rows to their first two principal components; the largest coordinate on each axis is positive.
+    """Project rows to their first two principal components.
+
+    Signs are chosen so that the coordinate of largest magnitude on each axis is positive.
 
     Returns:
         The coordinates, and the share of the variance along each axis.
@@ -109,25 +111,37 @@ def principal_components(
 
 def _umap(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows 2"]:
     neighbours = min(15, len(rows) - 1)
-    start = "spectral" if len(rows) > 4 else "random"  # its spectral start needs more rows than dimensions
-    reducer = import_module("umap").UMAP(n_neighbors=neighbours, metric="cosine", init=start, random_state=0, n_jobs=1)
+    init = "spectral" if len(rows) > 4 else "random"  # the spectral initialisation needs more rows than dimensions
+    reducer = import_module("umap").UMAP(n_neighbors=neighbours, metric="cosine", init=init, random_state=0, n_jobs=1)
     return torch.as_tensor(reducer.fit_transform(rows.numpy())).float()
 
 
 def suggest_words(inspection: Inspection) -> Suggestion:
-    """Return words of a text, with their neighbours, and an analogy that the model has vectors for."""
-    all_words = list(_known_words(inspection))
-    own = [word for word in all_words if _is_word(inspection.loaded, word)] or all_words
-    longest = sorted(own, key=len, reverse=True)
-    follow = next((word for word in longest if find_occurrences(inspection, word)), "")
-    chosen = [word for word in own if word in longest[:TEXT_WORDS]]
+    """Return words of a text with their neighbours, and an analogy; words that are one token come before others."""
+    loaded = inspection.loaded
+    known_words = list(_known_words(inspection))
+    candidates = [word for word in known_words if _is_single_token(loaded, word)] or known_words
+    longest_first = sorted(candidates, key=len, reverse=True)
+    own = [word for word in candidates if word in longest_first[:SUGGESTED_WORDS]]
     words: list[str] = []
-    for word in chosen:
-        near = [token["text"] for token in nearest_words(inspection.loaded, word, 3 * NEIGHBOURS)]
-        words += [word, *(text for text in near if _is_word(inspection.loaded, text))][: 1 + NEIGHBOURS]
-    usable = (words for words in ANALOGIES if all(_is_word(inspection.loaded, word) for word in words))
-    analogy = next(usable, tuple(longest[:3]) if len(longest) >= 3 else ())
-    return Suggestion(word=follow, analogy=analogy, words=list(dict.fromkeys(words)), own=chosen)
+    for word in own:
+        nearest = [token["text"] for token in nearest_words(loaded, word, 3 * SUGGESTED_NEIGHBOURS)]
+        neighbours = [text for text in nearest if _is_single_token(loaded, text)]
+        words += [word, *neighbours[:SUGGESTED_NEIGHBOURS]]
+    return Suggestion(
+        word=next((word for word in longest_first if find_occurrences(inspection, word)), ""),
+        analogy=_suggest_analogy(loaded, longest_first),
+        words=list(dict.fromkeys(words)),
+        own=own,
+    )
+
+
+def _suggest_analogy(loaded: ModelBundle, text_words: Sequence[str]) -> tuple[str, ...]:
+    """Return the first of `ANALOGIES` whose words are tokens, or else the first three words of the text."""
+    for words in ANALOGIES:
+        if all(_is_single_token(loaded, word) for word in words):
+            return words
+    return tuple(text_words[:3]) if len(text_words) >= 3 else ()
 
 
 def _known_words(inspection: Inspection) -> Iterator[str]:
@@ -138,18 +152,20 @@ def _known_words(inspection: Inspection) -> Iterator[str]:
     for position, token in enumerate(tokens):
         if token["continues"]:
             continue
-        rest = tokens[position + 1 :]
-        count = next((number for number, following in enumerate(rest) if not following["continues"]), len(rest))
-        word = texts[token["segment"] or 0][token["start"] : tokens[position + count]["stop"]].strip()
+        last = position  # the last token of the word
+        while last + 1 < len(tokens) and tokens[last + 1]["continues"]:
+            last += 1
+        word = texts[token["segment"] or 0][token["start"] : tokens[last]["stop"]].strip()
         if not word.isalpha() or not _has_vector(inspection.loaded, word):
             continue
         _, ids = static_vector(inspection.loaded, word)
-        if tuple(ids) not in seen:  # "The" and "the" may be the same
+        if tuple(ids) not in seen:  # "The" and "the" may have the same ids
             seen.add(tuple(ids))
             yield word
 
 
 def _has_vector(loaded: ModelBundle, word: str) -> bool:
+    """Whether a word has a static vector."""
     try:
         static_vector(loaded, word)
     except HeedfulError:
@@ -157,8 +173,8 @@ def _has_vector(loaded: ModelBundle, word: str) -> bool:
     return True
 
 
-def _is_word(loaded: ModelBundle, text: str) -> bool:
-    """Whether a text is one token of letters, so that its vector is its own."""
+def _is_single_token(loaded: ModelBundle, text: str) -> bool:
+    """Whether a text is one token of letters, so that its vector is not a mean."""
     if not text.isalpha() or not _has_vector(loaded, text):
         return False
     return len(static_vector(loaded, text)[1]) == 1

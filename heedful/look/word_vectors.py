@@ -18,7 +18,7 @@ from heedful.look.inspection import Inspection, readable_token
 from heedful.model.classic import ClassicModel, SelfAttentionMean
 from heedful.model.recurrent_seq2seq import RecurrentSeq2SeqModel
 
-NEIGHBOURS = 10  # that are listed
+NEIGHBOURS = 10  # number of neighbours that are listed
 
 
 class Neighbour(TypedDict):
@@ -29,11 +29,11 @@ class Neighbour(TypedDict):
 
 
 class Occurrence(TypedDict):
-    """Where a word occurs: character offsets in a text."""
+    """An occurrence of a word in a text."""
 
     text: str
-    start: int
-    stop: int
+    start: int  # offset of the first character
+    stop: int  # offset after the last character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,19 +41,23 @@ class ContextualSimilarity:
     """Cosine similarities of all occurrences of a word. A word's vector is the mean of its tokens' vectors."""
 
     occurrences: list[Occurrence]
-    layers: list[Float[Tensor, "occurrences occurrences"]]  # before the first layer and after each
-    layer_names: list[str]
-    neighbours: list[list[Neighbour]]  # of each occurrence: the nearest tokens of its input after the last layer
-    static_neighbours: list[Neighbour]  # of the word's vector in the embedding table
-    static_error: str  # why there is no static vector; "": there is one
+    layers: list[Float[Tensor, "occurrences occurrences"]]  # similarities before the first layer and after each
+    layer_names: list[str]  # names of `layers`
+    neighbours: list[list[Neighbour]]  # for each occurrence the nearest tokens of its text after the last layer
+    static_neighbours: list[Neighbour]  # nearest tokens in the embedding table
+    static_error: str  # why the word has no static vector; "": it has one
 
 
 def find_occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[int]]]:
-    """Return the text and the token positions of each occurrence of a word, ignoring case."""
+    """Return the text and the token positions of each occurrence of a word, ignoring case.
+
+    Raises:
+        RequestError: If the word is empty.
+    """
     if not word.strip():
         raise RequestError("the word is empty: give one that occurs in the texts")
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
-    encoded, hits = inspection.encoded, []
+    encoded, occurrences = inspection.encoded, []
     for segment, text in enumerate((inspection.item,) if isinstance(inspection.item, str) else inspection.item):
         for match in pattern.finditer(text):
             positions = [
@@ -62,8 +66,8 @@ def find_occurrences(inspection: Inspection, word: str) -> list[tuple[str, list[
                 if encoded.segments[position] == segment and start < match.end() and stop > match.start()
             ]
             if positions:
-                hits.append((text, positions))
-    return hits
+                occurrences.append((text, positions))
+    return occurrences
 
 
 def check_occurs(inspections: Sequence[Inspection], word: str) -> None:
@@ -76,21 +80,24 @@ def contextual_similarity(inspections: Sequence[Inspection], word: str) -> Conte
     """Compare the hidden states of all occurrences of a word, layer by layer.
 
     Args:
-        inspections: Texts, all read by one model.
+        inspections: Texts in one model.
         word: The word.
+
+    Raises:
+        RequestError: If the word occurs in none of the texts.
     """
     check_occurs(inspections, word)
     layer_names: list[str] = []
     vectors: list[list[Tensor]] = []  # by occurrence and layer
     occurrences: list[Occurrence] = []
-    others: list[list[tuple[str, Tensor]]] = []  # other tokens of the input, after the last layer
+    other_tokens: list[list[tuple[str, Tensor]]] = []  # for each occurrence, see `_other_tokens`
     for inspection in inspections:
         layer_names, states = _layer_states(inspection)
         for text, positions in find_occurrences(inspection, word):
             vectors.append([state[positions].mean(0) for state in states])
             offsets = [inspection.encoded.offsets[position] for position in positions]
             occurrences.append({"text": text, "start": offsets[0][0], "stop": offsets[-1][1]})
-            others.append(_other_tokens(inspection, states[-1], positions))
+            other_tokens.append(_other_tokens(inspection, states[-1], positions))
     layers = [F.normalize(torch.stack(layer), dim=-1) for layer in zip(*vectors, strict=True)]
     static_neighbours, static_error = list[Neighbour](), ""
     try:
@@ -101,14 +108,14 @@ def contextual_similarity(inspections: Sequence[Inspection], word: str) -> Conte
         occurrences=occurrences,
         layers=[layer @ layer.T for layer in layers],
         layer_names=layer_names,
-        neighbours=[_nearest(word_states[-1], tokens) for word_states, tokens in zip(vectors, others, strict=True)],
+        neighbours=[_nearest(by_layer[-1], tokens) for by_layer, tokens in zip(vectors, other_tokens, strict=True)],
         static_neighbours=static_neighbours,
         static_error=static_error,
     )
 
 
 def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor, "tokens width"]]]:
-    """Return names and values of the token embeddings and the hidden states after each layer."""
+    """Return names and values of the token embeddings and of the hidden states after each layer."""
     model = inspection.loaded.model
     stack = next((name for name in ("encoder", "decoder") if getattr(model, name) is not None), None)
     if stack is not None:
@@ -128,7 +135,7 @@ def _layer_states(inspection: Inspection) -> tuple[list[str], list[Float[Tensor,
 def _other_tokens(
     inspection: Inspection, states: Float[Tensor, "tokens width"], positions: list[int]
 ) -> list[tuple[str, Tensor]]:
-    """Return the tokens of the input that are neither special nor part of the word."""
+    """Return names and states of the tokens that are neither special nor at `positions`."""
     tokens = enumerate(inspection.sides["source"])
     return [
         (token["text"], states[position])
@@ -138,13 +145,18 @@ def _other_tokens(
 
 
 def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour]:
-    """Return the tokens that are most similar to a vector."""
+    """Return the tokens whose vectors are most similar to a vector, the most similar first.
+
+    Args:
+        vector: The vector.
+        tokens: Names and vectors of tokens.
+    """
     if not tokens:
         return []
     names, vectors = zip(*tokens, strict=True)
     cosines = F.cosine_similarity(torch.stack(vectors), vector[None])
-    best = cosines.topk(min(NEIGHBOURS, len(names)))
-    ranked = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    top = cosines.topk(min(NEIGHBOURS, len(names)))
+    ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [{"text": names[position], "cosine": cosine} for position, cosine in ranked]
 
 
@@ -152,21 +164,22 @@ def _nearest(vector: Tensor, tokens: list[tuple[str, Tensor]]) -> list[Neighbour
 
 
 def static_vector(loaded: ModelBundle, word: str) -> tuple[Float[Tensor, " width"], list[int]]:
-    """Return the mean of the embedding table's rows of a word's tokens, and the ids of these tokens.
+    """Return the mean of the rows of the embedding table for a word's tokens, and the ids of these tokens.
 
     Raises:
+        ModelError: If the model has no tokenizer.
         RequestError: If the word is empty or not in the vocabulary.
     """
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise ModelError(f"{loaded.source} has no tokenizer: put its tokenizer.json beside config.json")
-    encoded = tokenizer.encode(word)  # no space before it: byte-level vocabularies tell the two apart
+    encoded = tokenizer.encode(word)  # without a space before it, which in a byte-level vocabulary has another token
     ids = [id for id, is_special in zip(encoded.ids, encoded.special, strict=True) if not is_special]
     if not ids:
         raise RequestError(f'"{word}" has no tokens: give a word with letters')
     if tokenizer.special.unknown in ids:
         raise RequestError(f'"{word}" is not in the vocabulary, so it has no vector of its own: give another word')
-    loaded.flush()  # in training, rows of the table may have updates that were not made yet
+    loaded.flush()  # lazy updates of the table may be pending in training
     return loaded.model.embedding.tokens.weight[ids].detach().float().mean(0), ids
 
 
@@ -177,20 +190,25 @@ def nearest_words(loaded: ModelBundle, word: str, count: int = NEIGHBOURS) -> li
 
 
 def analogy(loaded: ModelBundle, a: str, b: str, c: str, count: int = NEIGHBOURS) -> list[Neighbour]:
-    """Return the tokens d for which a is to b as c is to d (Mikolov et al. 2013).
+    """Return the tokens d for which a is to b as c is to d: those nearest to b - a + c (Mikolov et al. 2013).
 
-    These are the tokens nearest to b - a + c, with a, b and c as unit vectors.
+    a, b and c are unit vectors. The tokens of the three words are left out.
+
+    Raises:
+        RequestError: If a word has no static vector.
     """
-    parts = [static_vector(loaded, word) for word in (a, b, c)]
-    unit_a, unit_b, unit_c = (F.normalize(vector, dim=-1) for vector, _ in parts)
-    return nearest_tokens(loaded, unit_b - unit_a + unit_c, {id for _, ids in parts for id in ids}, count)
+    words = [static_vector(loaded, word) for word in (a, b, c)]
+    unit_a, unit_b, unit_c = (F.normalize(vector, dim=-1) for vector, _ in words)
+    return nearest_tokens(loaded, unit_b - unit_a + unit_c, {id for _, ids in words for id in ids}, count)
 
 
 def nearest_tokens(loaded: ModelBundle, vector: Tensor, exclude: set[int], count: int) -> list[Neighbour]:
     """Return the tokens whose static vectors are most similar to a vector, without special tokens.
 
     Args:
-        exclude: Ids of other tokens to leave out.
+        loaded: The model, with a tokenizer.
+        vector: The vector.
+        exclude: Ids of further tokens to leave out.
         count: Maximum number of tokens.
     """
     tokenizer = loaded.tokenizer

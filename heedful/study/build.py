@@ -35,11 +35,13 @@ from heedful.train.settings import AdamW, Constant, Linear, TrainSettings
 from heedful.train.trainer import Trainer
 
 HEAD_WIDTH = 16
-CLASSIC = "heedful-classic"
+CLASSIC = "heedful-classic"  # family of classic models
 Positions = Learned | Sinusoidal | Rotary | Shaw | Buckets | None
-PartOf = Callable[[LabelledExample], str]  # the part of the test set that an example belongs to
+PartOf = Callable[[LabelledExample], str]  # returns the name of the part of the test set that an example belongs to
 
-MEAN_POOLED = Classes(labels=("",), pooling="mean", dense=False, activation=None)  # W h + b of the mean of the rows
+MEAN_POOLED = Classes(
+    labels=("",), pooling="mean", dense=False, activation=None
+)  # W h + b, with h the mean of the rows
 
 
 def word_level_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -61,10 +63,14 @@ def transformer_classifier(
     """Return a small Transformer encoder with random weights and a classification head.
 
     Args:
+        tokenizer: The tokenizer.
         labels: Names of the classes.
         seed: Random seed of the weights.
         positions: How positions are represented; None: not at all.
+        width: Width of the hidden states, a multiple of `HEAD_WIDTH`.
+        layers: Number of layers.
         pre_norm: Whether norms come before each sublayer, not after it.
+        head: The head; its labels are replaced by `labels`.
     """
     model = ModelConfig(
         embedding=EmbeddingConfig(
@@ -93,7 +99,15 @@ def transformer_classifier(
 def classic_classifier(
     tokenizer: Tokenizer, labels: Sequence[str], seed: int, reader: PoolingConfigs, *, width: int = 64
 ) -> ModelBundle:
-    """Return a classic model with random weights and a classification head."""
+    """Return a classic model with random weights and a classification head.
+
+    Args:
+        tokenizer: The tokenizer.
+        labels: Names of the classes.
+        seed: Random seed of the weights.
+        reader: How the model reads and pools the text.
+        width: Width of the word vectors.
+    """
     model = ClassicConfig(embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=width), reader=reader)
     bare = create(BundleConfig(family=CLASSIC, model=model), tokenizer, seed=seed)
     return with_head(bare, "sequence_classification", labels=tuple(labels), seed=seed)
@@ -115,7 +129,18 @@ def train_classifier(
     batch_size: int = 32,
     schedule: Linear | Constant | None = None,
 ) -> list[float]:
-    """Train with AdamW and return the loss of each step; the schedule is linear with 10 % warmup unless given."""
+    """Train with AdamW, and return the loss of each step.
+
+    Args:
+        loaded: The model.
+        task: The task.
+        samples: Training samples.
+        steps: Number of optimizer steps.
+        seed: Random seed of the order of samples.
+        lr: Peak learning rate.
+        batch_size: Samples in each step.
+        schedule: Schedule of the learning rate; None: linear decay after 10 % warmup.
+    """
     settings = TrainSettings(
         max_steps=steps,
         batch_size=batch_size,
@@ -130,8 +155,8 @@ def train_classifier(
 def accuracy_by_part(
     loaded: ModelBundle, task: Classify, examples: Sequence[LabelledExample], part: PartOf = lambda example: ""
 ) -> dict[str, float]:
-    """Return the accuracy on each part of the examples, and under "all" on all of them."""
-    correct: dict[str, list[bool]] = {}
+    """Return the accuracy on each part of the examples, and on all of them under "all"."""
+    correct: dict[str, list[bool]] = {}  # by part
 
     def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
         for name in {part(example), "all"}:
@@ -149,6 +174,6 @@ def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
 def head_outputs(loaded: ModelBundle, texts: Sequence[str]) -> list[Tensor]:
     """Return the outputs of the head for each text."""
     engine = Engine(loaded)
-    pieces = [piece for asked in engine.tokenize(list(texts)) for piece in asked.pieces]
+    pieces = [piece for encoded in engine.tokenize(list(texts)) for piece in encoded.pieces]
     with torch.inference_mode():
         return [scores for scores in engine.score(pieces) if isinstance(scores, Tensor)]

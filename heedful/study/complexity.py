@@ -34,13 +34,12 @@ from heedful.study import charts
 from heedful.study.layers import Convolution, unfused_self_attention
 from heedful.study.runner import Measure, StudyConfig, StudyResult
 
-KERNEL, RADIUS = 3, 16
-WRITTEN, KERNELS, RECURRENT, CONVOLUTION, RESTRICTED = (
-    "self-attention, written out", "self-attention, the kernel", "recurrent", "convolution", "restricted",
-)  # fmt: skip
-TOLERANCE = 0.2  # difference of an exponent from theory
-NAMES = ("time over n", "time over d", "memory over n", "memory over d")
-Run = Callable[[Tensor], Tensor]
+KERNEL, RADIUS = 3, 16  # k of the convolution, r of restricted attention
+UNFUSED, FUSED = "self-attention, written out", "self-attention, the kernel"
+RECURRENT, CONVOLUTION, RESTRICTED = "recurrent", "convolution", "restricted"
+TOLERANCE = 0.2  # difference from theory up to which an exponent agrees with it
+NAMES = ("time over n", "time over d", "memory over n", "memory over d")  # measures
+Run = Callable[[Tensor], Tensor]  # runs a layer over one sequence [n, d]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +49,13 @@ class Theory:
     exponents: tuple[float, float, float, float]  # in the order of NAMES
     lengths: tuple[int, ...]  # values of n
     widths: tuple[int, ...]  # values of d
-    fixed: tuple[int, int]  # d while n varies, n while d varies
+    fixed: tuple[int, int]  # value of d while n varies, and of n while d varies
 
 
-WIDE, LONG = (64, 128, 256, 512), (512, 1024, 2048)
-THEORY = {  # if written out, n^2 weights dominate n d numbers for n > d
-    WRITTEN: Theory(exponents=(2, 1, 2, 0), lengths=LONG, widths=WIDE, fixed=(128, 1024)),
-    KERNELS: Theory(exponents=(2, 1, 1, 1), lengths=LONG, widths=WIDE, fixed=(128, 1024)),
+ATTENTION_LENGTHS, ATTENTION_WIDTHS = (512, 1024, 2048), (64, 128, 256, 512)
+THEORY = {  # memory of unfused attention: the n^2 weights outnumber the n d other numbers, since n > d
+    UNFUSED: Theory(exponents=(2, 1, 2, 0), lengths=ATTENTION_LENGTHS, widths=ATTENTION_WIDTHS, fixed=(128, 1024)),
+    FUSED: Theory(exponents=(2, 1, 1, 1), lengths=ATTENTION_LENGTHS, widths=ATTENTION_WIDTHS, fixed=(128, 1024)),
     RECURRENT: Theory(
         exponents=(1, 2, 1, 1), lengths=(64, 128, 256, 512), widths=(128, 256, 512, 1024), fixed=(128, 32)
     ),
@@ -70,8 +69,8 @@ THEORY = {  # if written out, n^2 weights dominate n d numbers for n > d
 QUICK = {arm: replace(theory, lengths=(16, 32), widths=(16, 32), fixed=(16, 16)) for arm, theory in THEORY.items()}
 SOFTMAX = "the softmax computes n^2 exponentials whatever d is, which dominates for small widths"
 SLOWER_GROWTH = {  # likely reasons why time grows more slowly with the width than in theory
-    WRITTEN: SOFTMAX,
-    KERNELS: SOFTMAX,
+    UNFUSED: SOFTMAX,
+    FUSED: SOFTMAX,
     RECURRENT: "each step has a fixed cost, and d^2 only shows once the matrix products outgrow it",
     CONVOLUTION: "products of small matrices do not use the processor fully",
 }
@@ -79,38 +78,48 @@ UNKNOWN = "no reason is known; measure again on an idle machine"
 
 
 def make_layer(arm: str, width: int, length: int) -> tuple[Run, nn.Module | None]:
-    """Return a function that runs one layer over one sequence, and the module with its parameters, if it has any."""
+    """Return a function that runs one layer over one sequence, and the module with its parameters; None: it has none.
+
+    Args:
+        arm: Name of the layer.
+        width: d.
+        length: n.
+    """
     layout, scale = Layout.of((0, length)), width**-0.5
     match arm:
         case "self-attention, written out":
             return unfused_self_attention, None
         case "self-attention, the kernel":
-            return partial(_kernel, layout, scale), None
+            return partial(_fused_attention, layout, scale), None
         case "recurrent":
-            over = make_contextualizer(Recurrent(cell="gru", width=width), width)
-            assert over is not None
-            return lambda x: over(x, (0, length)), over
+            recurrent = make_contextualizer(Recurrent(cell="gru", width=width), width)
+            assert recurrent is not None
+            return lambda x: recurrent(x, (0, length)), recurrent
         case "convolution":
-            inner = Convolution(width, KERNEL)
-            return lambda x: inner(x, (0, length)), inner
-    return partial(_restricted, layout, scale), None
+            convolution = Convolution(width, KERNEL)
+            return lambda x: convolution(x, (0, length)), convolution
+    return partial(_restricted_attention, layout, scale), None
 
 
-def _kernel(layout: Layout, scale: float, x: Tensor) -> Tensor:
+def _fused_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
+    """Return self-attention of one head, with x as queries, keys and values."""
     rows = x[:, None]
     return attend(rows, rows, rows, layout, scale=scale)
 
 
-def _restricted(layout: Layout, scale: float, x: Tensor) -> Tensor:
+def _restricted_attention(layout: Layout, scale: float, x: Tensor) -> Tensor:
+    """Return self-attention of one head to the neighbours of each row, with x as queries, keys and values."""
     rows = x[:, None]
     return restricted(rows, rows, rows, layout, radius=RADIUS, scale=scale)
 
 
 def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
-    """Return the minimum processor time of a forward and a backward pass.
+    """Return the minimum processor time of a forward and a backward pass, in seconds.
 
     Args:
-        min_total: Seconds to measure for; at least three times are measured.
+        run: Runs a layer.
+        x: Input of the layer.
+        min_total: Minimum processor time of all passes, in seconds; there are at least three.
     """
     times: list[float] = []
     run(x).sum().backward()
@@ -123,20 +132,26 @@ def cpu_seconds(run: Run, x: Tensor, min_total: float) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context in which torch uses one thread, since processor time adds up those of all threads."""
-    before = torch.get_num_threads()
+    """Context in which torch uses one thread, since processor time is the sum over threads."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
-def saved_bytes(run: Run, x: Tensor, inner: nn.Module | None) -> int:
-    """Return the bytes, without parameters, that the forward pass saves; each storage counts once."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in (inner.parameters() if inner else ())}
-    sizes: dict[int, int] = {}  # by address
-    storages: list[torch.UntypedStorage] = []  # keeps them alive, so that no address is used twice
+def saved_bytes(run: Run, x: Tensor, module: nn.Module | None) -> int:
+    """Return the bytes that the forward pass saves for the backward pass, without parameters.
+
+    Args:
+        run: Runs a layer.
+        x: Input of the layer.
+        module: Module with the parameters of the layer; None: it has none.
+    """
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in (module.parameters() if module else ())}
+    sizes: dict[int, int] = {}  # bytes of each storage, by address, so that each counts once
+    storages: list[torch.UntypedStorage] = []  # keeps storages alive, so that no address is used twice
 
     def count(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -162,7 +177,7 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     return covariance / sum((x - mean_x) ** 2 for x in xs)
 
 
-Points = dict[str, dict[str, dict[int, list[float]]]]  # measured values by name of NAMES, arm and size
+Points = dict[str, dict[str, dict[int, list[float]]]]  # values of all seeds, by measure, arm and size
 
 
 def run(config: StudyConfig) -> StudyResult:
@@ -172,6 +187,7 @@ def run(config: StudyConfig) -> StudyResult:
 
 
 def _measure(config: StudyConfig) -> StudyResult:
+    """Measure time and memory, fit the exponents, and return the result."""
     min_total = config.by_scale(0.15, 0.0)
     theories = config.by_scale(THEORY, QUICK)
     exponents: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in THEORY} for name in NAMES}
@@ -191,8 +207,8 @@ def _measure(config: StudyConfig) -> StudyResult:
             for name in NAMES:
                 latest = [(float(size), values[-1]) for size, values in points[name][arm].items()]
                 exponents[name][arm].append(exponent(latest))
-            numbers = ", ".join(f"{name} {exponents[name][arm][-1]:.2f}" for name in NAMES)
-            config.log(f"round {seed}, {arm}: {numbers}")
+            fitted = ", ".join(f"{name} {exponents[name][arm][-1]:.2f}" for name in NAMES)
+            config.log(f"round {seed}, {arm}: {fitted}")
     measures = tuple(
         Measure(name=name, values={arm: tuple(values) for arm, values in exponents[name].items()}, unit="number")
         for name in NAMES
@@ -203,6 +219,14 @@ def _measure(config: StudyConfig) -> StudyResult:
 def _result(
     config: StudyConfig, theories: Mapping[str, Theory], measures: tuple[Measure, ...], points: Points
 ) -> StudyResult:
+    """Return table, plots and conclusions.
+
+    Args:
+        config: How the study was run.
+        theories: Theoretical exponents and measured sizes of each layer.
+        measures: Fitted exponents.
+        points: Measured values.
+    """
     rows = []
     for arm, theory in theories.items():
         expected = zip(measures, theory.exponents, strict=True)
@@ -248,7 +272,7 @@ def _result(
 
 
 def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, ...]:
-    """Return for each layer the exponents that differ from theory."""
+    """Return a sentence for each layer: which of its exponents differ from theory, and why that may be."""
     if config.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
     if len(config.seeds) < ENOUGH:
@@ -268,6 +292,7 @@ def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, 
 
 
 def _range(sizes: Sequence[int]) -> str:
+    """Return the first and the last size."""
     return f"{sizes[0]} to {sizes[-1]}"
 
 
@@ -277,6 +302,7 @@ def _minima(values: dict[int, list[float]]) -> dict[str, float]:
 
 
 def _line(name: str, arm: str, values: dict[int, list[float]]) -> charts.Line:
+    """Return a line of the minimum over seeds by size, in milliseconds or MB."""
     slope = THEORY[arm].exponents[NAMES.index(name)]
     scale = 1e-6 if name.startswith("memory") else 1e3
     points = tuple((float(size), scale * min(seeds)) for size, seeds in values.items())

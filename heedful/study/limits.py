@@ -35,14 +35,22 @@ TRANSFORMER = "Transformer"
 ARMS = (BAG, ATTENTION, GRU_ATTENTION, NO_POSITIONS, TRANSFORMER)
 PAIRS = ((TRANSFORMER, BAG), (TRANSFORMER, NO_POSITIONS), (TRANSFORMER, GRU_ATTENTION))
 MAX_LENGTH = 64  # words of a toy text
-TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # by which real texts are split into parts
-SST2 = ("tasks", "glue", "SST-2")  # where it is in a folder of data sets
+TURNING_WORDS = ("but", "not", "n't", "never", "no", "nothing", "hardly")  # in real texts of the part "turned"
+SST2 = ("tasks", "glue", "SST-2")  # path of SST-2 in a folder of data sets
 
 
 def build_model(
     arm: str, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int, max_length: int = MAX_LENGTH
 ) -> ModelBundle:
-    """Return the model of an arm; all have vectors of the same width."""
+    """Return the model of an arm. The vectors of all models have the same width.
+
+    Args:
+        arm: One of `ARMS`.
+        tokenizer: The tokenizer.
+        labels: Names of the classes.
+        seed: Random seed of the weights.
+        max_length: Number of positions of the Transformer.
+    """
     match arm:
         case "bag of words":
             return classic_classifier(tokenizer, labels, seed, BagPooling())
@@ -62,6 +70,7 @@ def run(config: StudyConfig) -> StudyResult:
 
 
 def _run_toy(config: StudyConfig) -> StudyResult:
+    """Run the study on toy texts."""
     sizes = Sizes(train=config.by_scale(4000, 64), dev=0, test=config.by_scale(1600, 32))
     steps = config.by_scale(500, 3)
     recorder = Recorder(config)
@@ -96,6 +105,11 @@ def _toy_part(parts: Mapping[str, str], example: LabelledExample) -> str:
 
 
 def _run_real(config: StudyConfig, data: Path) -> StudyResult:
+    """Run the study on real texts, in SST-2's folder below `data`, or else in `data`.
+
+    Raises:
+        DataError: If the data has no training split, or neither a dev nor a test split.
+    """
     folder = data.joinpath(*SST2)
     folder = folder if folder.is_dir() else data
     dataset = read(folder, LabelledExample, DataSettings())
@@ -115,12 +129,12 @@ def _run_real(config: StudyConfig, data: Path) -> StudyResult:
             samples = task.encode_split(train).samples
             train_classifier(loaded, task, samples, steps=steps, seed=seed, lr=1e-3, batch_size=64)
             recorder.record(arm, seed, accuracy_by_part(loaded, task, test, negation_part))
-    turned = sum(negation_part(example) == "turned" for example in test)
-    counts = {"all": len(test), "turned": turned, "plain": len(test) - turned}
+    num_turned = sum(negation_part(example) == "turned" for example in test)
+    counts = {"all": len(test), "turned": num_turned, "plain": len(test) - num_turned}
     measures = tuple(recorder.measure(name, tests=count) for name, count in counts.items() if count)
     verdicts = compare_arms([measure for measure in measures if measure.name != "plain"], PAIRS)
     about = (
-        f"{len(train):,} labelled texts, two epochs; accuracy on {len(test):,} others, of which {turned:,} are turned: "
+        f"{len(train):,} labelled texts, two epochs; accuracy on {len(test):,} others; {num_turned:,} are turned: "
         f"they have one of the words {', '.join(TURNING_WORDS)}."
     )
     figure = charts.dot_plot(measures, ARMS, "Real texts: with and without a word that turns them", "accuracy")

@@ -1,7 +1,7 @@
-"""How masked tokens are corrupted: 80 % masked, 10 % replaced, 10 % kept, and other shares.
+"""Corruption of tokens in masked language modelling: 80 % masked, 10 % replaced, 10 % unchanged, and other shares.
 
-The mask token never occurs after pre-training, so some tokens are replaced or kept (Devlin et al. 2019, section 3.1 and
-appendix C.2). This should matter most if the encoder is frozen.
+The mask token never occurs after pre-training, so some tokens are replaced or unchanged (Devlin et al. 2019, section
+3.1 and appendix C.2). This should matter most if the encoder is frozen.
 """
 
 from __future__ import annotations
@@ -25,37 +25,44 @@ from heedful.study.pretraining_common import (
 )
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
-USUAL = "80 / 10 / 10"
-ARMS = {  # shares of masked, replaced and kept tokens
-    USUAL: (0.8, 0.1, 0.1),
+BASELINE = "80 / 10 / 10"
+ARMS = {  # shares of masked, replaced and unchanged tokens among those that are predicted
+    BASELINE: (0.8, 0.1, 0.1),
     "100 / 0 / 0": (1.0, 0.0, 0.0),
     "80 / 0 / 20": (0.8, 0.0, 0.2),
     "80 / 20 / 0": (0.8, 0.2, 0.0),
     "0 / 100 / 0": (0.0, 1.0, 0.0),
 }
-MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}
+MEASURES = {"fine tuned": finetuned_accuracy, "as it is": frozen_accuracy}  # accuracies by name
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedWithShares(MaskedLM):
     """Masked language modelling with other shares of masked and replaced tokens."""
 
-    hidden: float = 0.8
-    replaced: float = 0.1
+    masked_share: float = 0.8
+    replaced_share: float = 0.1
 
     def _draw(self, sample: Sample, key: int) -> tuple[Positions, NDArray[np.float64], NDArray[np.float64]]:
-        """Draw the same positions; map the number that decides the corruption to the ranges of the base class."""
-        positions, choice, replacements = super()._draw(sample, key)
-        ranges = [choice < self.hidden, choice < self.hidden + self.replaced]
-        return positions, np.select(ranges, [0.0, 0.85], 0.95), replacements
+        """Draw the positions of the base class, and numbers for which it masks, replaces or leaves as many tokens.
+
+        The base class masks a token if its number is below 0.8, and replaces it if the number is below 0.9.
+        """
+        positions, numbers, replacements = super()._draw(sample, key)
+        conditions = [numbers < self.masked_share, numbers < self.masked_share + self.replaced_share]
+        return positions, np.select(conditions, [0.0, 0.85], 0.95), replacements
 
 
-def with_shares(objective: SelfSupervised, hidden: float, replaced: float) -> MaskedWithShares:
-    """Return a masked language modelling objective with other shares."""
+def with_shares(objective: SelfSupervised, masked_share: float, replaced_share: float) -> MaskedWithShares:
+    """Return a masked language modelling objective with other shares of masked and replaced tokens.
+
+    Raises:
+        SettingError: If the objective is another one.
+    """
     if not isinstance(objective, MaskedLM):
         raise SettingError("shares of masked and replaced tokens are for masked language modelling")
     values = {field.name: getattr(objective, field.name) for field in fields(MaskedLM) if field.init}
-    return MaskedWithShares(**values, hidden=hidden, replaced=replaced)
+    return MaskedWithShares(**values, masked_share=masked_share, replaced_share=replaced_share)
 
 
 def run(config: StudyConfig) -> StudyResult:
@@ -66,19 +73,19 @@ def run(config: StudyConfig) -> StudyResult:
         with pretraining_data(config, seed, train_count) as data:
             about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
             for arm in recorder.missing_arms(ARMS, seed):
-                hidden, replaced, _ = ARMS[arm]
-                real = config.real_data is not None
-                components = pretraining_components(data, "mlm", seed, steps=steps, real=real)
-                transform = partial(with_shares, hidden=hidden, replaced=replaced)
+                masked_share, replaced_share, _ = ARMS[arm]
+                is_real = config.real_data is not None
+                components = pretraining_components(data, "mlm", seed, steps=steps, real=is_real)
+                transform = partial(with_shares, masked_share=masked_share, replaced_share=replaced_share)
                 loaded, _losses = pretrain_encoder(components, pretrain=True, transform=transform)
-                test = list(tests)[-1]  # words that only pre-training has seen
-                numbers = {
+                test = list(tests)[-1]  # on toy data, texts with words that only pre-training has seen
+                accuracies = {
                     name: accuracy(loaded, data, seed, steps=finetuning_steps)[test]
                     for name, accuracy in MEASURES.items()
                 }
-                recorder.record(arm, seed, numbers)
-    test, count = list(tests.items())[-1]
-    measures = tuple(recorder.measure(name, chance=0.5, tests=count) for name in MEASURES)
+                recorder.record(arm, seed, accuracies)
+    test, num_texts = list(tests.items())[-1]
+    measures = tuple(recorder.measure(name, chance=0.5, tests=num_texts) for name in MEASURES)
     about = (
         f"{about}. Shares of the selected 15 % of tokens that are masked, replaced by a random token, or kept; "
         f"{steps:,} steps of pre-training, then {finetuning_steps} on the labelled texts, of all weights or of "
@@ -86,7 +93,7 @@ def run(config: StudyConfig) -> StudyResult:
     )
     return StudyResult(
         measures=measures,
-        verdicts=compare_arms(measures, [(arm, USUAL) for arm in ARMS if arm != USUAL]),
+        verdicts=compare_arms(measures, [(arm, BASELINE) for arm in ARMS if arm != BASELINE]),
         figure=charts.dot_plot(
             measures, tuple(ARMS), "Masked / replaced / kept: the value of pre-training", "accuracy"
         ),

@@ -1,8 +1,8 @@
-"""The study `translation` on real data: Multi30k, German to English (Elliott et al. 2016); runs of hours.
+"""The study `translation` on real data: Multi30k, German to English (Elliott et al. 2016). It takes hours.
 
-Each arm is a run of `heedful finetune seq2seq` in a folder of its own, so that the same command resumes it. The epoch
-with the best BLEU on dev is evaluated on test 2016 by greedy search. Texts are lower-cased, as in published results of
-small models.
+Each arm is a run of `heedful finetune seq2seq` in a folder of its own, so that an interrupted study is resumed. The
+epoch with the best BLEU on dev is evaluated on test 2016 by greedy search. Texts are in lower case, as in published
+results of small models.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from heedful.tasks.specs.seq2seq import has_bleu
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.journal import read_journal
 
-SUBFOLDER = ("tasks", "multi30k")  # where it is in a folder of data sets
-FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
-COMMON = (
+SUBFOLDER = ("tasks", "multi30k")  # path of Multi30k in a folder of data sets
+FILES = {"train": "train", "dev": "val", "test": "test_2016_flickr"}  # names of files without suffix, by split
+COMMON = (  # settings of all arms
     "init.tokenizer.vocab_size=8000",
     "task.label_smoothing=0.1",
     "task.max_new_tokens=60",
@@ -32,7 +32,7 @@ COMMON = (
     "fit.eval_every_epochs=1",
 )
 RECURRENT = (*COMMON, "init.kind=recurrent", "init.rnn.width=512", "train.optimizer.lr=1e-3")
-RECIPES: dict[str, tuple[str, ...]] = {
+RECIPES: dict[str, tuple[str, ...]] = {  # settings by arm
     NO_ATTENTION: (
         *RECURRENT,
         *("init.rnn.cell=lstm", "init.rnn.layers=2", "init.rnn.look=none", "init.rnn.dropout=0.3"),
@@ -52,7 +52,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 
 def write_pairs(data: Path, folder: Path) -> Path:
-    """Write the lower-cased pairs of each split as files for `finetune`, and return their folder.
+    """Write the pairs of each split in lower case as files for `finetune`, and return their folder.
+
+    Args:
+        data: Folder of data sets, or of Multi30k.
+        folder: Folder to write.
 
     Raises:
         DataError: If a file is missing, or two files have different numbers of lines.
@@ -64,10 +68,11 @@ def write_pairs(data: Path, folder: Path) -> Path:
         raise DataError(f"{source} lacks {missing[0]}: give --data a folder that has {'/'.join(SUBFOLDER)}")
     make_folder(folder)
     for split, (german, english) in files.items():
-        sides = [file.read_text("utf-8").splitlines() for file in (german, english)]
-        if len(sides[0]) != len(sides[1]):
-            raise DataError(f"{german} has {len(sides[0]):,} lines and {english.name} {len(sides[1]):,}")
-        rows = [{"source": a.strip().lower(), "target": b.strip().lower()} for a, b in zip(*sides, strict=True)]
+        sources, targets = (file.read_text("utf-8").splitlines() for file in (german, english))
+        if len(sources) != len(targets):
+            raise DataError(f"{german} has {len(sources):,} lines and {english.name} {len(targets):,}")
+        pairs = zip(sources, targets, strict=True)
+        rows = [{"source": source.strip().lower(), "target": target.strip().lower()} for source, target in pairs]
         lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows if all(row.values()))
         with atomic_path(folder / f"{split}.jsonl") as part:
             write_synced(part, (line.encode() for line in lines))
@@ -75,7 +80,7 @@ def write_pairs(data: Path, folder: Path) -> Path:
 
 
 class _ArmReporter(Reporter):
-    """Logs the evaluations of one arm."""
+    """Logs the evaluations of one arm on dev."""
 
     def __init__(self, arm: str, log: Callable[[str], None]) -> None:
         self.arm, self._log = arm, log
@@ -86,29 +91,31 @@ class _ArmReporter(Reporter):
 
 
 def run(config: StudyConfig) -> StudyResult:
-    """Train every arm on the same pairs; runs that are finished are only read.
+    """Train each arm on the same pairs. Runs that are finished are only read.
 
     Raises:
         HeedfulError: If sacrebleu is not installed.
+        KeyboardInterrupt: If a run was interrupted.
     """
     assert config.runs_dir is not None and config.real_data is not None
     if not has_bleu():
         raise HeedfulError("translations of real texts are compared by BLEU: pip install 'heedful[translate]'")
     files = write_pairs(config.real_data, config.runs_dir / "data")
-    recorder, curves = Recorder(config), dict[str, list[tuple[float, float]]]()
+    recorder = Recorder(config)
+    curves: dict[str, list[tuple[float, float]]] = {}  # points (step, BLEU on dev) of the first seed, by arm
     for seed in config.seeds:
         for arm, recipe in RECIPES.items():
             folder = config.runs_dir / f"{arm.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
             assignments = (*recipe, f"train.seed={seed}")
             reporter = _ArmReporter(arm, config.log)
-            finished = finetune("seq2seq", files, folder, assignments=assignments, reporter=reporter)
-            if finished.status != "completed":
+            result = finetune("seq2seq", files, folder, assignments=assignments, reporter=reporter)
+            if result.status != "completed":
                 raise KeyboardInterrupt
-            numbers = finished.results["splits"]["test"]["numbers"]
+            numbers = result.results["splits"]["test"]["numbers"]
             recorder.record(arm, seed, {"BLEU": numbers["bleu"], "right": numbers["exact"]})
             evaluations = (line for line in read_journal(folder / "journal.jsonl") if "dev" in line)
             curves.setdefault(arm, [(line["step"], 100 * line["dev"]["bleu"]) for line in evaluations])
-            data_facts, signature = finished.results["data"], numbers["signature"]
+            data_facts, signature = result.results["data"], numbers["signature"]
     counts = {split: data_facts["splits"][split]["examples"] for split in ("train", "test")}
     measures = (recorder.measure("BLEU"), recorder.measure("right", tests=counts["test"]))
     lines = tuple(charts.Line(name=arm, points=tuple(points)) for arm, points in curves.items())

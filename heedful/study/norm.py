@@ -1,7 +1,7 @@
 """Pre-norm against post-norm, and layer norm against batch norm, with and without learning rate warmup.
 
-Post-norm is known to need warmup and pre-norm not (Xiong et al. 2020), and batch norm to be worse for text, whose
-batches differ more from each other (Shen et al. 2020).
+Post-norm is known to need warmup, pre-norm not (Xiong et al. 2020). Batch norm is known to be worse than layer norm for
+text, since batches of text differ more from each other (Shen et al. 2020).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from heedful.train.settings import Constant
 
 PRE, POST, PRE_BATCH, POST_BATCH = "pre, layer", "post, layer", "pre, batch", "post, batch"
 ARMS = (PRE, POST, PRE_BATCH, POST_BATCH)
-WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # warmup ratios, by measure
-SMOOTHING = 10  # steps that a point of a learning curve averages
+WARMUPS = {"with warm-up": 0.2, "without": 0.0}  # shares of the steps with warmup, by measure
+SMOOTHING = 10  # steps whose mean is one point of a learning curve
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int, layers: int) -> ModelBundle:
-    """Return a Transformer with the arm's norms."""
+    """Return a Transformer with the norms of an arm."""
     loaded = transformer_classifier(
         tokenizer,
         LABELS,

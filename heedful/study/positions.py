@@ -1,11 +1,11 @@
-"""Six ways to represent positions in a Transformer, on texts of trained lengths and on longer ones.
+"""Five ways to represent positions in a Transformer, and none, on texts of trained lengths and on longer ones.
 
-The task: of several names in a text, name the one right before "spoke". Without order, the best guess is any of them:
+The task is to find the name right before "spoke" among several names. Without order, the best guess is any of them:
 
     about fay today they bo spoke cem over ivo
 
-And a permutation test: "shivas spoke to pavlos" against "pavlos spoke to shivas". Without positions the pooled output
-of a Transformer does not change under any permutation of the words (Vaswani et al. 2017, section 3.5).
+The study also has a permutation test: "shivas spoke to pavlos" against "pavlos spoke to shivas". Without positions the
+pooled output of a Transformer does not change under any permutation of the words (Vaswani et al. 2017, section 3.5).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FILLERS = [
 ]
 NAMES_PER_TEXT = 4
 NEAR, FAR, CHANGE = "trained lengths", "longer texts", "change when permuted"  # measures
-SHORT, LONG = (8, 16), (24, 48)  # minimum and maximum words of a text: in training, and of longer texts
+SHORT, LONG = (8, 16), (24, 48)  # minimum and maximum words: of texts in training, and of longer texts
 NONE = "none"
 ARMS: dict[str, Positions] = {
     NONE: None,
@@ -68,28 +68,28 @@ def speaker_text(random: Random, min_words: int, max_words: int) -> tuple[str, s
     """Return a random text, and the name before "spoke"."""
     length = random.randint(min_words, max_words)
     words = [random.choice(FILLERS) for _ in range(length)]
-    names = random.sample(NAMES, NAMES_PER_TEXT)
-    position = random.randrange(1, length)
-    words[position - 1], words[position] = names[0], "spoke"
-    free = [place for place in range(length) if place not in (position - 1, position)]
-    for place, name in zip(random.sample(free, NAMES_PER_TEXT - 1), names[1:], strict=True):
-        words[place] = name
-    return " ".join(words), names[0]
+    speaker, *other_names = random.sample(NAMES, NAMES_PER_TEXT)
+    spoke = random.randrange(1, length)  # position of the word
+    words[spoke - 1], words[spoke] = speaker, "spoke"
+    free_positions = [position for position in range(length) if position not in (spoke - 1, spoke)]
+    for position, name in zip(random.sample(free_positions, NAMES_PER_TEXT - 1), other_names, strict=True):
+        words[position] = name
+    return " ".join(words), speaker
 
 
 def speaker_texts(count: int, random: Random, lengths: tuple[int, int]) -> list[LabelledExample]:
-    """Return random texts as examples."""
+    """Return random texts as examples; `lengths` are the minimum and the maximum number of words."""
     return labelled_examples(speaker_text(random, *lengths) for _ in range(count))
 
 
 def permutation_change(loaded: ModelBundle, texts: Sequence[str] = PERMUTED) -> float:
-    """Return the largest difference of the head's outputs for two texts."""
+    """Return the largest absolute difference of the head's outputs for two texts."""
     first, second = head_outputs(loaded, texts)
     return float((first - second).abs().max())
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
-    """Return a Transformer of two layers with the arm's positions."""
+    """Return a Transformer of two layers with the positions of an arm."""
     return transformer_classifier(tokenizer, NAMES, seed, positions=ARMS[arm])
 
 
@@ -134,6 +134,7 @@ def run(config: StudyConfig) -> StudyResult:
 
 
 def _permutation_verdict(changes: dict[str, float]) -> str:
+    """Return a sentence with the largest change of each arm."""
     text, permuted = PERMUTED
     values = ", ".join(f"{arm} {value:.2g}" for arm, value in changes.items())
     return f'permutation test, "{text}" against "{permuted}": the largest change of a score over seeds is {values}'

@@ -1,7 +1,7 @@
 """Random weights against pre-training by three objectives, with the same number of steps and tokens.
 
-Masked language modelling alone (Liu et al. 2019), with next sentence prediction (Devlin et al. 2019), or with sentence
-order prediction (Lan et al. 2020). The result is the accuracy on a small labelled task afterwards.
+The objectives are masked language modelling alone (Liu et al. 2019), with next sentence prediction (Devlin et al. 2019)
+and with sentence order prediction (Lan et al. 2020). The measure is the accuracy on a small labelled task afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heedful.study.pretraining_common import (
 from heedful.study.runner import Recorder, StudyConfig, StudyResult, compare_arms
 
 RANDOM = "random weights"
-ARMS = {  # objectives
+ARMS = {  # objectives by arm; that of random weights decides only which model is built
     RANDOM: "mlm",
     "masked tokens": "mlm",
     "masked + next sentence": "mlm+nsp",
@@ -32,8 +32,8 @@ def run(config: StudyConfig) -> StudyResult:
         with pretraining_data(config, seed, train_count) as data:
             about, tests = data.about, {name: len(examples) for name, examples in data.tests.items()}
             for arm in recorder.missing_arms(ARMS, seed):
-                real = config.real_data is not None
-                components = pretraining_components(data, ARMS[arm], seed, steps=steps, real=real)
+                is_real = config.real_data is not None
+                components = pretraining_components(data, ARMS[arm], seed, steps=steps, real=is_real)
                 loaded, _ = pretrain_encoder(components, pretrain=arm != RANDOM)
                 recorder.record(arm, seed, finetuned_accuracy(loaded, data, seed, steps=finetuning_steps))
     measures = tuple(recorder.measure(name, chance=0.5, tests=count) for name, count in tests.items())

@@ -1,4 +1,4 @@
-"""Common parts of the studies of pre-training: a corpus, an encoder, and a small task to fine-tune on."""
+"""Data and training that the studies of pre-training share: a corpus, an encoder, a small task to fine-tune on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from heedful.tokenizer import train_tokenizer as train_tokenizer
 from heedful.train.trainer import Trainer
 
 ObjectiveTransform = Callable[[SelfSupervised], SelfSupervised]
-CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # where text is in a folder of data sets
+CORPUS = ("corpus", "wikipedia-2021.jsonl.xz")  # path of the text in a folder of data sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,15 +46,17 @@ class PretrainingData:
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     train: Sequence[LabelledExample]
-    tests: Mapping[str, Sequence[LabelledExample]]  # by name
-    about: str
+    tests: Mapping[str, Sequence[LabelledExample]]  # test sets by name
+    about: str  # description of the data, without a full stop
 
 
 @contextmanager
 def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterator[PretrainingData]:
-    """Context with toy or real data, whose corpus is in a temporary folder.
+    """Context with toy or real data. Its corpus is in a temporary folder, which is removed afterwards.
 
     Args:
+        config: How the study is run.
+        seed: Random seed of the toy data, or of the choice of real labelled texts.
         train_count: Number of labelled texts to fine-tune on.
     """
     with TemporaryDirectory(prefix="heedful-study-") as temporary:
@@ -66,11 +68,17 @@ def pretraining_data(config: StudyConfig, seed: int, train_count: int) -> Iterat
 
 
 def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) -> PretrainingData:
+    """Return toy stories as corpus, and labelled toy texts.
+
+    Labelled texts for training have opinion words of one half of the vocabulary, "known words". One test set has the
+    same words, and the other one "new words": those of the other half.
+    """
     documents = stories(config.by_scale(6000, 120), seed)
     (folder / "stories.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     tokenizer = train_tokenizer(documents, TokenizerSettings(vocab_size=400, max_length=64))
-    sampled, test_count = config.by_scale((2400, 600), (320, 40))  # 5 of 16 texts use opinion words of one half only
-    data = texts(Sizes(train=8 * train_count, dev=0, test=sampled), seed)
+    # more texts than needed, since 5 of 16 texts have opinion words of one half only
+    sampled_count, test_count = config.by_scale((2400, 600), (320, 40))
+    data = texts(Sizes(train=8 * train_count, dev=0, test=sampled_count), seed)
     known, new = ({*POSITIVE[half], *NEGATIVE[half]} for half in (slice(0, 5), slice(5, 10)))
     tests = {
         "known words": _select(data["test"], known, new)[:test_count],
@@ -90,22 +98,28 @@ def _toy_data(config: StudyConfig, folder: Path, seed: int, train_count: int) ->
 
 def _select(rows: Sequence[OrderText], include: set[str], exclude: set[str]) -> list[LabelledExample]:
     """Return the texts that have a word of `include` and none of `exclude`, as examples."""
-    return [
-        LabelledExample(text=row.text, label=row.label)
-        for row in rows
-        if include & (words := set(row.text.split())) and not exclude & words
-    ]
+    examples = []
+    for row in rows:
+        words = set(row.text.split())
+        if include & words and not exclude & words:
+            examples.append(LabelledExample(text=row.text, label=row.label))
+    return examples
 
 
 def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> PretrainingData:
+    """Return Wikipedia as corpus, and sentences of SST-2; another seed selects other sentences for training.
+
+    Raises:
+        DataError: If one of the two is missing.
+    """
     text, task = data.joinpath(*CORPUS), data.joinpath(*SST2)
     if not text.is_file() or not task.is_dir():
         raise DataError(f"{data} lacks {'/'.join(CORPUS)} or {'/'.join(SST2)}: give --data a folder that has both")
     dataset = read(task, LabelledExample, DataSettings())
     train, dev = (list(dataset.examples(split)) for split in ("train", "dev"))
     start = seed * train_count % max(1, len(train) - train_count)
-    reading = DocumentReader([path for path, _ in list_files([text])[0]], CorpusSettings(), RowErrors(Skip()), [])
-    documents = (document for chunk in reading.chunks() for document, _ in chunk or ())
+    reader = DocumentReader([path for path, _ in list_files([text])[0]], CorpusSettings(), RowErrors(Skip()), [])
+    documents = (document for chunk in reader.chunks() for document, _ in chunk or ())
     tokenizer_settings = TokenizerSettings(vocab_size=8000, max_length=128)
     tokenizer = train_tokenizer(list(islice(documents, 4000)), tokenizer_settings)
     corpus = build_corpus([text], tokenizer, folder / "corpus", CorpusSettings(), processes=1)
@@ -127,9 +141,14 @@ def _real_data(data: Path, folder: Path, seed: int, train_count: int) -> Pretrai
 
 
 def pretraining_components(data: PretrainingData, objective: str, seed: int, *, steps: int, real: bool) -> Components:
-    """Return what `heedful pretrain` runs with: the same model and number of tokens for every objective.
+    """Return settings, tokenizer and corpus for a run of pre-training.
+
+    Model and number of tokens are the same for each objective.
 
     Args:
+        data: The data.
+        objective: Name of the objective.
+        seed: Random seed.
         steps: Number of optimizer steps.
         real: Whether the data is real, which needs a larger model.
     """
@@ -151,30 +170,32 @@ def pretraining_components(data: PretrainingData, objective: str, seed: int, *, 
 def pretrain_encoder(
     components: Components, *, pretrain: bool, transform: ObjectiveTransform = lambda objective: objective
 ) -> tuple[ModelBundle, list[float]]:
-    """Return an encoder with random weights, pre-trained if `pretrain`, and the loss of each step.
+    """Return an encoder, and the loss of each step of its pre-training.
 
     Args:
-        transform: Replaces the objective.
+        components: Settings, tokenizer and corpus.
+        pretrain: Whether to pre-train it; otherwise its weights are random.
+        transform: Returns the objective to use in place of that of the settings.
     """
     loaded, losses = build_model(components), []
     if pretrain:
-        rows = build_samples(components)[0]
-        objective = transform(build_objectives(components, loaded, rows)[0])
-        losses = [step.loss for step in Trainer(loaded, objective, rows[0], components.settings.train)]
+        phases = build_samples(components)[0]
+        objective = transform(build_objectives(components, loaded, phases)[0])
+        losses = [step.loss for step in Trainer(loaded, objective, phases[0], components.settings.train)]
     return model_to_save(loaded, components), losses
 
 
 def finetuned_accuracy(
     loaded: ModelBundle, data: PretrainingData, seed: int, *, steps: int, lr: float = 1e-3
 ) -> dict[str, float]:
-    """Fine-tune all weights on the labelled texts, and return the accuracy on each test set."""
+    """Fine-tune all weights on the labelled texts, and return the accuracy on each test set, by name."""
     return _train_head(loaded, data, seed, steps, lr)
 
 
 def frozen_accuracy(
     loaded: ModelBundle, data: PretrainingData, seed: int, *, steps: int, lr: float = 5e-3
 ) -> dict[str, float]:
-    """Train attention pooling with a query over the frozen encoder, and return the accuracy on each test set."""
+    """Train attention pooling over the frozen encoder, and return the accuracy on each test set, by name."""
     with TemporaryDirectory(prefix="heedful-study-") as folder:
         save(loaded, Path(folder) / "model")
         settings = ClassicInit(model=str(Path(folder) / "model"), reader=AttentionPooling(keys="tanh"))
@@ -183,6 +204,7 @@ def frozen_accuracy(
 
 
 def _train_head(bare: ModelBundle, data: PretrainingData, seed: int, steps: int, lr: float) -> dict[str, float]:
+    """Train a model with a new classification head, and return the accuracy on each test set, by name."""
     loaded = with_head(bare, "sequence_classification", labels=data.labels, seed=seed)
     task = classification_task(data.tokenizer, data.labels, loaded)
     train_classifier(loaded, task, task.encode_split(data.train).samples, steps=steps, seed=seed, lr=lr)

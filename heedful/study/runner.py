@@ -1,4 +1,4 @@
-"""Run a study: a configuration goes in; arms with a number for each seed, conclusions and a figure come out."""
+"""Running a study: configuration, recording of numbers by arm and seed, conclusions, and the files of the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Scale = Literal["quick", "usual", "full"]
-RUNS = "runs"  # folder of runs in the folder of a study
+RUNS = "runs"  # subfolder for runs of `heedful finetune`
 
 
 def no_log(text: str) -> None:
@@ -35,14 +35,14 @@ class StudyConfig:
     """Size of a study and the data it uses."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
-    scale: Scale = "usual"
+    scale: Scale = "usual"  # "quick": seconds, to test the code; "full": real data
     data: Path | None = None  # folder of real data, for the scale "full"
     log: Callable[[str], None] = no_log
-    runs_dir: Path | None = None  # where long runs are kept, so that they can be resumed; set by `run_study`
-    partial_results: Path | None = None  # file of results so far; set by `run_study`
+    runs_dir: Path | None = None  # folder of long runs, which are resumed there; set by `run_study`
+    partial_results: Path | None = None  # file of the results so far; set by `run_study`
 
     def by_scale(self, usual: T, quick: T, full: T | None = None) -> T:
-        """Return the value for the scale; `full` is `usual` unless given."""
+        """Return the value for the scale; for "full" without a value of its own, `usual`."""
         match self.scale:
             case "quick":
                 return quick
@@ -63,8 +63,8 @@ class Measure:
     name: str
     values: Mapping[str, tuple[float, ...]]  # by arm, in the order of the seeds
     unit: Unit = "share"
-    chance: float | None = None  # expected value of a guess
-    grain: float = 0.0  # smallest possible difference of two values
+    chance: float | None = None  # expected value of a guess; None: unknown
+    resolution: float = 0.0  # smallest possible difference of two values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +75,10 @@ class StudyResult:
     verdicts: tuple[str, ...]  # conclusions, one sentence each
     figure: Figure
     about: str  # task, data and budget, for the reader of the table
-    facts: Mapping[str, object] = field(default_factory=dict)  # other numbers to save
+    facts: Mapping[str, object] = field(default_factory=dict)  # further numbers to save, by name
     extra_figures: Mapping[str, Figure] = field(default_factory=dict)  # by name
-    columns: tuple[str, ...] = ()  # head of a custom table, if arms x measures does not fit
-    rows: tuple[tuple[str, ...], ...] = ()  # of the custom table
+    columns: tuple[str, ...] = ()  # titles of a table of the study's own; (): arms by measures
+    rows: tuple[tuple[str, ...], ...] = ()  # rows of the study's own table
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -86,7 +86,11 @@ class StudyResult:
         return tuple(dict.fromkeys(arm for measure in self.measures for arm in measure.values))
 
     def table(self) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Return head and rows: an arm in each row, mean ± standard deviation over seeds in each column."""
+        """Return titles and rows of the table.
+
+        Unless the study has its own table, an arm is in each row and a measure in each column: mean ± standard
+        deviation over seeds, or "–" for an arm without this measure.
+        """
         if self.columns:
             return self.columns, self.rows
         rows = []
@@ -107,7 +111,7 @@ class CompletedStudy:
     result: StudyResult
     seconds: float
     files: tuple[Path, ...]
-    write_error: str = ""  # why some files could not be written
+    write_error: str = ""  # why some files could not be written; "": all were written
 
 
 # -- recording -------------------------------------------------------------------------------------------------------
@@ -116,16 +120,16 @@ class CompletedStudy:
 class _Record(TypedDict):
     """Results of one arm with one seed."""
 
-    numbers: dict[str, float]  # by measure
-    lines: dict[str, list[float]]  # curves, by name
+    numbers: dict[str, float]  # values by measure
+    lines: dict[str, list[float]]  # learning curves by name
 
 
 class Recorder:
-    """Collects the numbers of each arm and seed, and saves them so that an interrupted study can be resumed.
+    """Collects the values of each arm and seed, and saves them so that an interrupted study can be resumed.
 
     Args:
         config: How the study is run.
-        not_shares: Measures that are logged as plain numbers; all others are shares, logged as percentages.
+        not_shares: Measures that are logged as plain numbers; all others are shares, which are logged in percent.
     """
 
     def __init__(self, config: StudyConfig, not_shares: Collection[str] = ()) -> None:
@@ -142,11 +146,13 @@ class Recorder:
     def record(
         self, arm: str, seed: int, numbers: Mapping[str, float], lines: Mapping[str, Sequence[float]] | None = None
     ) -> None:
-        """Record one arm with one seed, save it, and log the numbers.
+        """Record one arm with one seed, save it, and log the values.
 
         Args:
+            arm: Name of the arm.
+            seed: The seed.
             numbers: Values by measure.
-            lines: Learning curves by name.
+            lines: Learning curves by name; None: none.
         """
         curves = {name: list(curve) for name, curve in (lines or {}).items()}
         self._results.records[arm, seed] = {"numbers": dict(numbers), "lines": curves}
@@ -163,14 +169,16 @@ class Recorder:
         """Return the recorded values of one measure.
 
         Args:
-            chance: Expected value of a guess.
-            tests: Number of test examples of a share.
+            name: Name of the measure.
+            unit: Unit of the values.
+            chance: Expected value of a guess; None: unknown.
+            tests: Number of test examples that a share is computed from; None: unknown.
         """
         values = {arm: tuple(record["numbers"][name] for record in records) for arm, records in self._by_arm().items()}
-        return Measure(name=name, values=values, unit=unit, chance=chance, grain=1 / tests if tests else 0.0)
+        return Measure(name=name, values=values, unit=unit, chance=chance, resolution=1 / tests if tests else 0.0)
 
     def mean_curves(self, name: str) -> dict[str, list[float]]:
-        """Return the mean over seeds of each arm's learning curve."""
+        """Return the mean over seeds of each arm's learning curve of this name."""
         return {
             arm: [fmean(values) for values in zip(*(record["lines"][name] for record in records), strict=True)]
             for arm, records in self._by_arm().items()
@@ -183,10 +191,14 @@ class Recorder:
 
 
 class _PartialResults:
-    """The results so far, by arm and seed, in a file that is removed when the study is complete."""
+    """The results so far, in a file that is removed when the study is complete.
+
+    A file of another version, scale or data is ignored.
+    """
 
     def __init__(self, config: StudyConfig) -> None:
-        self.path, self.records = config.partial_results, dict[tuple[str, int], _Record]()
+        self.path = config.partial_results
+        self.records: dict[tuple[str, int], _Record] = {}  # by arm and seed
         self._facts = {
             "scale": config.scale,
             "data": str(config.real_data and config.real_data.absolute()),
@@ -215,14 +227,16 @@ class _PartialResults:
 def compare_arms(
     measures: Sequence[Measure], pairs: Sequence[tuple[str, str]], other_comparisons: int = 0
 ) -> tuple[str, ...]:
-    """Compare pairs of arms on each measure, corrected for multiple comparisons.
+    """Compare pairs of arms on each measure, and return a sentence for each comparison.
+
+    Intervals are corrected for the number of comparisons.
 
     Args:
         measures: The measures to compare on.
         pairs: Pairs of arms.
-        other_comparisons: Number of other comparisons in the same family.
+        other_comparisons: Number of further comparisons that the study makes.
     """
-    count = len(measures) * len(pairs) + other_comparisons
+    num_comparisons = len(measures) * len(pairs) + other_comparisons
     return tuple(
         compare_seeds(
             first,
@@ -230,8 +244,8 @@ def compare_arms(
             (measure.values[first], measure.values[second]),
             on=measure.name,
             unit=measure.unit,
-            comparisons=count,
-            resolution=measure.grain,
+            comparisons=num_comparisons,
+            resolution=measure.resolution,
         )
         for measure in measures
         for first, second in pairs
@@ -244,7 +258,12 @@ def compare_arms(
 def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStudy:
     """Run one study and write NAME.json, NAME.md, NAME.png and NAME.svg; existing files are replaced.
 
-    If a file cannot be written at the end, the result is returned all the same, with `write_error`.
+    If a file cannot be written at the end, the result is returned with a `write_error`.
+
+    Args:
+        name: Name of the study.
+        config: How the study is run.
+        output_dir: Folder of the files.
 
     Raises:
         HeedfulError: If the study does not exist, seeds repeat, or the folder cannot be written.
@@ -271,10 +290,10 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
         config.log(f"stopped; {advice}.")
         raise
     seconds = time.monotonic() - start
-    facts = environment()
+    machine_facts = environment()
     texts = {
-        "json": _to_json(name, config, result, seconds, facts),
-        "md": markdown(name, config, result, seconds, facts),
+        "json": _to_json(name, config, result, seconds, machine_facts),
+        "md": markdown(name, config, result, seconds, machine_facts),
     }
     figures = {name: result.figure} | {f"{name}-{extra}": figure for extra, figure in result.extra_figures.items()}
     files: list[Path] = []
@@ -282,8 +301,8 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
         for suffix, text in texts.items():
             write_file(output_dir / f"{name}.{suffix}", text)
             files.append(output_dir / f"{name}.{suffix}")
-        for file, figure in figures.items():
-            png = style.save_plot(output_dir / f"{file}.png", figure)
+        for figure_name, figure in figures.items():
+            png = style.save_plot(output_dir / f"{figure_name}.png", figure)
             files += (png, png.with_suffix(".svg"))
     except OSError as error:
         reason = f"not all files could be written to {output_dir}: {error.strerror or error}"
@@ -295,6 +314,7 @@ def run_study(name: str, config: StudyConfig, output_dir: Path) -> CompletedStud
 def _to_json(
     name: str, config: StudyConfig, result: StudyResult, seconds: float, facts: Mapping[str, object]
 ) -> dict[str, object]:
+    """Return the result as plain data. See `markdown` for the arguments."""
     head, rows = result.table()
     return {
         "study": name,
@@ -323,17 +343,24 @@ def markdown(name: str, config: StudyConfig, result: StudyResult, seconds: float
     """Return the result as a Markdown page.
 
     Args:
+        name: Name of the study.
+        config: How the study was run.
+        result: The result.
+        seconds: Duration of the study.
         facts: Machine and threads, see `environment`.
     """
     head, rows = result.table()
     lines = [f"# {name}", "", STUDIES[name], "", result.about, ""]
     lines += [_table_row(head), _table_row(["---", *("---:" for _ in head[1:])]), *map(_table_row, rows), ""]
     lines += [f"* {sentence}" for sentence in result.verdicts]
-    lines += ["", f"{time.strftime('%Y-%m-%d')}, {facts['machine']}, {facts['threads']} threads, "]
-    lines[-1] += f"{seed_count(len(config.seeds))}, {seconds:.0f} s, scale {config.scale}."
-    figures = [name, *(f"{name}-{extra}" for extra in result.extra_figures)]
-    return "\n".join([*lines, "", *(f"![{figure}]({figure}.png)" for figure in figures), ""])
+    setup = f"{time.strftime('%Y-%m-%d')}, {facts['machine']}, {facts['threads']} threads, "
+    setup += f"{seed_count(len(config.seeds))}, {seconds:.0f} s, scale {config.scale}."
+    lines += ["", setup, ""]
+    figure_names = [name, *(f"{name}-{extra}" for extra in result.extra_figures)]
+    lines += [f"![{figure_name}]({figure_name}.png)" for figure_name in figure_names]
+    return "\n".join([*lines, ""])
 
 
 def _table_row(cells: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

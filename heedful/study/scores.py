@@ -2,8 +2,8 @@
 
     ana has red . bo has blue . cem has green . who asks about bo
 
-The last row is the query, all rows before it are keys and values, and their weighted sum decides the answer. Everything
-else is the same for all arms: word vectors, a bidirectional GRU over them, the width, the steps.
+The last row is the query. All rows before it are keys and values. Their weighted sum decides the answer. All else is
+the same for each arm: word vectors, a bidirectional GRU over them, the width and the number of steps.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from heedful.tokenizer import Tokenizer
 
 NAMES = ["ana", "bo", "cem", "dora", "edo", "fay", "gil", "hana", "ivo", "jun"]
 COLOURS = ("red", "blue", "green", "white", "black", "pink")
-PERSONS = 3  # in a text
-MAX_WORDS = 4 * PERSONS + 4
+PERSONS = 3  # persons in a text
+MAX_WORDS = 4 * PERSONS + 4  # words of a text
 WIDTH = 64
 MEAN = "no attention: the mean"
-COSINE_SCALE = 8.0  # without it cosines are at most 1 and their softmax is nearly uniform
+COSINE_SCALE = 8.0  # factor of cosines; without it they are at most 1, and their softmax is nearly uniform
 
-ARMS: dict[str, Callable[[], Score | None]] = {
+ARMS: dict[str, Callable[[], Score | None]] = {  # functions that return a score, by arm
     MEAN: lambda: None,
     f"cosine × {COSINE_SCALE:g}": lambda: _scaled_cosine,
     "additive": partial(Additive, width=WIDTH, key_width=WIDTH, inner_width=WIDTH),
@@ -67,17 +67,23 @@ ARMS: dict[str, Callable[[], Score | None]] = {
 
 
 def _scaled_cosine(q: Tensor, k: Tensor) -> Tensor:
+    """Return the cosine of query and key times COSINE_SCALE."""
     return COSINE_SCALE * cosine(q, k)
 
 
 class QueryHead(nn.Module):
-    """W z + b, with z the attention of the last row to the rows before it; without a score, their mean."""
+    """W z + b, with z the attention of the last row to the rows before it.
 
-    def __init__(self, score: Score | None, labels: int) -> None:
+    Args:
+        score: The score of query and keys, a function or a module; None: z is the mean of the rows.
+        num_labels: Number of classes.
+    """
+
+    def __init__(self, score: Score | None, num_labels: int) -> None:
         super().__init__()
-        self.function = score if not isinstance(score, nn.Module) else None
-        self.trained = score if isinstance(score, nn.Module) else None
-        self.out = nn.Linear(WIDTH, labels)
+        self.score_function = score if not isinstance(score, nn.Module) else None
+        self.score_module = score if isinstance(score, nn.Module) else None
+        self.out = nn.Linear(WIDTH, num_labels)
 
     def forward(self, rows: Float[Tensor, "rows width"], batch: Packed) -> Float[Tensor, "sequences labels"]:
         spans = list(pairwise(batch.bounds))
@@ -86,7 +92,7 @@ class QueryHead(nn.Module):
             keys=tuple((start, stop - 1) for start, stop in spans),
         )
         last = rows[torch.tensor([stop for _, stop in spans], device=rows.device) - 1]
-        score = self.trained or self.function
+        score = self.score_module or self.score_function
         if score is None:
             weights = tuple(rows.new_full((1, stop - start), 1 / (stop - start)) for start, stop in layout.keys)
         else:
@@ -101,22 +107,22 @@ def question_texts(count: int, random: Random) -> list[tuple[str, str]]:
     for _ in range(count):
         names = random.sample(NAMES, PERSONS)
         colours = [random.choice(COLOURS) for _ in names]
-        asked = random.randrange(PERSONS)
+        person = random.randrange(PERSONS)  # the one that the question is about
         facts = " . ".join(f"{name} has {colour}" for name, colour in zip(names, colours, strict=True))
-        rows.append((f"{facts} . who asks about {names[asked]}", colours[asked]))
+        rows.append((f"{facts} . who asks about {names[person]}", colours[person]))
     return rows
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
-    """Return a classic model whose head attends with the arm's score."""
+    """Return a classic model whose head attends with the score of an arm."""
     loaded = classic_classifier(
         tokenizer, COLOURS, seed, BagPooling(over=Recurrent(cell="gru", width=WIDTH // 2)), width=WIDTH
     )
     loaded.head = head = QueryHead(ARMS[arm](), len(COLOURS))
     generator = torch.Generator().manual_seed(seed)
-    for part in (head.out, head.trained):  # in this order, so that what all arms have starts with the same weights
-        if part is not None:
-            initialise(part, loaded.config.model.initialisation, generator)
+    for module in (head.out, head.score_module):  # in this order: the output layer has the same weights in all arms
+        if module is not None:
+            initialise(module, loaded.config.model.initialisation, generator)
     return loaded
 
 
@@ -155,7 +161,9 @@ def run(config: StudyConfig) -> StudyResult:
         y_label="loss",
         lines=tuple(charts.Line(name=arm, points=charts.smooth(curve, 20)) for arm, curve in curves.items()),
     )
-    curve = charts.line_plot([panel], "Who has what: how fast each score learns", "training loss, means of 20 steps")
+    curve_figure = charts.line_plot(
+        [panel], "Who has what: how fast each score learns", "training loss, means of 20 steps"
+    )
     facts = {"loss": {arm: [round(loss, 4) for loss in curve] for arm, curve in curves.items()}}
     return StudyResult(
         measures=(measure, costs),
@@ -163,5 +171,5 @@ def run(config: StudyConfig) -> StudyResult:
         figure=figure,
         about=about,
         facts=facts,
-        extra_figures={"curves": curve},
+        extra_figures={"curves": curve_figure},
     )

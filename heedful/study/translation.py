@@ -3,8 +3,8 @@
     dovor askor ta vilin un tirar .        the quiet dogs see a letter .
 
 All arms read and write the same subword tokens of the same sentences in the same order, and are evaluated by greedy
-search. The first has one vector for a whole sentence (Sutskever et al. 2014); the second attends to the whole source
-for each token that it generates (Bahdanau et al. 2015); the third has nothing but attention (Vaswani et al. 2017).
+search. The first arm represents a sentence by one vector (Sutskever et al. 2014). The second attends to the source for
+each token that it generates (Bahdanau et al. 2015). The third has nothing but attention (Vaswani et al. 2017).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ LR = 4e-3  # learning rate of all arms; docs/studies.md has the results of other
 class Budget:
     """Amount of data and training."""
 
-    train: int = 11_200  # sentences
-    test: int = 500
+    train: int = 11_200  # sentences to train on
+    test: int = 500  # sentences to evaluate on after training
     dev: int = 100  # sentences to evaluate on during training
-    steps: int = 350
+    steps: int = 350  # optimizer steps
     eval_every: int = 50  # steps between evaluations
-    batch_size: int = 32
+    batch_size: int = 32  # sentences in a step
 
 
 def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
-    """Return the model of an arm, with a language modelling head; all have the same width."""
+    """Return the model of an arm, with a language modelling head and the width that all arms have."""
     if arm == TRANSFORMER:
         settings = TransformerInit(layers=2, width=WIDTH, heads=4, inner=2 * WIDTH, dropout=0.0, norm_at="pre")
         config = BundleConfig(family="heedful", model=transformer_config(settings, tokenizer.size))
@@ -68,7 +68,7 @@ def build_model(arm: str, tokenizer: Tokenizer, seed: int) -> ModelBundle:
 
 
 def sample_sentences(budget: Budget, seed: int) -> dict[str, list[Seq2SeqExample]]:
-    """Return different sentences for each split."""
+    """Return random sentences for each split; no sentence is in two splits."""
     sizes = Sizes(train=budget.train, dev=budget.dev, test=budget.test)
     return {split: to_examples(rows) for split, rows in translations(sizes, seed, clauses=1).items()}
 
@@ -105,7 +105,18 @@ def translation_quality(loaded: ModelBundle, task: Seq2Seq, examples: Sequence[S
 def train_translator(
     loaded: ModelBundle, task: Seq2Seq, budget: Budget, data: dict[str, list[Seq2SeqExample]], *, seed: int
 ) -> tuple[list[float], list[float]]:
-    """Train, and return the loss of each step and the share of exact translations of dev at each evaluation."""
+    """Train a model.
+
+    Args:
+        loaded: The model.
+        task: The task.
+        budget: Amount of training.
+        data: Sentences by split.
+        seed: Random seed of the order of sentences.
+
+    Returns:
+        The loss of each step, and the share of exact translations on dev at each evaluation.
+    """
     settings = TrainSettings(
         max_steps=budget.steps,
         batch_size=budget.batch_size,
@@ -123,7 +134,7 @@ def train_translator(
 
 
 def run(config: StudyConfig) -> StudyResult:
-    """Train every arm on the same toy sentences in the same order; multi30k.py does this with real sentences."""
+    """Train each arm on the same toy sentences in the same order; multi30k.py does the same with real sentences."""
     budget = config.by_scale(Budget(), Budget(train=64, test=16, dev=8, steps=2, eval_every=1))
     recorder = Recorder(config)
     for seed in config.seeds:

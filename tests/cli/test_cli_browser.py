@@ -12,13 +12,13 @@ from urllib.request import url2pathname
 
 import pytest
 
-from heedful.cli.browser import DISPLAYS, REMOTE, has_screen, opened
+from heedful.cli.browser import DISPLAY_VARIABLES, SSH_VARIABLES, has_screen, open_in_browser
 
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A terminal on a machine with a screen."""
-    for name in (*REMOTE, *DISPLAYS, "CI"):
+    for name in (*SSH_VARIABLES, *DISPLAY_VARIABLES, "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     for stream in (sys.stdin, sys.stdout):
@@ -38,7 +38,7 @@ def test_a_person_before_a_screen(screen: pytest.MonkeyPatch) -> None:
     assert has_screen()
 
 
-@pytest.mark.parametrize("name", [*REMOTE, "CI"])
+@pytest.mark.parametrize("name", [*SSH_VARIABLES, "CI"])
 def test_not_over_ssh_and_not_in_ci(screen: pytest.MonkeyPatch, name: str) -> None:
     screen.setenv(name, "1")
     assert not has_screen()
@@ -53,7 +53,7 @@ def test_not_where_a_program_reads_or_writes(screen: pytest.MonkeyPatch, stream:
 def test_the_browser_gets_a_private_file_that_leads_to_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: addresses.append(url) or True)
-    with opened("http://127.0.0.1:8/t&o/") as shown:
+    with open_in_browser("http://127.0.0.1:8/t&o/") as shown:
         assert shown
         (address,) = addresses
         assert "t&o" not in address
@@ -68,7 +68,7 @@ def test_no_browser_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise webbrowser.Error("none")
 
     monkeypatch.setattr(webbrowser, "open", broken)
-    with opened("http://127.0.0.1:8/") as shown:
+    with open_in_browser("http://127.0.0.1:8/") as shown:
         assert not shown
-    with opened(None) as shown:
+    with open_in_browser(None) as shown:
         assert not shown

@@ -245,7 +245,7 @@ def test_progress_is_one_line_now_and_then(
     assert progress_line(BatchProgress(waiting=3)) == "waiting for 3 parts of other processes"
     file = write(tmp_path / "in.csv")
     assert "rows/s" not in run(folder, "--file", file, "--output", "a")[2]
-    monkeypatch.setattr(predict_files, "EVERY", 0.0)
+    monkeypatch.setattr(predict_files, "LINE_INTERVAL", 0.0)
     assert "rows/s, 100 % of the input" in run(folder, "--file", file, "--output", "b")[2]
     monkeypatch.setenv("RANK", "1")
     assert run(folder, "--file", file, "--output", "c") == (0, "", "")

@@ -61,7 +61,7 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "LINE_INTERVAL", 0.0)
     with Progress(quiet=True) as progress:
         progress.step(step(1), At(0.5, 1.0))
         progress.evaluated(1, SCORED, False)

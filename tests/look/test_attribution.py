@@ -129,7 +129,7 @@ def test_each_written_token_has_its_row_and_its_reasons() -> None:
     steps = decoding_report(inside)["steps"]
     assert side_texts[: len(steps)] == [step["token"] for step in steps]
     answer = PageAPI([inside])("prediction", {"place": "2"})
-    assert f'"{side_texts[2]}" at place 2' in answer["attribution"]["score"]
+    assert f'"{side_texts[2]}" at position 2' in answer["attribution"]["score"]
     assert np.abs(numbers(answer["attention"]) - inside.weights("cross", 0)[0, 2].numpy()).max() < 1e-6
     assert (
         answer["choices"]["places"][2] == (2, side_texts[2])

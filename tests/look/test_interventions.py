@@ -11,7 +11,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.look.head_masking import gated_heads
 from heedful.look.inspection import Inspection
-from heedful.look.interventions import closed_gates, intervene, replace_tokens
+from heedful.look.interventions import intervene, masking_gates, replace_tokens
 from heedful.look.page_api import PageAPI
 from heedful.packed import Packed
 from tests.support.model_folders import make
@@ -34,7 +34,7 @@ def test_heads_that_are_off_add_nothing(single: Inspection) -> None:
     off = [("encoder", layer, head) for layer in range(2) for head in range(4)]
     found = intervene([single], 0, off, {})
     assert found.before is not None and found.after is not None
-    gates = closed_gates(single, off)
+    gates = masking_gates(single, off)
     assert gates is not None and float(gates["encoder"].sum()) == 0
     loaded, packed = single.loaded, Packed.of([single.encoded.ids], [single.encoded.types])
     with torch.no_grad(), gated_heads(loaded.model, gates):

@@ -362,7 +362,7 @@ def test_a_file_keeps_what_was_asked_for_and_tells_the_rest(asks: PageAPI) -> No
     collected = page.collect_answers(asks, layers=[1], heads=[0, 3])
     weighed = [question for question in collected.answers if question.startswith("weights?")]
     assert weighed == [f"weights?head={h}&layer=1&part=encoder&side={s}" for s in (0, 1) for h in (0, 3)]
-    small = page.collect_answers(asks, layers=[0], heads=[0], budget=30_000)
+    small = page.collect_answers(asks, layers=[0], heads=[0], max_bytes=30_000)
     assert small.bytes <= 30_000 and small.left_out["steps"] > 0 and "about?" in small.answers
 
 
@@ -521,6 +521,7 @@ def test_what_cannot_be_shown_is_refused_before_a_file_is_written(
         (["the cat", "--html", str(file), "--port", "8000"], "--port was given: a file has no port"),
         (["the cat", "--megabytes", "4"], "--megabytes was given: "),
         (["the cat", "--max-texts", "9"], "--max-texts was given: they are for the report of --heads"),
+        (["the cat", "--output", "x"], "--output was given: they are for the report of --heads"),
         (["--heads", str(file), "--port", "8000"], "--port was given: the report of --heads takes a RUN"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -24,7 +24,7 @@ from heedful.cli import main
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
 from heedful.look import head_patterns
-from heedful.look.head_patterns import STORIES, pattern_targets
+from heedful.look.head_patterns import ONE_TEXT_PATTERNS, pattern_targets
 from heedful.look.inspection import Inspection, View, inspect_choices
 from heedful.look.page import read_asset
 from heedful.look.page_api import PageAPI
@@ -172,8 +172,9 @@ def test_heads_that_follow_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyP
     gap = torch.arange(n)[None] - torch.arange(n)[:, None]
     visible = [torch.ones(n, n, dtype=torch.bool), gap.abs() <= 9]
     noise = torch.randn(2, 6, n, n, generator=torch.Generator().manual_seed(0))
+    names = [*ONE_TEXT_PATTERNS, "itself"]
     scores = torch.stack([
-        torch.stack([noise[layer, head] + 4.0 * targets[name] for head, name in enumerate([*STORIES, "itself"])])
+        torch.stack([noise[layer, head] + 4.0 * targets[name] for head, name in enumerate(names)])
         .masked_fill(~visible[layer], -torch.inf)
         for layer in range(2)
     ])  # fmt: skip
@@ -183,7 +184,7 @@ def test_heads_that_follow_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr(head_patterns, "_visible_keys", lambda inspection, part, layer: visible[layer])
     expected = head_patterns.telling_heads(fake)
-    assert {named["name"] for named in expected} == set(STORIES)
+    assert {named["name"] for named in expected} == set(ONE_TEXT_PATTERNS)
     shown = [
         [[value if np.isfinite(value) else None for value in head.flatten().tolist()] for head in layer]
         for layer in scores

@@ -15,21 +15,22 @@ const GIVEN =
 const READ = "Rows: the tokens that the decoder read; columns: source tokens. Each row is what the decoder attended to while it read that token.";
 
 /**
+ * The view of cross-attention.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function alignmentView(context) {
   const { look } = context;
-  const part = look.views.find((each) => each.part === "cross") ?? context.part;
+  const part = look.views.find((view) => view.part === "cross") ?? context.part;
   const places = placesOf(context.source, context.state.side, part);
   const layer = nearest([...places.keys()], context.state.layer);
   const place = { side: context.state.side, part: part.part, layer };
   const shown = places.get(layer) ?? [];
-  const all = await Promise.all(shown.map((head) => context.source.ask("weights", { ...place, head })));
-  const heads = all.map((each) => unpack(each.weights).values);
+  const answers = await Promise.all(shown.map((head) => context.source.ask("weights", { ...place, head })));
+  const heads = answers.map((answer) => unpack(answer.weights).values);
   const [rows, keys] = [look.sides.generated ?? tokensOf(context, part.rows), tokensOf(context, part.keys)];
   const picture = make("div", { class: "beside" });
-  const every = shown.length === part.heads; // or else there is no mean
+  const every = shown.length === part.heads; // only then there is a mean of all heads
   let head = every ? "mean" : String(shown[0]);
   const show = () => {
     const groups = context.state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
@@ -48,7 +49,7 @@ export async function alignmentView(context) {
   show();
   const bar = make("div", { class: "bar-of" });
   if (part.heads > 1) {
-    const names = /** @type {[string, string][]} */ ([...(every ? [["mean", "mean of all"]] : []), ...shown.map((each) => [String(each), String(each)])]);
+    const names = /** @type {[string, string][]} */ ([...(every ? [["mean", "mean of all"]] : []), ...shown.map((head) => [String(head), String(head)])]);
     bar.append(
       choice("Head", names, head, (to) => {
         head = to;
@@ -66,9 +67,12 @@ export async function alignmentView(context) {
   return make("section", { class: "alignment-view panel" }, bar, picture, note(about));
 }
 
-/** @param {Float32Array[]} heads */
+/**
+ * The mean of the weights of all heads.
+ * @param {Float32Array[]} heads
+ */
 function mean(heads) {
-  const found = new Float32Array(heads[0].length);
-  for (const each of heads) for (let i = 0; i < found.length; i++) found[i] += each[i] / heads.length;
-  return found;
+  const sums = new Float32Array(heads[0].length);
+  for (const weights of heads) for (let i = 0; i < sums.length; i++) sums[i] += weights[i] / heads.length;
+  return sums;
 }

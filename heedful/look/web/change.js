@@ -3,15 +3,16 @@
 
 import { arrows, make, note, plain, sentence, short } from "./parts.js";
 import { savable } from "./save.js";
-import { said } from "./predict.js";
+import { answerOf } from "./predict.js";
 import { headName } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
-const FIELDS = 80; // tokens that have a field
+const FIELDS = 80; // maximum tokens that can be replaced here
 const OFFLINE = "A file cannot compute a new prediction: open the page with heedful look to switch heads off and to replace tokens.";
 
 /**
+ * The view of changes.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -27,22 +28,22 @@ export async function changeView(context) {
     turn += 1;
     const mine = turn;
     try {
-      const found = await context.source.ask("changed", { side: context.state.side, off: [...off].sort().join(","), tokens: JSON.stringify(Object.fromEntries(words)) });
-      if (mine === turn) results.replaceChildren(...outcome(context, found, off.size, words.size));
+      const answer = await context.source.ask("changed", { side: context.state.side, off: [...off].sort().join(","), tokens: JSON.stringify(Object.fromEntries(words)) });
+      if (mine === turn) results.replaceChildren(...outcome(context, answer, off.size, words.size));
     } catch (error) {
       if (mine === turn) results.replaceChildren(note(sentence(/** @type {Error} */ (error).message), "problem"));
     }
   };
-  const made = make("section", { class: "change-view" });
-  if (!live) made.append(note(OFFLINE));
-  made.append(
+  const section = make("section", { class: "change-view" });
+  if (!live) section.append(note(OFFLINE));
+  section.append(
     make("div", { class: "panel" }, make("h3", {}, "Tokens: write another word in a field"), fields(context, words, live, apply)),
-    ...context.look.views.filter((each) => ["encoder", "decoder", "cross"].includes(each.part)).map((part) => gates(context, part, off, live, apply)),
+    ...context.look.views.filter((view) => ["encoder", "decoder", "cross"].includes(view.part)).map((part) => gates(context, part, off, live, apply)),
   );
-  if (!live) return made;
+  if (!live) return section;
   await apply();
-  made.append(savable(make("div", {}, results), "prediction before and after"));
-  return made;
+  section.append(savable(make("div", {}, results), "prediction before and after"));
+  return section;
 }
 
 /**
@@ -130,16 +131,17 @@ function gates(context, part, off, live, apply) {
 }
 
 /**
+ * The prediction before and after the change.
  * @param {Context} context
- * @param {any} found
+ * @param {any} changed the answer
  * @param {number} heads that are off
  * @param {number} words that are replaced
  */
-function outcome(context, found, heads, words) {
+function outcome(context, changed, heads, words) {
   const what = [heads ? `${heads} ${heads === 1 ? "head" : "heads"} off` : "", words ? `${words} ${words === 1 ? "token" : "tokens"} replaced` : ""].filter(Boolean).join(", ") || "nothing changed yet";
-  if (found.cosine !== null) {
-    return [make("div", { class: "panel" }, make("h3", {}, `After: ${what}`), make("p", { class: "answer" }, `cosine ${short(found.cosine)}`), note("Of the text's embedding after the change with the one before: 1 is the same direction."))];
+  if (changed.cosine !== null) {
+    return [make("div", { class: "panel" }, make("h3", {}, `After: ${what}`), make("p", { class: "answer" }, `cosine ${short(changed.cosine)}`), note("Of the text's embedding after the change with the one before: 1 is the same direction."))];
   }
-  const panel = (/** @type {string} */ name, /** @type {any} */ answer) => make("div", { class: "panel" }, make("h3", {}, name), said(context, answer));
-  return [panel("Before", found.before), panel(`After: ${what}`, found.after)];
+  const panel = (/** @type {string} */ name, /** @type {any} */ answer) => make("div", { class: "panel" }, make("h3", {}, name), answerOf(context, answer));
+  return [panel("Before", changed.before), panel(`After: ${what}`, changed.after)];
 }

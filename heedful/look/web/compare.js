@@ -9,21 +9,22 @@ import { nameOf } from "./tokens.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of comparisons.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function compareView(context) {
-  const made = make("section", { class: "compare-view" });
-  if (context.source.live) made.append(another(context));
+  const section = make("section", { class: "compare-view" });
+  if (context.source.live) section.append(another(context));
   if (context.looks.length < 2) {
-    made.append(note("There is one text. Write another one, with one word changed, and see what changes inside."));
-    return made;
+    section.append(note("There is one text. Write another one, with one word changed, and see what changes inside."));
+    return section;
   }
   const [one, other] = context.looks;
-  const theirs = other.views.find((each) => each.part === context.part.part);
+  const theirs = other.views.find((view) => view.part === context.part.part);
   if (!theirs) {
-    made.append(note("The second model has no such part.", "problem"));
-    return made;
+    section.append(note("The second model has no such part.", "problem"));
+    return section;
   }
   const pictures = make("div", {});
   const chosen = { layer: Math.min(context.state.layer, theirs.layers - 1), head: "mean", mine: "mean" };
@@ -37,7 +38,7 @@ export async function compareView(context) {
   const { live, keeps } = context.source;
   const heads = (/** @type {number} */ count) => {
     const all = [...Array(count).keys()].filter((head) => keeps("compare", asked(context, { ...chosen, mine: String(head), head: String(head) })));
-    return /** @type {[string, string][]} */ ([["mean", "mean of all"], ...all.map((each) => [String(each), String(each)])]);
+    return /** @type {[string, string][]} */ ([["mean", "mean of all"], ...all.map((head) => [String(head), String(head)])]);
   };
   const second = choice("Head of the second", heads(theirs.heads), "mean", (head) => {
     chosen.head = head;
@@ -52,28 +53,30 @@ export async function compareView(context) {
       show();
     }),
   );
-  const layers = [...Array(theirs.layers).keys()].map((each) => /** @type {[string, string]} */ ([String(each), String(each)]));
+  const layers = [...Array(theirs.layers).keys()].map((number) => /** @type {[string, string]} */ ([String(number), String(number)]));
   const below = choice("Layer of the second", layers, String(chosen.layer), (layer) => {
     chosen.layer = Number(layer);
     show();
   });
   if (live) bar.append(second, below); // a file keeps each head beside the same one
-  made.append(
+  section.append(
     make("div", { class: "sides" }, sideLine("first", one), sideLine("second", other)), bar, pictures,
   );
   await show();
-  return made;
+  return section;
 }
 
 /**
+ * The parameters of a comparison.
  * @param {Context} context
- * @param {{layer: number, head: string, mine: string}} chosen
+ * @param {{layer: number, head: string, mine: string}} chosen `mine`: head of the first; `head`, `layer`: those of the second
  */
 function asked(context, chosen) {
   return { part: context.part.part, layer: context.state.layer, other_layer: chosen.layer, head: chosen.mine, other_head: chosen.head };
 }
 
 /**
+ * A line with text and model.
  * @param {string} name
  * @param {import("./tokens.js").Look} look
  */
@@ -83,17 +86,18 @@ function sideLine(name, look) {
 }
 
 /**
+ * Heat maps of both, of their difference, and of the distances of hidden states.
  * @param {Context} context
  * @param {{layer: number, head: string, mine: string}} chosen
  */
 async function sideBySide(context, chosen) {
-  const found = await context.source.ask("compare", asked(context, chosen));
+  const comparison = await context.source.ask("compare", asked(context, chosen));
   const [one, other] = context.looks.map((look) => look.sides);
   const name = (/** @type {number[]} */ [a, b], /** @type {string} */ side) =>
     one[side][a].text === other[side][b].text ? one[side][a].text : `${one[side][a].text}/${other[side][b].text}`;
-  const rows = found.rows.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
-  const columns = found.keys.map((/** @type {number[]} */ pair) => name(pair, context.part.keys));
-  const largest = reach(unpack(found.difference).values);
+  const rows = comparison.rows.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
+  const columns = comparison.keys.map((/** @type {number[]} */ pair) => name(pair, context.part.keys));
+  const largest = reach(unpack(comparison.difference).values);
   const most = Math.max(0.05, largest);
   const map = (/** @type {string} */ title, /** @type {any} */ sent, signed = false) =>
     heatmap(context.root, unpack(sent).values, {
@@ -102,36 +106,36 @@ async function sideBySide(context, chosen) {
       say: (i, j, value) => `${plain(rows[i])} → ${plain(columns[j])}: ${signed && value > 0 ? "+" : ""}${percent(value)}`,
     });
   const models = context.looks[0].name !== context.looks[1].name;
-  const [first, second] = ["First", "Second"].map((each, n) => (models ? `${each}: ${nameOf(context.looks[n])}` : each));
-  const made = [
-    make("div", { class: "beside" }, map(first, found.a), map(second, found.b), map(`Second minus first, up to ${percent(largest)}`, found.difference, true)),
+  const [first, second] = ["First", "Second"].map((title, n) => (models ? `${title}: ${nameOf(context.looks[n])}` : title));
+  const elements = [
+    make("div", { class: "beside" }, map(first, comparison.a), map(second, comparison.b), map(`Second minus first, up to ${percent(largest)}`, comparison.difference, true)),
     note("Only tokens that both have, or that stand for each other, are compared. Orange: the second attends more; blue: less."),
   ];
-  if (found.cosines) {
-    const { shape, values } = unpack(found.cosines);
-    const layers = [...Array(shape[0]).keys()].map((each) => (each ? `after layer ${each - 1}` : "embeddings"));
-    const names = found.tokens.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
-    const moved = values.map((each) => Math.max(0, 1 - each));
-    const furthest = reach(moved);
-    made.push(
-      heatmap(context.root, moved.map((each) => each / Math.max(furthest, 0.001)), {
+  if (comparison.cosines) {
+    const { shape, values } = unpack(comparison.cosines);
+    const layers = [...Array(shape[0]).keys()].map((number) => (number ? `after layer ${number - 1}` : "embeddings"));
+    const names = comparison.tokens.map((/** @type {number[]} */ pair) => name(pair, context.part.rows));
+    const distances = values.map((cosine) => Math.max(0, 1 - cosine));
+    const furthest = reach(distances);
+    elements.push(
+      heatmap(context.root, distances.map((distance) => distance / Math.max(furthest, 0.001)), {
         rows: layers, columns: names, gain: 1, size: 520, unit: (value) => short(value * Math.max(furthest, 0.001)),
         name: `How far each token's row moved, layer by layer: 1 − cosine, up to ${short(furthest)}`,
         say: (i, j) => `${layers[i]}, ${plain(names[j])}: cosine ${short(values[i * names.length + j])}`,
       }),
     );
-  } else made.push(note(sentence(found.apart)));
-  return made;
+  } else elements.push(note(sentence(comparison.apart)));
+  return elements;
 }
 
 /**
- * A form for another text in the second place.
+ * A form for another second text.
  * @param {Context} context
  */
 function another(context) {
-  const given = (context.looks[1] ?? context.look).item;
+  const item = (context.looks[1] ?? context.look).item;
   const area = /** @type {HTMLTextAreaElement} */ (make("textarea", { rows: 2, "aria-label": "The second text", dir: "auto", spellcheck: "false" }));
-  area.value = Array.isArray(given) ? given[0] : given;
+  area.value = Array.isArray(item) ? item[0] : item;
   const problem = make("p", { class: "problem", role: "status" });
   return make(
     "form",
@@ -140,7 +144,7 @@ function another(context) {
       onsubmit: async (event) => {
         event.preventDefault();
         try {
-          const pair = Array.isArray(given) ? given[1] : "";
+          const pair = Array.isArray(item) ? item[1] : "";
           await context.source.ask("look", { side: 1, text: area.value, pair });
           await context.reload();
         } catch (error) {

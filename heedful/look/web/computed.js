@@ -1,5 +1,5 @@
 // @ts-check
-// Answers about attention and blocks that are computed in the page, from the trace of a text: as those of page_api.py.
+// Answers about attention and blocks, as those of page_api.py, computed in the page from the trace of a text.
 
 import { rowOf, softmax } from "./numbers.js";
 
@@ -7,7 +7,7 @@ import { rowOf, softmax } from "./numbers.js";
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 /** @typedef {{ids: number[], types: number[], segments: (number | null)[], offsets: [number, number][], words: (number | null)[]}} Encoding */
 /**
- * What model.js returns: copies of rows, as flat arrays.
+ * The record of a forward pass, from heedful/page/web/model.js: matrices as flat arrays, row by row.
  * @typedef {{
  *   last: Float32Array, block: (layer: number, name: string) => Float32Array, scores: (layer: number, head: number) => Float32Array,
  *   embedded: (part: string) => Float32Array | null,
@@ -16,11 +16,11 @@ import { rowOf, softmax } from "./numbers.js";
 /** @typedef {{layers: number, width: number, heads: number, kv_heads: number, head_width: number, embedding_width: number, scale: number}} Shape */
 /** @typedef {{item: string | [string, string], encoding: Encoding, tokens: Token[], trace: () => Trace}} Inspection a text in the model */
 
-const THUMB = 48; // rows and columns of a thumbnail
-const BIASED = 1e-4; // difference of a score from scale q k from which there is a bias
+const THUMB = 48; // maximum rows and columns of a thumbnail
+const BIASED = 1e-4; // minimum difference of a score from scale q k that shows that there is a bias
 
 /**
- * Numbers as `unpack` reads them.
+ * Encode a tensor in float32, as encode_tensor of page_api.py.
  * @param {ArrayLike<number>} values
  * @param {number[]} shape
  * @returns {import("./numbers.js").Sent}
@@ -98,7 +98,7 @@ export function neuron(inspection, { heads, kv_heads, head_width: width, scale }
   const trace = inspection.trace();
   const qkv = { shape: [n, (heads + 2 * kv_heads) * width], values: trace.block(layer, "qkv") };
   const scores = trace.scores(layer, head);
-  const shared = Math.floor(head / (heads / kv_heads)); // of the heads that share keys and values
+  const shared = Math.floor(head / (heads / kv_heads)); // number of the key and value head
   const columns = (/** @type {number} */ number) => {
     const values = new Float32Array(n * width);
     for (let row = 0; row < n; row++) values.set(rowOf(qkv, row).subarray(number * width, (number + 1) * width), row * width);
@@ -119,16 +119,16 @@ export function neuron(inspection, { heads, kv_heads, head_width: width, scale }
 }
 
 /**
- * The steps of a block for one token: those of the first text, with the numbers of this one.
+ * The steps of a block for one token, from templates without values.
  * @param {Inspection} inspection
- * @param {any[]} templates of the layer
+ * @param {any[]} templates of the layer, from page_with_model.py
  * @param {number} layer
  * @param {number} row
  */
 export function steps(inspection, templates, layer, row) {
   const n = inspection.tokens.length;
   const trace = inspection.trace();
-  const states = ["input", "middle", "output"]; // what x is, one step after the other
+  const states = ["input", "middle", "output"]; // names of x in the trace, in the order of the steps
   const block = /** @type {Record<string, string>} */ ({ "[z]": "joined", a: "attended", inner: "inner", m: "mlp" });
   const embedded = /** @type {Record<string, string>} */ ({ e: "tokens", p: "positions", s: "types" });
   const numbers = (/** @type {string} */ name) => {

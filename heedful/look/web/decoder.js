@@ -10,28 +10,29 @@ import { headName, nearest, placesOf, tokenList, tokensOf } from "./tokens.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of generation.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function decoderView(context) {
-  const found = await context.source.ask("writing", { side: context.state.side });
+  const report = await context.source.ask("writing", { side: context.state.side });
   const step = make("div", { class: "panel wide" });
-  const list = tokenList(found.steps.map((/** @type {any} */ each) => each.token), {
+  const list = tokenList(report.steps.map((/** @type {any} */ step) => step.token), {
     label: "Tokens that were written",
     chosen: (place) => place === 0,
     pick: (place) => {
-      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === place));
-      showStep(context, step, found, place);
+      for (const [number, button] of [...list.children].entries()) button.setAttribute("aria-pressed", String(number === place));
+      showStep(context, step, report, place);
     },
   });
   arrows(list, ".token");
-  if (found.steps.length) await showStep(context, step, found, 0);
+  if (report.steps.length) await showStep(context, step, report, 0);
   const beams = make("table", { class: "table" }, make("tr", {}, make("th", {}, "way"), make("th", {}, "log p"), make("th", {}, "tokens"), make("th", {}, "text")));
-  for (const [number, each] of [found.greedy, ...found.beams].entries()) {
+  for (const [number, sequence] of [report.greedy, ...report.beams].entries()) {
     beams.append(
       make(
-        "tr", {}, make("td", {}, number ? `beam ${number}` : "greedy"), make("td", { class: "number" }, short(each.log_probability)),
-        make("td", { class: "number" }, String(each.num_tokens)), make("td", {}, number ? differing(each.text, found.greedy.text) : make("bdi", {}, plain(each.text, 400))),
+        "tr", {}, make("td", {}, number ? `beam ${number}` : "greedy"), make("td", { class: "number" }, short(sequence.log_probability)),
+        make("td", { class: "number" }, String(sequence.num_tokens)), make("td", {}, number ? differing(sequence.text, report.greedy.text) : make("bdi", {}, plain(sequence.text, 400))),
       ),
     );
   }
@@ -47,22 +48,23 @@ export async function decoderView(context) {
 }
 
 /**
+ * Show the candidates of a step, and the cross-attention for its token.
  * @param {Context} context
  * @param {HTMLElement} panel
- * @param {any} found
+ * @param {any} report
  * @param {number} place
  */
-async function showStep(context, panel, found, place) {
-  const step = found.steps[place];
+async function showStep(context, panel, report, place) {
+  const step = report.steps[place];
   const written = make(
     "div", {}, make("h3", {}, `Step ${place}: the next token`),
-    bars(step.candidates.map((/** @type {any} */ each) => ({ text: each.text, value: each.probability, marked: each.text === step.token }))),
+    bars(step.candidates.map((/** @type {any} */ candidate) => ({ text: candidate.text, value: candidate.probability, marked: candidate.text === step.token }))),
     note(`The distribution's entropy is ${short(step.entropy)} nats: 0 is certain.`),
   );
   const both = make("div", { class: "beside apart" }, written);
   panel.replaceChildren(both);
   savable(panel, `step ${place} of the decoder`);
-  const cross = context.look.views.find((each) => each.part === "cross");
+  const cross = context.look.views.find((view) => view.part === "cross");
   if (!cross || !context.look.written) return;
   const places = placesOf(context.source, context.state.side, cross);
   const layer = nearest([...places.keys()], context.state.layer);
@@ -82,7 +84,7 @@ async function showStep(context, panel, found, place) {
 }
 
 /**
- * A text in which words are marked that another one does not have there: the longest common words are left plain.
+ * A text with marks on the words that are not in its longest common subsequence with another text.
  * @param {string} text
  * @param {string} other
  */

@@ -1,5 +1,5 @@
 // @ts-check
-// Two texts in one model side by side, computed in the page: as compare.py.
+// The difference of two texts in one model, as compare.py, computed in the page.
 
 import { headWeights, meanWeights, encodeTensor } from "./computed.js";
 import { rowOf } from "./numbers.js";
@@ -34,7 +34,7 @@ function longestMatch(a, b, [low, high, from, to]) {
 }
 
 /**
- * Equal tokens in order, and tokens that were replaced by as many others: the matching of Python's difflib.
+ * Align equal tokens in order, and runs of different tokens of the same length, as Python's difflib.
  * @param {string[]} a
  * @param {string[]} b
  * @returns {Pairs}
@@ -58,7 +58,7 @@ export function alignTokens(a, b) {
 }
 
 /**
- * Attention of both texts on the tokens that they share, its difference, and the similarity of their hidden states.
+ * Attention of both texts on aligned tokens, its difference, and the similarity of hidden states.
  * @param {[Inspection, Inspection]} texts
  * @param {Shape} shape
  * @param {Record<string, string | number>} params
@@ -85,6 +85,7 @@ export function compareTexts(texts, shape, { layer, other_layer, head, other_hea
 }
 
 /**
+ * The cosine of two vectors.
  * @param {Float32Array} x
  * @param {Float32Array} y
  */

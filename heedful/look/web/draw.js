@@ -1,12 +1,12 @@
 // @ts-check
-// Heat maps: one pixel for each number, made large by the style; colours come from the style sheet.
+// Heat maps: canvases with one pixel for each number, which CSS enlarges; colours come from the style sheet.
 
 import { make, percent, plain, shown, short, toggle } from "./parts.js";
 import { reach } from "./numbers.js";
 import { savable } from "./save.js";
 
 /**
- * 256 colours from some of the style sheet, evenly between them.
+ * A table of 256 colours, [256 * 3], interpolated between colours of the style sheet.
  * @param {Element} where
  * @param {string[]} names of custom properties that are #rrggbb
  */
@@ -25,22 +25,22 @@ export function colours(where, names) {
   return table;
 }
 
-export const GAIN = 0.6; // shares are coloured by their power of this, so that small ones can be seen
-const MANY_KEYS = 64; // tokens that a row may attend to, from which on colours are relative to the largest unless something else was chosen
-const TICKS = [0, 0.05, 0.2, 0.5, 1];
-const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // where colours follow the numbers themselves
+export const GAIN = 0.6; // gamma of the colours: below 1, so that small weights can be seen
+const MANY_KEYS = 64; // keys above which colours are relative to the largest weight by default
+const TICKS = [0, 0.05, 0.2, 0.5, 1]; // numbers beside the colours
+const EVEN_TICKS = [0, 0.25, 0.5, 0.75, 1]; // numbers beside the colours if the gain is 1
 
 export const HEAT = ["--heat-0", "--heat-1", "--heat-2", "--heat-3"];
 export const SIGNED = ["--cold-2", "--cold-1", "--heat-0", "--warm-1", "--warm-2"];
 
 /**
- * Numbers as colours, one pixel each: shares from 0 to 1, or with `signed` from -limit to limit.
+ * Paint numbers on a canvas, one pixel each.
  * @param {HTMLCanvasElement} canvas
  * @param {ArrayLike<number>} values
  * @param {number} rows
  * @param {number} columns
- * @param {{signed?: number, gain?: number, most?: number, lut: Uint8ClampedArray}} how gain below 1 lifts small shares;
- *   `most`: the share that has the last colour
+ * @param {{signed?: number, gain?: number, most?: number, lut: Uint8ClampedArray}} how `signed`: numbers are from -signed to
+ *   signed; 0: from 0 to `most`, coloured by their power of `gain`. `lut`: table of colours.
  */
 export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, most = 1, lut }) {
   canvas.width = Math.max(columns, 1);
@@ -57,8 +57,8 @@ export function paint(canvas, values, rows, columns, { signed = 0, gain = GAIN, 
 }
 
 /**
- * Whether colours are relative to the largest number of a picture: as chosen, else if its weights are of many tokens.
- * @param {boolean | null} chosen
+ * Whether colours are relative to the largest number of a picture.
+ * @param {boolean | null} chosen by the user; null: by the number of keys
  * @param {number} keys
  */
 export function isRelative(chosen, keys) {
@@ -66,7 +66,7 @@ export function isRelative(chosen, keys) {
 }
 
 /**
- * The colours of a picture with the numbers that they stand for, and where shares are shown, the switch of the scale.
+ * A colour bar with numbers, and with `scale` the checkbox that makes colours relative.
  * @param {Element} where
  * @param {{signed?: number, gain?: number, most?: number, unit?: (value: number) => string,
  *   scale?: {relative: boolean, change: (relative: boolean) => void}}} how
@@ -89,7 +89,7 @@ export function colourBar(where, { signed = 0, gain = GAIN, most = 1, unit = sig
 }
 
 /**
- * A line of numbers as a strip.
+ * A vector as a strip of colours.
  * @param {Element} where
  * @param {ArrayLike<number>} values
  * @param {number} [limit]
@@ -112,8 +112,8 @@ const FITS = 13; // pixels that a label needs
 const ZOOMS = [1, 2, 4, 8]; // factors of the size of a cell
 
 /**
- * A matrix with labels (every second, third, ... one where cells are small), its colours, and what a pointer or the arrow
- * keys point at told below. A matrix of small cells can be enlarged.
+ * A matrix as a heat map with labels and a colour bar. The cell at the pointer, or that the arrow keys choose, is described
+ * below. Where cells are small, only every n-th label is shown, and buttons enlarge the map.
  * @param {Element} where
  * @param {ArrayLike<number>} values
  * @param {Map} map
@@ -131,7 +131,7 @@ export function heatmap(where, values, map) {
   const most = relative ? reach(values) || 1 : 1;
   paint(canvas, values, n, m, { signed: limit, gain: map.gain, most, lut: colours(where, map.signed ? SIGNED : HEAT) });
   const cursor = make("div", { class: "cursor", hidden: true });
-  const told = make("p", { class: "told", role: "status" }, "Point at a cell, or use the arrow keys.");
+  const status = make("p", { class: "told", role: "status" }, "Point at a cell, or use the arrow keys.");
   let [row, column] = [0, 0];
   const point = (/** @type {number} */ i, /** @type {number} */ j) => {
     if (!n || !m) return;
@@ -144,7 +144,7 @@ export function heatmap(where, values, map) {
     cursor.style.height = `${down}px`;
     const value = values[row * m + column];
     const say = map.say ?? ((a, b, v) => `${plain(map.rows[a])} → ${plain(map.columns[b])}: ${short(v)}`);
-    told.textContent = say(row, column, value);
+    status.textContent = say(row, column, value);
   };
   const at = (/** @type {PointerEvent | MouseEvent} */ event) => {
     const box = canvas.getBoundingClientRect();
@@ -173,7 +173,7 @@ export function heatmap(where, values, map) {
   const draw = (/** @type {number} */ zoom) => {
     const cell = fitting * zoom;
     const every = Math.ceil(FITS / cell);
-    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((each) => make("span", {}, shown(each)));
+    const lay = (/** @type {string[]} */ all) => all.filter((_, place) => place % every === 0).map((name) => make("span", {}, shown(name)));
     names.replaceChildren(...lay(map.columns));
     side.replaceChildren(...lay(map.rows));
     names.style.gridTemplateColumns = `repeat(${Math.ceil(m / every)}, ${cell * every}px)`;
@@ -186,9 +186,9 @@ export function heatmap(where, values, map) {
   const caption = make("figcaption", {}, map.name);
   if (fitting < FITS) {
     const zooms = make("span", { class: "zooms", role: "group", "aria-label": "Size of a cell" });
-    for (const zoom of ZOOMS.filter((each) => each === 1 || fitting * (each / 2) < FITS)) {
+    for (const zoom of ZOOMS.filter((factor) => factor === 1 || fitting * (factor / 2) < FITS)) {
       const press = (/** @type {any} */ event) => {
-        for (const each of zooms.children) each.setAttribute("aria-pressed", String(each === event.currentTarget));
+        for (const button of zooms.children) button.setAttribute("aria-pressed", String(button === event.currentTarget));
         draw(zoom);
       };
       zooms.append(make("button", { type: "button", class: "quiet", "aria-pressed": String(zoom === 1), onclick: press }, `${zoom}×`));
@@ -199,5 +199,5 @@ export function heatmap(where, values, map) {
     signed: limit, gain: map.gain, most, unit: map.unit,
     scale: map.scale ? { relative, change: map.scale.change } : undefined,
   });
-  return savable(make("figure", { class: "figure" }, caption, grid, bar, told), map.name);
+  return savable(make("figure", { class: "figure" }, caption, grid, bar, status), map.name);
 }

@@ -9,27 +9,28 @@ import { headColour, headName, isDashed, namesOf, tokenList, tokensOf } from "./
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
 
-const TALL = 1_000; // pixels: where the tokens need more, they stand closer and not all are named
+const TALL = 1_000; // maximum height of a list of tokens, in pixels; for longer lists tokens are closer and not all are named
 const LABEL = 13; // pixels that a name needs
-const SHARES = [8, 24]; // pixels of what a head gives a token: of many heads, and of few that can be told apart
+const SHARES = [8, 24]; // width of a head's bars beside the tokens on the right, in pixels: for many heads, and for few
 const FAINT = 0.03; // weights below are not drawn
-const LINES = 12_000; // that are drawn at once
-const DRAWN = 3_000; // lines up to which each is an element of a drawing
-const TOLD_APART = 4; // heads that can be told apart at once
+const LINES = 12_000; // maximum lines that are drawn, the strongest ones
+const DRAWN = 3_000; // maximum lines that are SVG elements; more are painted on a canvas
+const TOLD_APART = 4; // heads whose lines can be told apart
 const ALSO = 3; // further heads that are offered by name
 
 /**
+ * The head view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function headView(context) {
   const { part, state } = context;
   const [rows, keys] = [tokensOf(context, part.rows), tokensOf(context, part.keys)];
-  const heads = (state.heads ?? [state.head]).filter((each) => context.heads.includes(each));
-  const found = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
+  const heads = (state.heads ?? [state.head]).filter((head) => context.heads.includes(head));
+  const answers = await Promise.all(heads.map((head) => context.source.ask("weights", context.place(head))));
   const groups = state.words ? { rows: wordsOf(rows), keys: wordsOf(keys) } : null;
-  const weights = found.map((each) => {
-    const numbers = unpack(each.weights);
+  const weights = answers.map((answer) => {
+    const numbers = unpack(answer.weights);
     return groups ? merged(numbers, groups.rows, groups.keys) : numbers;
   });
   const sides = {
@@ -64,33 +65,33 @@ const STORIES = /** @type {Record<string, [string, string]>} */ ({
 });
 
 /**
- * What the head that is shown does, and others of this text that can be named.
+ * A sentence on the pattern of the head that is shown, and buttons for other heads with a pattern in this text.
  * @param {Context} context
  * @param {number} head
  */
 function story(context, head) {
   const { look, part, state } = context;
-  const here = look.telling.filter((each) => each.part === part.part && each.layer === state.layer && each.head === head)[0];
+  const here = look.telling.filter((named) => named.part === part.part && named.layer === state.layer && named.head === head)[0];
   const where = part.layers > 1 ? `Layer ${state.layer}, ${headName(context, head)}` : headName(context, head);
   const line = make("p", { class: "story" });
   if (here) {
-    const [name, told] = STORIES[here.name];
-    line.append(make("b", {}, `${where}: ${name}. `), `${told}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
+    const [name, description] = STORIES[here.name];
+    line.append(make("b", {}, `${where}: ${name}. `), `${description}, with ${percent(here.share)} of its weight (${percent(here.chance)} by chance). `);
   } else line.append(make("b", {}, `${where}. `), unnamed(context));
   /** @type {Set<string>} */
   const names = new Set(here ? [here.name] : []);
-  for (const each of look.telling) {
-    const kept = context.source.keeps("weights", { side: state.side, part: each.part, layer: each.layer, head: each.head });
-    if (names.has(each.name) || names.size > ALSO || !kept) continue;
-    names.add(each.name);
-    const go = () => context.set({ part: each.part, layer: each.layer, head: each.head, heads: [each.head] });
-    line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${each.layer}, head ${each.head}: ${STORIES[each.name][0]}`), " ");
+  for (const named of look.telling) {
+    const canShow = context.source.keeps("weights", { side: state.side, part: named.part, layer: named.layer, head: named.head });
+    if (names.has(named.name) || names.size > ALSO || !canShow) continue;
+    names.add(named.name);
+    const go = () => context.set({ part: named.part, layer: named.layer, head: named.head, heads: [named.head] });
+    line.append(make("button", { type: "button", class: "quiet", onclick: go }, `layer ${named.layer}, head ${named.head}: ${STORIES[named.name][0]}`), " ");
   }
   return line;
 }
 
 /**
- * Why the head that is shown has no name.
+ * A sentence on why the head that is shown has no pattern.
  * @param {Context} context
  */
 function unnamed({ look, part }) {
@@ -103,15 +104,16 @@ function unnamed({ look, part }) {
 }
 
 /**
+ * The segment of each token, or with groups of each word.
  * @param {number[]} segments
- * @param {number[][]} [groups]
+ * @param {number[][]} [groups] positions of the tokens of each word
  */
 function parted(segments, groups) {
   return groups ? groups.map((group) => segments[group[0]]) : segments;
 }
 
 /**
- * Pixels of a token.
+ * Height of a token, in pixels.
  * @param {HTMLElement} root
  */
 function rowHeight(root) {
@@ -119,9 +121,10 @@ function rowHeight(root) {
 }
 
 /**
+ * The controls of the view: heads, texts of a pair, whole words.
  * @param {Context} context
  * @param {number[]} heads
- * @param {{from: number[], to: number[]}} sides
+ * @param {{from: number[], to: number[]}} sides segments of the tokens on the left and on the right
  */
 function headBar(context, heads, sides) {
   const bar = make("div", { class: "bar-of" });
@@ -134,7 +137,7 @@ function headBar(context, heads, sides) {
         disabled: !context.heads.includes(head),
         title: context.heads.includes(head) ? headName(context, head) : "not kept in the file",
         onclick: () => {
-          const chosen = heads.includes(head) ? heads.filter((each) => each !== head) : [...heads, head].sort((a, b) => a - b);
+          const chosen = heads.includes(head) ? heads.filter((other) => other !== head) : [...heads, head].sort((a, b) => a - b);
           context.set({ heads: chosen });
         },
         ondblclick: () => context.set({ heads: [head], head }),
@@ -164,10 +167,11 @@ function headBar(context, heads, sides) {
 }
 
 /**
+ * The tokens on both sides with lines between them.
  * @param {Context} context
  * @param {number[]} heads
- * @param {Numbers[]} weights
- * @param {{left: string[], right: string[], from: number[], to: number[]}} sides
+ * @param {Numbers[]} weights of each head
+ * @param {{left: string[], right: string[], from: number[], to: number[]}} sides names and segments of the tokens
  */
 function picture(context, heads, weights, sides) {
   const [n, m] = [sides.left.length, sides.right.length];
@@ -182,7 +186,7 @@ function picture(context, heads, weights, sides) {
   const step = fits ? height : Math.max(2, Math.floor(TALL / Math.max(n, m, 1))); // pixels from one token to the next
   const between = make("div", { class: "lines", "aria-hidden": "true" });
   const shares = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "shares", "aria-hidden": "true" }));
-  const told = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
+  const status = make("p", { class: "told", role: "status" }, "Enter chooses a token, Escape lets go of all.");
   const passes = (/** @type {number} */ i, /** @type {number} */ j) =>
     context.state.filter === "all" || context.state.filter === `${sides.from[i]}${sides.to[j]}`;
   const left = tokenList(sides.left, {
@@ -208,7 +212,7 @@ function picture(context, heads, weights, sides) {
   left.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     chosen.clear();
-    for (const each of left.children) each.setAttribute("aria-pressed", "false");
+    for (const button of left.children) button.setAttribute("aria-pressed", "false");
     redraw();
   });
   arrows(left, ".token");
@@ -224,17 +228,17 @@ function picture(context, heads, weights, sides) {
     draw(between, drawn, heads, { gap, step, height: Math.max(n, m, 1) * step });
     const sums = shade(shares, weights, heads, row !== null || chosen.size ? active : null, passes, { m, step });
     const focus = row ?? (chosen.size === 1 ? active[0] : null);
-    if (focus !== null && key === null) told.textContent = strongest(sides, focus, sums, heads.length);
-    else if (key !== null) told.textContent = `tokens that attend to ${plain(sides.right[key])}`;
-    else if (!drawn.length) told.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
-    else told.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
+    if (focus !== null && key === null) status.textContent = strongest(sides, focus, sums, heads.length);
+    else if (key !== null) status.textContent = `tokens that attend to ${plain(sides.right[key])}`;
+    else if (!drawn.length) status.textContent = `No weight reaches ${100 * FAINT} %, so no line is drawn: the view "Model" shows small weights too.`;
+    else status.textContent = `${active.length} of ${n} tokens, ${heads.length} ${heads.length === 1 ? "head" : "heads"}: ${drawn.length.toLocaleString("en")} lines`;
   };
   const grid = make("div", { class: "head-grid" }, left, between, make("div", { class: "right" }, right, shares));
   grid.style.setProperty("--row", `${step}px`);
   if (!fits) {
     grid.classList.add("tight");
     const every = Math.ceil(LABEL / step);
-    for (const list of [left, right]) for (const [place, each] of [...list.children].entries()) each.classList.toggle("unnamed", place % every > 0);
+    for (const list of [left, right]) for (const [place, button] of [...list.children].entries()) button.classList.toggle("unnamed", place % every > 0);
   }
   requestAnimationFrame(redraw);
   const legend = make("div", { class: "legend saved-only" });
@@ -249,45 +253,45 @@ function picture(context, heads, weights, sides) {
     line.style.stroke = `var(${headColour(heads[0] ?? 0)})`;
     scale.append(make("span", {}, place ? "" : "weight ", line, ` ${100 * weight} %`));
   }
-  return savable(make("div", { class: "scrolled" }, told, grid, scale, legend), "attention between tokens");
+  return savable(make("div", { class: "scrolled" }, status, grid, scale, legend), "attention between tokens");
 }
 
 /**
- * The lines to draw, the strongest ones where there are too many: [row, key, head, weight].
- * @param {Numbers[]} weights
+ * The lines to draw, [row, key, number of the head, weight]; at most `LINES`, the strongest ones.
+ * @param {Numbers[]} weights of each head
  * @param {number[]} rows
- * @param {number | null} key
- * @param {(row: number, key: number) => boolean} passes
- * @param {number} m
+ * @param {number | null} key null: all
+ * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
+ * @param {number} m number of keys
  */
 function collect(weights, rows, key, passes, m) {
   /** @type {[number, number, number, number][]} */
-  const found = [];
+  const collected = [];
   for (const [h, matrix] of weights.entries()) {
     for (const i of rows) {
       const line = rowOf(matrix, i);
       for (let j = key ?? 0; j < (key === null ? m : key + 1); j++) {
-        if (line[j] >= FAINT && passes(i, j)) found.push([i, j, h, line[j]]);
+        if (line[j] >= FAINT && passes(i, j)) collected.push([i, j, h, line[j]]);
       }
     }
   }
-  if (found.length > LINES) found.sort((a, b) => b[3] - a[3]).length = LINES;
-  return found;
+  if (collected.length > LINES) collected.sort((a, b) => b[3] - a[3]).length = LINES;
+  return collected;
 }
 
 /**
- * @typedef {{gap: number, step: number, height: number}} Size of the lines: pixels between the tokens, of a token, of all
+ * @typedef {{gap: number, step: number, height: number}} Size in pixels: between both sides, of a token, of all tokens
  */
 
 /**
- * Lines as elements of a drawing.
+ * Draw lines as SVG elements.
  * @param {HTMLElement} between
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
  * @param {Size} size
  */
 function stroked(between, drawn, heads, { gap, step, height }) {
-  const made = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
+  const drawing = svg("svg", { width: gap, height, viewBox: `0 0 ${gap} ${height}` });
   for (const [i, j, h, weight] of drawn) {
     const [a, b] = [(i + 0.5) * step, (j + 0.5) * step];
     const line = svg("path", {
@@ -295,35 +299,38 @@ function stroked(between, drawn, heads, { gap, step, height }) {
       ...(dashes(heads, heads[h]) ? { "stroke-dasharray": "5 3" } : {}),
     });
     line.style.stroke = `var(${headColour(heads[h])})`;
-    made.append(line);
+    drawing.append(line);
   }
-  between.replaceChildren(made);
+  between.replaceChildren(drawing);
 }
 
 /**
- * Whether the lines of a head are dashed: where another head that is shown has its colour.
+ * Whether the lines of a head are dashed, since another head that is shown has its colour.
  * @param {number[]} heads
  * @param {number} head
  */
 function dashes(heads, head) {
-  return isDashed(head) && heads.some((each) => each !== head && headColour(each) === headColour(head));
+  return isDashed(head) && heads.some((other) => other !== head && headColour(other) === headColour(head));
 }
 
 /**
- * Pixels of what a head gives a token.
+ * Width of a head's bars beside the tokens on the right, in pixels.
  * @param {number[]} heads
  */
 function shareWidth(heads) {
   return SHARES[Number(heads.length <= TOLD_APART)];
 }
 
-/** @param {number} weight */
+/**
+ * Opacity of the line of a weight, from 0 to 1.
+ * @param {number} weight
+ */
 function opacity(weight) {
   return Math.round(100 * Math.min(1, 0.06 + 0.94 * weight)) / 100;
 }
 
 /**
- * Many lines as one picture.
+ * Paint lines on a canvas.
  * @param {HTMLElement} between
  * @param {[number, number, number, number][]} drawn
  * @param {number[]} heads
@@ -356,13 +363,14 @@ function painted(between, drawn, heads, { gap, step, height }) {
 }
 
 /**
- * Beside each token on the right, what each head gives it: the mean over the rows that are shown alone.
+ * Paint the mean attention of some rows to each token on the right, one column for each head.
  * @param {HTMLCanvasElement} canvas
- * @param {Numbers[]} weights
+ * @param {Numbers[]} weights of each head
  * @param {number[]} heads
- * @param {number[] | null} rows
- * @param {(row: number, key: number) => boolean} passes
- * @param {{m: number, step: number}} size
+ * @param {number[] | null} rows null: paint nothing
+ * @param {(row: number, key: number) => boolean} passes whether the texts of a pair are selected
+ * @param {{m: number, step: number}} size number of keys, and pixels of a token
+ * @returns {Float64Array} the means, [keys, heads]
  */
 function shade(canvas, weights, heads, rows, passes, { m, step }) {
   const sums = new Float64Array(m * heads.length);
@@ -392,10 +400,11 @@ function shade(canvas, weights, heads, rows, passes, { m, step }) {
 }
 
 /**
+ * A sentence with the tokens that a token attends to most, averaged over heads.
  * @param {{left: string[], right: string[]}} sides
  * @param {number} row
- * @param {Float64Array} sums
- * @param {number} heads
+ * @param {Float64Array} sums [keys, heads]
+ * @param {number} heads number of heads
  */
 function strongest(sides, row, sums, heads) {
   const means = sides.right.map((name, j) => {
@@ -404,5 +413,5 @@ function strongest(sides, row, sums, heads) {
     return { name, share: sum / heads };
   });
   const best = means.sort((a, b) => b.share - a.share).slice(0, 4);
-  return `${plain(sides.left[row])} attends to ${best.map((each) => `${plain(each.name)} ${percent(each.share)}`).join(", ")}`;
+  return `${plain(sides.left[row])} attends to ${best.map((token) => `${plain(token.name)} ${percent(token.share)}`).join(", ")}`;
 }

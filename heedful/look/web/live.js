@@ -1,5 +1,6 @@
 // @ts-check
-// The page of a file with the model in it: what only Python computes is kept for the first texts, all else is computed.
+// The page of a file with the model in it: answers that only Python computes were saved for the first texts, all others are
+// computed.
 
 import { headWeights, meanWeights, neuron, encodeTensor, rolloutFrom, steps, thumbnails } from "./computed.js";
 import { compareTexts } from "./difference.js";
@@ -15,18 +16,19 @@ import { open } from "./main.js";
 /** @typedef {{facts: any, tokenizer: any, score: any, trace: any}} Model */
 /** @typedef {{ANSWERS: any, vectorOf: any, cosine: any, makeTokenizer: any, openModel: any, unpackElement: any}} Engine what heedful/page/web exports */
 
-const MAX_NAME = 200; // characters of a token that are kept
-const MAX_WORD = 200; // characters that replace a token
-const OF_MODEL = ["heads", "positions", "similarity"]; // questions whose answers are the same for each text
+const MAX_NAME = 200; // characters after which the name of a token is cut
+const MAX_WORD = 200; // maximum characters of a word that replaces a token
+const OF_MODEL = ["heads", "positions", "similarity"]; // questions about the model, whose answers do not depend on the text
 const NOT_COMPUTED = /** @type {Record<string, string>} */ ({
   words: "Words as vectors are not computed in this page: it shows those of the text that the file was written with. Start heedful look with this text to see its words.",
   gradients: "Integrated gradients are not computed in this page, which has no gradients: it shows those of the text that the file was written with. Start heedful look with this text to see them.",
   other: "This is not computed in the page: start heedful look to see it.",
 });
-const OF_WORDS = ["words", "suggested", "scatter", "analogy"];
+const OF_WORDS = ["words", "suggested", "scatter", "analogy"]; // questions about words
 
 /**
- * @param {Kept} kept
+ * A source that answers from the file if it can, and computes other answers with the model.
+ * @param {Kept} kept answers that were saved
  * @param {Promise<Model>} opening
  * @param {Engine} engine
  * @returns {Source}
@@ -141,7 +143,7 @@ export function modelSource(kept, opening, engine) {
 }
 
 /**
- * The texts with another one at a place, which may be behind the last one.
+ * The texts with one replaced or appended.
  * @param {Item[]} items
  * @param {number} place
  * @param {Item} item
@@ -151,7 +153,7 @@ function withItem(items, place, item) {
 }
 
 /**
- * A text in the model: its tokens, and its trace when it is asked for.
+ * Tokenize a text. Its trace is computed when it is needed.
  * @param {Model} model
  * @param {Item} item
  * @returns {Inspection}
@@ -166,6 +168,7 @@ function inspectText({ facts, tokenizer, trace }, item) {
 }
 
 /**
+ * The tokens of a text, as text_token_records of inspection.py.
  * @param {any} facts
  * @param {any} tokenizer
  * @param {import("./computed.js").Encoding} encoding
@@ -202,7 +205,7 @@ function replaceTokens({ item, tokens }, words) {
 }
 
 /**
- * A factor for each head: 0 for those that are off; null: all are on.
+ * Gates of all heads, [layers, heads]: 0 for those that are switched off; null: all are open.
  * @param {{layers: number, heads: number}} shape
  * @param {string} off PART.LAYER.HEAD, with commas between
  */
@@ -217,7 +220,7 @@ function gatesOf({ layers, heads }, off) {
 }
 
 /**
- * What answers.js computes with.
+ * The page as heedful/page/web/answers.js needs it, with gates of the heads.
  * @param {Model} model
  * @param {Float32Array | null} gates
  */
@@ -282,7 +285,7 @@ function answerTo({ ANSWERS }, model, items, side, choices, gates) {
 }
 
 /**
- * The page of a file with the model in it.
+ * Start the page of a file with the model in it.
  * @param {Engine} engine
  */
 export async function startFileWithModel(engine) {
@@ -301,6 +304,7 @@ export async function startFileWithModel(engine) {
 }
 
 /**
+ * Open the model, its tokenizer and the code that are in the file.
  * @param {Engine} engine
  * @returns {Promise<Model>}
  */

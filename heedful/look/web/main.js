@@ -1,5 +1,5 @@
 // @ts-check
-// The page: what is shown, the views to choose from, and what they share.
+// The page: its views, its state, its header and controls, and how it starts in a server, a file or a notebook.
 
 import { choice, cut, focusKey, make, note, plain, restoreFocus } from "./parts.js";
 import { kernelSource, keptSource, serverSource } from "./source.js";
@@ -23,27 +23,28 @@ import { setCaption } from "./save.js";
 /** @typedef {import("./tokens.js").Look} Look */
 /** @typedef {import("./source.js").Source} Source */
 /**
+ * A view of the page. `show` draws it; `uses`: controls that it needs; `fits`: whether it can show a model.
  * @typedef {{
  *   key: string, name: string, about: string, show: (context: Context) => Promise<HTMLElement>,
  *   uses: string, fits: (look: Look, about: any, live: boolean) => boolean,
  * }} View
  */
 
-const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((each) => parts.includes(each.part));
+const has = (/** @type {Look} */ look, /** @type {string[]} */ ...parts) => look.views.some((view) => parts.includes(view.part));
 const takesApart = (/** @type {Look} */ look) => has(look, "encoder", "decoder");
 
-const HEADS = /** @type {Record<string, string>} */ ({
+const HEADS = /** @type {Record<string, string>} */ ({ // names of the kinds of heads
   pooler: "pooled [CLS] vector", masked_lm: "masked language model", next_sentence: "next sentence prediction",
   pretraining: "masked language model and next sentence prediction", sequence_classification: "text classification",
   token_classification: "token classification", multiple_choice: "multiple choice", question_answering: "extractive question answering",
   replaced_token_detection: "replaced token detection", language_model: "next-token prediction", permutation_lm: "permutation language model",
   double_heads: "next-token prediction and multiple choice", embedding: "sentence embeddings",
 });
-const LEFT_OUT = /** @type {Record<string, string>} */ ({
+const LEFT_OUT = /** @type {Record<string, string>} */ ({ // names of answers that a file may lack, by question
   weights: "attention", neuron: "queries and keys", steps: "the steps of a block", similarity: "the spectrum of a head", compare: "comparisons",
   thumbnails: "thumbnails", prediction: "explanations", positions: "positions", writing: "generation", rollout: "rollout", words: "words", suggested: "words", scatter: "words in a plane", analogy: "analogies",
 });
-const FIELD = 20_000; // characters of a text that can be changed in the page
+const FIELD = 20_000; // maximum characters in the field of the text
 
 /** @type {View[]} */
 const VIEWS = [
@@ -62,16 +63,19 @@ const VIEWS = [
   { key: "heads", name: "Heads", about: "What each head does", show: headsView, uses: "", fits: (look, about) => about.report },
 ];
 
-/** @returns {State} */
+/**
+ * The state when the page opens.
+ * @returns {State}
+ */
 function begin() {
   return { view: "", side: 0, part: "", layer: 0, head: 0, row: 1, heads: null, words: false, filter: "all", relative: null, tall: false, step: 0, lecture: false };
 }
 
 /**
- * The page within an element.
+ * Open the page within an element.
  * @param {HTMLElement} root
  * @param {Source} source
- * @param {{remember: boolean}} how whether the address remembers what is shown
+ * @param {{remember: boolean}} how whether the state is written to the fragment of the address
  */
 export async function open(root, source, { remember }) {
   root.classList.add("heedful");
@@ -95,7 +99,7 @@ export async function open(root, source, { remember }) {
     state.side = Math.min(state.side, about.looks.length - 1);
     /** @type {Look} */
     const look = about.looks[state.side];
-    const part = look.views.find((each) => each.part === state.part) ?? look.views[0];
+    const part = look.views.find((view) => view.part === state.part) ?? look.views[0];
     state.part = part.part;
     const asked = state.view === "neuron" || state.view === "steps" ? "neuron" : state.view === "similarity" ? "similarity" : "weights";
     const places = placesOf(source, state.side, part, asked);
@@ -105,7 +109,7 @@ export async function open(root, source, { remember }) {
     state.head = nearest(heads, state.head);
     state.row = Math.min(state.row, look.sides[part.rows].length - 1);
     /** @type {Context} */
-    const made = {
+    const shared = {
       looks: about.looks, look, part, layers, heads, state, root, source, word: about.word, report: about.report,
       set: (changed) => {
         Object.assign(state, changed);
@@ -121,14 +125,14 @@ export async function open(root, source, { remember }) {
         show();
       },
     };
-    return made;
+    return shared;
   };
 
   const show = async () => {
     const now = context();
-    const fitting = VIEWS.filter((each) => each.fits(now.look, about, source.live));
+    const fitting = VIEWS.filter((candidate) => candidate.fits(now.look, about, source.live));
     const first = about.report ? "heads" : "head";
-    const view = fitting.find((each) => each.key === (state.view || first)) ?? fitting[0];
+    const view = fitting.find((candidate) => candidate.key === (state.view || first)) ?? fitting[0];
     state.view = view.key;
     if (remember) write(state);
     root.classList.toggle("lecture", state.lecture);
@@ -141,30 +145,30 @@ export async function open(root, source, { remember }) {
     turn += 1;
     const mine = turn;
     const focused = focusKey(root);
-    tabs.replaceChildren(...fitting.map((each) => tab(each, each === view, now)));
+    tabs.replaceChildren(...fitting.map((candidate) => tab(candidate, candidate === view, now)));
     controls.replaceChildren(...controlsOf(now, view));
     restoreFocus(root, focused);
     body.setAttribute("aria-label", view.name);
     body.setAttribute("aria-busy", "true");
     /** @type {Node} */
-    let made;
+    let content;
     try {
-      made = await view.show(now);
+      content = await view.show(now);
     } catch (error) {
-      made = note(/** @type {Error} */ (error).message, "problem");
+      content = note(/** @type {Error} */ (error).message, "problem");
     }
     if (mine !== turn) return;
     const within = focusKey(root) ?? focused;
-    body.replaceChildren(make("h2", { class: "unseen" }, view.name), made);
+    body.replaceChildren(make("h2", { class: "unseen" }, view.name), content);
     restoreFocus(root, within);
     body.setAttribute("aria-busy", "false");
     body.dataset.view = view.key;
   };
 
-  setCaption(root, () => captionOf(context(), VIEWS.find((each) => each.key === state.view)));
+  setCaption(root, () => captionOf(context(), VIEWS.find((view) => view.key === state.view)));
   const top = make("div", {});
   /** @type {Look | null} */
-  let headed = null; // whose header stands at the top
+  let headed = null; // the text that the header is about
   root.replaceChildren(top, make("main", {}, tabs, controls, body), footer(source));
   arrowsOnTabs(tabs);
   shortcuts(remember ? document : root, context);
@@ -175,7 +179,7 @@ export async function open(root, source, { remember }) {
 }
 
 /**
- * What stands below a picture that is saved: the model, the place in it, and the text.
+ * The caption of a picture that is saved: model, part, layer and head, then the text.
  * @param {Context} context
  * @param {View | undefined} view
  */
@@ -193,6 +197,7 @@ function captionOf(context, view) {
 }
 
 /**
+ * The tab of a view.
  * @param {View} view
  * @param {boolean} chosen
  * @param {Context} context
@@ -208,11 +213,14 @@ function tab(view, chosen, context) {
   );
 }
 
-/** @param {HTMLElement} tabs */
+/**
+ * Let arrow keys choose a tab.
+ * @param {HTMLElement} tabs
+ */
 function arrowsOnTabs(tabs) {
   tabs.addEventListener("keydown", (event) => {
     const all = /** @type {HTMLElement[]} */ ([...tabs.children]);
-    const at = all.findIndex((each) => each.getAttribute("aria-selected") === "true");
+    const at = all.findIndex((tab) => tab.getAttribute("aria-selected") === "true");
     const to = all[at + ({ ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? NaN)];
     if (!to) return;
     event.preventDefault();
@@ -222,35 +230,36 @@ function arrowsOnTabs(tabs) {
 }
 
 /**
+ * The controls that a view uses: text or model, part, layer, head.
  * @param {Context} context
  * @param {View} view
  */
 function controlsOf(context, view) {
   const { state, look, part } = context;
-  const told = (/** @type {number[]} */ all) => all.map((each) => /** @type {[string, string]} */ ([String(each), String(each)]));
-  const made = [];
+  const options = (/** @type {number[]} */ all) => all.map((number) => /** @type {[string, string]} */ ([String(number), String(number)]));
+  const controls = [];
   if (context.looks.length > 1 && view.key !== "compare") {
-    const models = new Set(context.looks.map((each) => each.name)).size > 1;
-    const names = context.looks.map((each, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(each, models)}`]));
-    made.push(choice(context.look.choices.length ? "Candidate" : models ? "Model" : "Text", names, String(state.side), (side) => context.set({ side: Number(side) })));
+    const models = new Set(context.looks.map((look) => look.name)).size > 1;
+    const names = context.looks.map((look, i) => /** @type {[string, string]} */ ([String(i), `${i + 1}: ${titleOf(look, models)}`]));
+    controls.push(choice(context.look.choices.length ? "Candidate" : models ? "Model" : "Text", names, String(state.side), (side) => context.set({ side: Number(side) })));
   }
   if (view.uses.includes("part") && look.views.length > 1) {
-    made.push(choice("Part", look.views.map((each) => [each.part, each.part]), part.part, (name) => context.set({ part: name, heads: null })));
+    controls.push(choice("Part", look.views.map((view) => [view.part, view.part]), part.part, (name) => context.set({ part: name, heads: null })));
   }
   if (view.uses.includes("layer") && part.layers > 1) {
-    made.push(choice("Layer", told(context.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
+    controls.push(choice("Layer", options(context.layers), String(state.layer), (layer) => context.set({ layer: Number(layer) })));
   }
   if (view.uses.includes("head") && part.heads > 1) {
-    made.push(choice("Head", told(context.heads), String(state.head), (head) => context.set({ head: Number(head) })));
+    controls.push(choice("Head", options(context.heads), String(state.head), (head) => context.set({ head: Number(head) })));
   }
-  made.push(make("span", { class: "soft about" }, view.about));
-  return made;
+  controls.push(make("span", { class: "soft about" }, view.about));
+  return controls;
 }
 
 /**
- * What tells a look from the one beside it: its text, or where there are several models its name.
+ * The name of a text in a model: the text, or if there are several models, the model.
  * @param {Look} look
- * @param {boolean} models
+ * @param {boolean} models whether there are several
  */
 function titleOf(look, models) {
   if (models) return nameOf(look);
@@ -260,6 +269,7 @@ function titleOf(look, models) {
 }
 
 /**
+ * The header: model, facts about it, and the text.
  * @param {Look} look
  * @param {HTMLElement} root
  * @param {Source} source
@@ -271,19 +281,19 @@ function header(look, root, source, context) {
   theme.setAttribute("aria-label", "Light or dark");
   const lecture = make("button", { type: "button", class: "quiet", title: "Lecture mode (L): large type, whole width", onclick: () => context().set({ lecture: !context().state.lecture }) }, "Aa");
   lecture.setAttribute("aria-label", "Lecture mode");
-  const made = make(
+  const element = make(
     "header", { class: "header" },
     make("div", {}, make("h1", {}, make("bdi", {}, nameOf(look))), make("p", { class: "soft" }, facts.join(" · "))),
     make("div", {}, lecture, theme),
   );
   const text = make("p", { class: "text" }, make("bdi", {}, plain(Array.isArray(look.item) ? look.item.join(" | ") : look.item, 600)));
-  if (!source.live) made.append(text);
-  else made.append(reading(look, context));
-  return made;
+  if (!source.live) element.append(text);
+  else element.append(reading(look, context));
+  return element;
 }
 
 /**
- * The text in a field: another one can be shown.
+ * A form with the text, to show another one.
  * @param {Look} look
  * @param {() => Context} context
  */
@@ -315,14 +325,20 @@ function reading(look, context) {
   return form;
 }
 
-/** @param {HTMLElement} root */
+/**
+ * Change between the light and the dark theme.
+ * @param {HTMLElement} root
+ */
 function turnTheme(root) {
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
   root.dispatchEvent(new Event("themed"));
 }
 
-/** @param {Source} source */
+/**
+ * The footer: what a file lacks, and the keys.
+ * @param {Source} source
+ */
 function footer(source) {
   const out = Object.keys(source.leftOut).map((name) => LEFT_OUT[name] ?? name);
   const size = source.bytes ? `This file holds ${(source.bytes / 1e6).toFixed(1)} MB of numbers${out.length ? `; for some layers, heads or tokens without ${out.join(", ")}` : ""}. ` : "";
@@ -331,8 +347,8 @@ function footer(source) {
 }
 
 /**
- * Keys for layers and heads.
- * @param {Document | HTMLElement} where what hears the keys: the document of a page, the element of a widget
+ * Handle the keys for layers, heads and lecture mode.
+ * @param {Document | HTMLElement} where target of the events: the document of a page, the element of a widget
  * @param {() => Context} context
  */
 function shortcuts(where, context) {
@@ -355,18 +371,18 @@ function shortcuts(where, context) {
 }
 
 /**
- * Begin with the head that a reader understands at once.
+ * Choose the head with the clearest pattern that can be shown.
  * @param {State} state
  * @param {Look} look
  * @param {Source} source
  */
 function chooseTelling(state, look, source) {
-  const kept = look.telling.find(({ part, layer, head }) => source.keeps("weights", { side: 0, part, layer, head }));
-  if (kept) Object.assign(state, { part: kept.part, layer: kept.layer, head: kept.head });
+  const head = look.telling.find(({ part, layer, head }) => source.keeps("weights", { side: 0, part, layer, head }));
+  if (head) Object.assign(state, { part: head.part, layer: head.layer, head: head.head });
 }
 
 /**
- * What the address says of the page.
+ * Read the state from the fragment of the address.
  * @param {State} state
  * @returns {boolean} whether it names a part, a layer or a head
  */
@@ -384,23 +400,26 @@ function recall(state) {
   return ["part", "layer", "head", "heads"].some((key) => new URLSearchParams(location.hash.slice(1)).has(key));
 }
 
-/** @param {State} state */
+/**
+ * Write the state to the fragment of the address.
+ * @param {State} state
+ */
 function write(state) {
-  const told = new URLSearchParams();
-  for (const [key, value] of Object.entries(state)) if (value !== null) told.set(key, String(value));
-  history.replaceState(null, "", `#${told}`);
+  const params = new URLSearchParams();
+  for (const [key, value] of Object.entries(state)) if (value !== null) params.set(key, String(value));
+  history.replaceState(null, "", `#${params}`);
 }
 
-/** The page of a file. */
+/** Start the page of a file. */
 export function startFile() {
   const root = document.getElementById("look");
-  const kept = document.getElementById("kept");
-  if (root && kept) open(root, keptSource(JSON.parse(kept.textContent ?? "")), { remember: true });
+  const answers = document.getElementById("kept");
+  if (root && answers) open(root, keptSource(JSON.parse(answers.textContent ?? "")), { remember: true });
 }
 
 /**
- * The page of a notebook.
- * @param {{model: any, el: HTMLElement}} given
+ * Start the page in a notebook, with the theme of the notebook.
+ * @param {{model: any, el: HTMLElement}} widget model and element of anywidget
  */
 export function startWidget({ model, el }) {
   const root = make("div", { class: "hosted" });
@@ -414,15 +433,15 @@ export function startWidget({ model, el }) {
   follow();
   const watch = new MutationObserver(follow);
   const attributeFilter = ["data-jp-theme-light", "data-vscode-theme-kind", "theme"];
-  for (const each of [document.documentElement, document.body]) watch.observe(each, { attributes: true, attributeFilter });
+  for (const element of [document.documentElement, document.body]) watch.observe(element, { attributes: true, attributeFilter });
   open(root, kernelSource(model), { remember: false });
   return () => watch.disconnect();
 }
 
-/** What a notebook says of its theme; nothing where it leaves that to the system. */
+/** "dark" or "light" by the theme of JupyterLab, VS Code or marimo; "" if there is no such setting. */
 function hostTheme() {
-  const told = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
-  const theme = told.find((each) => each) ?? "";
+  const settings = [document.body.dataset.jpThemeLight, document.body.dataset.vscodeThemeKind, document.documentElement.getAttribute("theme")];
+  const theme = settings.find((value) => value) ?? "";
   if (theme === "false" || theme.includes("dark")) return "dark";
   return theme === "true" || theme.includes("light") ? "light" : "";
 }

@@ -9,13 +9,14 @@ import { headName, namesOf, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 
-const MAX_THUMB = 80; // pixels of a thumbnail
-const GAP = 4; // pixels between two
-const MAX_ASPECT = 4 / 3; // of a thumbnail: the longer side to the shorter
+const MAX_THUMB = 80; // maximum width of a thumbnail, in pixels
+const GAP = 4; // pixels between two thumbnails
+const MAX_ASPECT = 4 / 3; // maximum ratio of the longer to the shorter side of a thumbnail
 const LABELS = 135; // pixels beside the thumbnails: labels, borders and a scroll bar
-const BESIDE = 210; // the same, with the labels of the large map
+const BESIDE = 210; // pixels beside the thumbnails and the large map, with the labels of the map
 
 /**
+ * The model view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
@@ -30,10 +31,10 @@ export async function modelView(context) {
   for (let head = 0; head < part.heads; head++) grid.append(make("span", { class: "across" }, part.names[head] ?? String(head)));
   const large = make("div", { class: "large" });
   const watch = new IntersectionObserver((seen) => {
-    for (const each of seen) {
-      if (!each.isIntersecting) continue;
-      watch.unobserve(each.target);
-      fillLayer(context, grid, Number(/** @type {HTMLElement} */ (each.target).dataset.layer));
+    for (const entry of seen) {
+      if (!entry.isIntersecting) continue;
+      watch.unobserve(entry.target);
+      fillLayer(context, grid, Number(/** @type {HTMLElement} */ (entry.target).dataset.layer));
     }
   });
   const layers = [...Array(part.layers).keys()].filter((layer) => context.source.keeps("thumbnails", { side: state.side, part: part.part, layer }));
@@ -48,7 +49,7 @@ export async function modelView(context) {
           "aria-label": `layer ${layer}, ${headName(context, head)}`,
           "aria-pressed": String(layer === state.layer && head === state.head),
           onclick: (event) => {
-            for (const each of grid.querySelectorAll(".thumb")) each.setAttribute("aria-pressed", String(each === event.currentTarget));
+            for (const thumb of grid.querySelectorAll(".thumb")) thumb.setAttribute("aria-pressed", String(thumb === event.currentTarget));
             context.note({ layer, head });
             enlarge(context, large);
           },
@@ -70,7 +71,7 @@ export async function modelView(context) {
 }
 
 /**
- * The side of the large map: small beside many heads, unless a text is long.
+ * The side of the large map, in pixels: it grows with the number of tokens, within limits set by the width of the page.
  * @param {Context} context
  */
 function mapSize(context) {
@@ -81,7 +82,7 @@ function mapSize(context) {
 }
 
 /**
- * Width and height of a thumbnail: what fits beside the large map, or above it in a narrow window, and into the window.
+ * Width and height of a thumbnail, in pixels. All thumbnails fit beside the large map, or in a narrow window above it.
  * @param {Context} context
  */
 function thumbSize(context) {
@@ -95,6 +96,7 @@ function thumbSize(context) {
 }
 
 /**
+ * Paint the thumbnails of a layer, or disable them if there is no answer.
  * @param {Context} context
  * @param {HTMLElement} grid
  * @param {number} layer
@@ -102,30 +104,31 @@ function thumbSize(context) {
 async function fillLayer(context, grid, layer) {
   const { state, part } = context;
   try {
-    const found = unpack((await context.source.ask("thumbnails", { side: state.side, part: part.part, layer })).heads);
-    const [, n, m] = found.shape;
+    const tensor = unpack((await context.source.ask("thumbnails", { side: state.side, part: part.part, layer })).heads);
+    const [, n, m] = tensor.shape;
     const lut = colours(context.root, HEAT);
     const relative = isRelative(state.relative, tokensOf(context, part.keys).length);
-    for (const [head, each] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {
-      const values = found.values.subarray(head * n * m, (head + 1) * n * m);
-      paint(/** @type {HTMLCanvasElement} */ (each), values, n, m, { most: relative ? reach(values) || 1 : 1, lut });
+    for (const [head, canvas] of grid.querySelectorAll(`.thumb[data-layer="${layer}"] canvas`).entries()) {
+      const values = tensor.values.subarray(head * n * m, (head + 1) * n * m);
+      paint(/** @type {HTMLCanvasElement} */ (canvas), values, n, m, { most: relative ? reach(values) || 1 : 1, lut });
     }
   } catch (error) {
-    for (const each of grid.querySelectorAll(`.thumb[data-layer="${layer}"]`)) each.setAttribute("disabled", "");
+    for (const thumb of grid.querySelectorAll(`.thumb[data-layer="${layer}"]`)) thumb.setAttribute("disabled", "");
   }
 }
 
 /**
+ * Show the head of the state as the large map.
  * @param {Context} context
  * @param {HTMLElement} large
  */
 async function enlarge(context, large) {
   const { part, state } = context;
   try {
-    const found = unpack((await context.source.ask("weights", context.place())).weights);
+    const weights = unpack((await context.source.ask("weights", context.place())).weights);
     const [rows, keys] = [namesOf(tokensOf(context, part.rows)), namesOf(tokensOf(context, part.keys))];
     large.replaceChildren(
-      heatmap(context.root, found.values, {
+      heatmap(context.root, weights.values, {
         rows, columns: keys, size: mapSize(context), name: `Layer ${state.layer}, ${headName(context, state.head)}`,
         say: (i, j, value) => `${plain(rows[i])} attends to ${plain(keys[j])}: ${percent(value)}`,
         scale: { chosen: state.relative, change: (relative) => context.set({ relative }) },

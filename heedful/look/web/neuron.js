@@ -1,5 +1,5 @@
 // @ts-check
-// Neuron view: one token against all, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
+// Neuron view: one query against all keys, dimension by dimension: q, k, q times k, their sum, the score, the softmax.
 
 import { arrows, make, note, percent, plain, short, shown } from "./parts.js";
 import { savable } from "./save.js";
@@ -9,19 +9,20 @@ import { tokenList, tokensOf } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Context} Context */
 /** @typedef {import("./numbers.js").Numbers} Numbers */
-/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} Taken coarse: how exact the numbers are */
+/** @typedef {{q: Numbers, k: Numbers, scores: Numbers, scale: number, biased: boolean, coarse: number}} HeadAttention coarse: relative error of the numbers */
 
 /**
+ * The neuron view.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function neuronView(context) {
   const { part, state } = context;
-  const rows = tokensOf(context, part.rows).map((each) => each.text);
-  const keys = tokensOf(context, part.keys).map((each) => each.text);
+  const rows = tokensOf(context, part.rows).map((token) => token.text);
+  const keys = tokensOf(context, part.keys).map((token) => token.text);
   const sent = await context.source.ask("neuron", context.place());
-  /** @type {Taken} */
-  const taken = {
+  /** @type {HeadAttention} */
+  const attention = {
     q: unpack(sent.q), k: unpack(sent.k), scores: unpack(sent.scores), scale: sent.scale, biased: sent.biased,
     coarse: sent.q.kind === "f2" ? 0.01 : 0.001,
   };
@@ -31,17 +32,17 @@ export async function neuronView(context) {
     label: "The token that looks",
     chosen: (place) => place === state.row,
     pick: (place) => {
-      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === place));
+      for (const [number, button] of [...list.children].entries()) button.setAttribute("aria-pressed", String(number === place));
       context.note({ row: place });
-      against(context, table, taken, keys, place);
+      against(context, table, attention, keys, place);
     },
   });
   arrows(list, ".token");
-  const [n, d] = taken.q.shape;
-  paint(queries, taken.q.values, n, d, { signed: largest(taken), lut: colours(context.root, SIGNED) });
+  const [n, d] = attention.q.shape;
+  paint(queries, attention.q.values, n, d, { signed: largest(attention), lut: colours(context.root, SIGNED) });
   size(queries, context, n, d);
-  against(context, table, taken, keys, Math.min(state.row, rows.length - 1));
-  const told = taken.biased ? " + bias" : "";
+  against(context, table, attention, keys, Math.min(state.row, rows.length - 1));
+  const bias = attention.biased ? " + bias" : "";
   return make(
     "section",
     { class: "neuron-view" },
@@ -51,7 +52,7 @@ export async function neuronView(context) {
       { class: "panel wide" },
       table,
       note(
-        `score = (q · k) × ${short(taken.scale)}${told}; the weight is the softmax of the scores. Orange is positive, ` +
+        `score = (q · k) × ${short(attention.scale)}${bias}; the weight is the softmax of the scores. Orange is positive, ` +
           "blue negative. Where q and k agree in sign, the product is positive and the token gets more attention.",
       ),
     ), "queries and keys"),
@@ -59,19 +60,19 @@ export async function neuronView(context) {
 }
 
 /**
- * The number that has the last colour.
- * @param {Taken} taken
+ * The largest absolute value of queries and keys, which has the last colour.
+ * @param {HeadAttention} attention
  */
 function largest({ q, k }) {
   return Math.max(reach(q.values), reach(k.values)) || 1;
 }
 
 /**
- * The size of a picture of vectors, one in each row.
+ * Set the size of a canvas with a vector in each row.
  * @param {HTMLCanvasElement} canvas
  * @param {Context} context
- * @param {number} count
- * @param {number} d
+ * @param {number} count number of vectors
+ * @param {number} d numbers of a vector
  */
 function size(canvas, context, count, d) {
   const room = (context.root.clientWidth - 660) / 3; // beside tokens and figures
@@ -80,14 +81,15 @@ function size(canvas, context, count, d) {
 }
 
 /**
+ * Fill the table with the steps from one query to its attention weights.
  * @param {Context} context
  * @param {HTMLElement} table
- * @param {Taken} taken
+ * @param {HeadAttention} attention
  * @param {string[]} keys
  * @param {number} row
  */
-function against(context, table, taken, keys, row) {
-  const { q, k, scores, scale, biased } = taken;
+function against(context, table, attention, keys, row) {
+  const { q, k, scores, scale, biased } = attention;
   const [m, d] = k.shape;
   const query = rowOf(q, row);
   const products = new Float32Array(m * d);
@@ -97,8 +99,8 @@ function against(context, table, taken, keys, row) {
   }
   const line = rowOf(scores, row);
   const weights = softmax(line);
-  const limit = largest(taken);
-  const told = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
+  const limit = largest(attention);
+  const status = make("p", { class: "told", role: "status" }, `${d} dimensions; point at one.`);
   const lut = colours(context.root, SIGNED);
   const field = (/** @type {string} */ name, /** @type {Float32Array} */ values, /** @type {number} */ most, /** @type {number} */ count) => {
     const canvas = /** @type {HTMLCanvasElement} */ (make("canvas", { class: "strips", role: "img", "aria-label": name, tabindex: 0 }));
@@ -108,7 +110,7 @@ function against(context, table, taken, keys, row) {
     const point = () => {
       i = Math.max(0, Math.min(d - 1, i));
       j = Math.max(0, Math.min(m - 1, j));
-      told.textContent =
+      status.textContent =
         `${plain(keys[j])}, dimension ${i}: ${short(query[i])} × ${short(k.values[j * d + i])} = ${short(products[j * d + i])}; ` +
         `all ${d}: ${short(dots[j])}`;
     };
@@ -133,9 +135,9 @@ function against(context, table, taken, keys, row) {
   const column = (/** @type {string} */ title, /** @type {Node} */ top, /** @type {Node} */ body, kind = "") =>
     make("div", { class: `column ${kind}` }, make("h3", {}, title), make("div", { class: "top" }, top), body);
   const cells = (/** @type {(j: number) => Node | string} */ cell) => {
-    const made = make("div", { class: "cells" });
-    for (let j = 0; j < m; j++) made.append(make("div", { class: "cell" }, cell(j)));
-    return made;
+    const box = make("div", { class: "cells" });
+    for (let j = 0; j < m; j++) box.append(make("div", { class: "cell" }, cell(j)));
+    return box;
   };
   const bar = (/** @type {number} */ j) => {
     const inner = make("i", { class: "bar" });
@@ -150,7 +152,7 @@ function against(context, table, taken, keys, row) {
     column("score", make("span", {}, biased ? "scaled, + bias" : "scaled"), cells((j) => short(line[j])), "figures"),
     column("softmax", make("span", {}, "weight"), cells(bar), "last"),
   ];
-  const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < taken.coarse * Math.max(1, Math.abs(line[j])));
+  const plainScores = [...dots].every((dot, j) => !Number.isFinite(line[j]) || Math.abs(scale * dot - line[j]) < attention.coarse * Math.max(1, Math.abs(line[j])));
   table.dataset.exact = String(biased || plainScores);
-  table.replaceChildren(told, make("div", { class: "columns-of" }, ...columns));
+  table.replaceChildren(status, make("div", { class: "columns-of" }, ...columns));
 }

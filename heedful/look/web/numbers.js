@@ -1,11 +1,11 @@
 // @ts-check
-// Numbers as they come, and the little arithmetic that is done here.
+// Tensors of an answer, and arithmetic on them.
 
-/** @typedef {{kind: "f4" | "f2" | "u2" | "u1", shape: number[], data: string}} Sent */
+/** @typedef {{kind: "f4" | "f2" | "u2" | "u1", shape: number[], data: string}} Sent EncodedTensor of page_api.py */
 /** @typedef {{shape: number[], values: Float32Array}} Numbers */
 
 /**
- * Numbers out of their bytes; whole ones become shares from 0 to 1.
+ * Decode a tensor; integers become numbers from 0 to 1.
  * @param {Sent} sent
  * @returns {Numbers}
  */
@@ -15,15 +15,15 @@ export function unpack(sent) {
   for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
   if (sent.kind === "f4") return { shape: sent.shape, values: new Float32Array(bytes.buffer) };
   if (sent.kind === "f2") return { shape: sent.shape, values: Float32Array.from(new Uint16Array(bytes.buffer), fromHalf) };
-  const whole = sent.kind === "u2" ? new Uint16Array(bytes.buffer) : bytes;
-  const most = sent.kind === "u2" ? 65535 : 255;
-  const values = new Float32Array(whole.length);
-  for (let i = 0; i < whole.length; i++) values[i] = whole[i] / most;
+  const integers = sent.kind === "u2" ? new Uint16Array(bytes.buffer) : bytes;
+  const one = sent.kind === "u2" ? 65535 : 255; // the integer that stands for 1
+  const values = new Float32Array(integers.length);
+  for (let i = 0; i < integers.length; i++) values[i] = integers[i] / one;
   return { shape: sent.shape, values };
 }
 
 /**
- * The number that 16 bits stand for: a sign, five bits of the exponent and ten of the fraction (IEEE 754).
+ * The number of a float16: a sign, five bits of exponent and ten of fraction (IEEE 754).
  * @param {number} bits
  */
 function fromHalf(bits) {
@@ -33,7 +33,7 @@ function fromHalf(bits) {
 }
 
 /**
- * Row number i of a matrix, without a copy.
+ * Row i of a matrix, as a view.
  * @param {Numbers} matrix
  * @param {number} i
  */
@@ -43,42 +43,42 @@ export function rowOf(matrix, i) {
 }
 
 /**
- * Which places belong to one word: a token that goes on with the word before it is part of it.
+ * The positions of the tokens of each word.
  * @param {{continues: boolean}[]} side
  * @returns {number[][]}
  */
 export function wordsOf(side) {
   /** @type {number[][]} */
   const groups = [];
-  for (const [place, token] of side.entries()) {
-    if (token.continues && groups.length) groups[groups.length - 1].push(place);
-    else groups.push([place]);
+  for (const [position, token] of side.entries()) {
+    if (token.continues && groups.length) groups[groups.length - 1].push(position);
+    else groups.push([position]);
   }
   return groups;
 }
 
 /**
- * Weights between words: summed over the tokens that are attended to, the mean over those that attend (Clark et al. 2019).
+ * Attention weights between words: summed over the tokens that are attended to, averaged over those that attend (Clark et al. 2019).
  * @param {Numbers} weights [rows, keys]
- * @param {number[][]} rows
- * @param {number[][]} keys
+ * @param {number[][]} rows positions of the tokens of each word
+ * @param {number[][]} keys positions of the tokens of each word
  * @returns {Numbers}
  */
 export function merged(weights, rows, keys) {
-  const found = new Float32Array(rows.length * keys.length);
+  const values = new Float32Array(rows.length * keys.length);
   for (const [i, group] of rows.entries()) {
     for (const row of group) {
       const line = rowOf(weights, row);
-      for (const [j, places] of keys.entries()) {
-        for (const place of places) found[i * keys.length + j] += line[place] / group.length;
+      for (const [j, positions] of keys.entries()) {
+        for (const position of positions) values[i * keys.length + j] += line[position] / group.length;
       }
     }
   }
-  return { shape: [rows.length, keys.length], values: found };
+  return { shape: [rows.length, keys.length], values };
 }
 
 /**
- * Which text of a pair a token stands in; those around the texts belong to the one before them.
+ * The number of the text of a pair that each token belongs to; special tokens belong to the text before them.
  * @param {{segment: number | null}[]} side
  */
 export function segmentsOf(side) {
@@ -87,21 +87,21 @@ export function segmentsOf(side) {
 }
 
 /**
- * softmax of scores, of which some are -infinity.
+ * Softmax of scores, some of which may be -Infinity; zeros if all are.
  * @param {ArrayLike<number>} scores
  */
 export function softmax(scores) {
   let most = -Infinity;
   for (let i = 0; i < scores.length; i++) most = Math.max(most, scores[i]);
-  const found = new Float64Array(scores.length);
-  if (most === -Infinity) return found;
+  const exponentials = new Float64Array(scores.length);
+  if (most === -Infinity) return exponentials;
   let sum = 0;
-  for (let i = 0; i < scores.length; i++) sum += found[i] = Math.exp(scores[i] - most);
-  return found.map((each) => each / sum);
+  for (let i = 0; i < scores.length; i++) sum += exponentials[i] = Math.exp(scores[i] - most);
+  return exponentials.map((value) => value / sum);
 }
 
 /**
- * The largest distance from 0 among numbers that are finite.
+ * The largest absolute value among the finite numbers.
  * @param {ArrayLike<number>} values
  */
 export function reach(values) {

@@ -1,45 +1,45 @@
 // @ts-check
-// Small parts of a page. Text from outside only ever becomes a text node.
+// Small elements of a page. Untrusted text only ever becomes a text node.
 
-/** @typedef {Record<string, string | number | boolean | ((event: any) => void)>} Wanted */
+/** @typedef {Record<string, string | number | boolean | ((event: any) => void)>} Attributes */
 
 /**
- * An element with attributes, listeners ("on...") and children; a child that is text becomes a text node.
+ * Make an HTML element with attributes, event listeners ("on...") and children; a child that is text becomes a text node.
  * @param {string} name
- * @param {Wanted} [wanted]
+ * @param {Attributes} [attributes] true: an attribute without a value; false: no attribute
  * @param {...(Node | string)} children
  * @returns {HTMLElement}
  */
-export function make(name, wanted = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(wanted)) {
-    if (typeof value === "function") made.addEventListener(key.slice(2), value);
-    else if (value === true) made.setAttribute(key, "");
-    else if (value !== false) made.setAttribute(key, String(value));
+export function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(key.slice(2), value);
+    else if (value === true) element.setAttribute(key, "");
+    else if (value !== false) element.setAttribute(key, String(value));
   }
-  made.append(...children);
-  return made;
+  element.append(...children);
+  return element;
 }
 
 /**
- * An element of a drawing.
+ * Make an SVG element with attributes and children.
  * @param {string} name
- * @param {Record<string, string | number>} wanted
+ * @param {Record<string, string | number>} attributes
  * @param {...(Node | string)} children
  * @returns {SVGElement}
  */
-export function svg(name, wanted, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(wanted)) made.setAttribute(key, String(value));
-  made.append(...children);
-  return made;
+export function svg(name, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, String(value));
+  element.append(...children);
+  return element;
 }
 
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu; // controls, bidi marks, what has no shape
-const LONGEST_SHOWN = 24;
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}\p{Cs}]/gu; // control characters, bidi marks, characters without a glyph
+const MAX_SHOWN = 24; // characters after which a token is cut
 
 /**
- * The beginning of a text, without half a character at its end.
+ * The first characters of a text, without half a surrogate pair at the end.
  * @param {string} text
  * @param {number} most
  */
@@ -48,18 +48,18 @@ export function cut(text, most) {
 }
 
 /**
- * A token as it is shown: what cannot be seen, or would turn the line around, is written out; long ones are cut.
+ * A text for the page: long ones are cut, and characters that are invisible or change the direction become their code.
  * The mark of a space before a token (\u2581, which many fonts draw as a bar) becomes \u2423.
  * @param {string} text
  * @param {number} [most]
  */
-export function plain(text, most = LONGEST_SHOWN) {
-  const held = text.length > most ? `${cut(text, most - 1)}…` : text;
-  return held.replaceAll("\u2581", "\u2423").replace(HIDDEN, (each) => `⟨${(each.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
+export function plain(text, most = MAX_SHOWN) {
+  const beginning = text.length > most ? `${cut(text, most - 1)}…` : text;
+  return beginning.replaceAll("\u2581", "\u2423").replace(HIDDEN, (character) => `⟨${(character.codePointAt(0) ?? 0).toString(16).toUpperCase()}⟩`) || "∅";
 }
 
 /**
- * A token, kept apart from the direction of what stands around it.
+ * A token as an element that does not change the direction of the text around it.
  * @param {string} text
  */
 export function shown(text) {
@@ -67,17 +67,17 @@ export function shown(text) {
 }
 
 /**
- * A formula: letters after "_" are set low, up to a space or bracket.
+ * A formula: letters after "_" become a subscript, up to a space or bracket.
  * @param {string} text
  */
 export function formula(text) {
-  const made = make("span", { class: "formula" });
-  for (const [number, part] of text.split(/_(\w+)/u).entries()) made.append(number % 2 ? make("sub", {}, part) : part);
-  return made;
+  const element = make("span", { class: "formula" });
+  for (const [number, part] of text.split(/_(\w+)/u).entries()) element.append(number % 2 ? make("sub", {}, part) : part);
+  return element;
 }
 
 /**
- * A choice with a label.
+ * A select element with a label.
  * @param {string} name
  * @param {[string, string][]} options value and text
  * @param {string} chosen
@@ -92,7 +92,7 @@ export function choice(name, options, chosen, change) {
 }
 
 /**
- * A switch with a label.
+ * A checkbox with a label.
  * @param {string} name
  * @param {boolean} on
  * @param {(on: boolean) => void} change
@@ -103,7 +103,7 @@ export function toggle(name, on, change) {
 }
 
 /**
- * What is told beside or in place of a picture.
+ * A paragraph beside or in place of a picture.
  * @param {string} text
  * @param {string} [kind]
  */
@@ -112,12 +112,12 @@ export function note(text, kind = "note") {
 }
 
 /**
- * What an error says, as a sentence.
+ * The message of an error as a sentence.
  * @param {string} text
  */
 export function sentence(text) {
-  const told = plain(text, 300);
-  return told.charAt(0).toUpperCase() + told.slice(1) + (/[.…]$/u.test(told) ? "" : ".");
+  const message = plain(text, 300);
+  return message.charAt(0).toUpperCase() + message.slice(1) + (/[.…]$/u.test(message) ? "" : ".");
 }
 
 /**
@@ -129,7 +129,7 @@ export function percent(value) {
 }
 
 /**
- * A number in few digits.
+ * A number with three significant digits or so.
  * @param {number} value
  */
 export function short(value) {
@@ -140,9 +140,9 @@ export function short(value) {
 }
 
 /**
- * The element that has the focus, as what finds it again after a part of the page was drawn anew.
+ * A key that finds the element with the focus again after a part of the page was replaced.
  * @param {HTMLElement} root
- * @returns {{key: string, among: number} | null} null: the focus is not within the page
+ * @returns {{key: string, among: number} | null} name, and number among the controls of this name; null: the focus is elsewhere
  */
 export function focusKey(root) {
   const active = /** @type {any} */ (root.getRootNode()).activeElement;
@@ -152,18 +152,21 @@ export function focusKey(root) {
 }
 
 /**
- * Give the focus back to the element that had it, or to what takes its place; nothing happens where it was not lost.
+ * Give the focus to the element of a key, or if there is none to the body of the page. A focus within the page remains.
  * @param {HTMLElement} root
- * @param {{key: string, among: number} | null} kept
+ * @param {{key: string, among: number} | null} saved
  */
-export function restoreFocus(root, kept) {
-  if (!kept || focusKey(root)) return;
-  const named = controlsNamed(root, kept.key);
-  const to = named[Math.min(kept.among, named.length - 1)] ?? root.querySelector(".body");
+export function restoreFocus(root, saved) {
+  if (!saved || focusKey(root)) return;
+  const named = controlsNamed(root, saved.key);
+  const to = named[Math.min(saved.among, named.length - 1)] ?? root.querySelector(".body");
   if (to instanceof HTMLElement) to.focus({ preventScroll: true });
 }
 
-/** @param {HTMLElement} element */
+/**
+ * A name that a control has again after it was replaced by an equal one.
+ * @param {HTMLElement} element
+ */
 function nameOfControl(element) {
   const label = element.getAttribute("aria-label") ?? element.closest("label")?.firstElementChild?.textContent ?? "";
   const own = element.matches("select, input, textarea, canvas") ? "" : element.textContent;
@@ -171,35 +174,36 @@ function nameOfControl(element) {
 }
 
 /**
+ * The controls of a name.
  * @param {HTMLElement} root
  * @param {string} key
  */
 function controlsNamed(root, key) {
-  const all = /** @type {HTMLElement[]} */ ([...root.querySelectorAll("button, select, input, textarea, [tabindex]")]);
-  return all.filter((each) => nameOfControl(each) === key);
+  const controls = /** @type {HTMLElement[]} */ ([...root.querySelectorAll("button, select, input, textarea, [tabindex]")]);
+  return controls.filter((control) => nameOfControl(control) === key);
 }
 
 /**
- * Arrow keys move the focus within a group of elements, of which the Tab key reaches one.
+ * Let arrow keys move the focus within a group of elements. The Tab key reaches only one of them (a roving tabindex).
  * @param {HTMLElement} group
- * @param {string} which a selector
- * @param {number} across how many stand in a line; 1: a list
+ * @param {string} selector of the elements
+ * @param {number} across number of elements in a row; 1: a list
  */
-export function arrows(group, which, across = 1) {
-  const all = () => /** @type {HTMLElement[]} */ ([...group.querySelectorAll(which)]);
-  for (const [number, each] of all().entries()) each.tabIndex = number ? -1 : 0;
+export function arrows(group, selector, across = 1) {
+  const members = () => /** @type {HTMLElement[]} */ ([...group.querySelectorAll(selector)]);
+  for (const [number, member] of members().entries()) member.tabIndex = number ? -1 : 0;
   group.addEventListener("focusin", (event) => {
-    for (const each of all()) each.tabIndex = each === event.target ? 0 : -1;
+    for (const member of members()) member.tabIndex = member === event.target ? 0 : -1;
   });
   group.addEventListener("keydown", (event) => {
-    const places = all();
-    const at = places.indexOf(/** @type {HTMLElement} */ (document.activeElement ?? document.body));
+    const all = members();
+    const at = all.indexOf(/** @type {HTMLElement} */ (document.activeElement ?? document.body));
     const root = /** @type {any} */ (group.getRootNode());
-    const now = at >= 0 ? at : places.indexOf(root.activeElement);
+    const now = at >= 0 ? at : all.indexOf(root.activeElement); // within a shadow root, document.activeElement is its host
     const steps = /** @type {Record<string, number>} */ ({
-      ArrowDown: across, ArrowUp: -across, ArrowRight: 1, ArrowLeft: -1, Home: -now, End: places.length - 1 - now,
+      ArrowDown: across, ArrowUp: -across, ArrowRight: 1, ArrowLeft: -1, Home: -now, End: all.length - 1 - now,
     });
-    const to = places[now + (steps[event.key] ?? NaN)];
+    const to = all[now + (steps[event.key] ?? NaN)];
     if (now < 0 || !to) return;
     event.preventDefault();
     to.focus();

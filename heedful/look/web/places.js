@@ -9,20 +9,22 @@ import { lines } from "./plots.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of positions.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function positionsView(context) {
   const { views } = await context.source.ask("positions", { side: context.state.side });
-  const made = make("section", { class: "positions-view" });
-  for (const view of views) made.append(viewPanel(context, view));
-  if (!views.length) made.append(note("This model has no positions: it reads a text as a bag of words."));
-  return made;
+  const section = make("section", { class: "positions-view" });
+  for (const view of views) section.append(viewPanel(context, view));
+  if (!views.length) section.append(note("This model has no positions: it reads a text as a bag of words."));
+  return section;
 }
 
 /**
+ * One way in which the model represents positions, with its plots.
  * @param {Context} context
- * @param {any} view
+ * @param {any} view PositionsView of positions_view.py
  */
 function viewPanel(context, view) {
   const panel = make("div", { class: "panel" }, make("h2", {}, view.name), note(view.description));
@@ -70,15 +72,18 @@ function viewPanel(context, view) {
   return panel;
 }
 
-/** @param {number} count */
+/**
+ * "0", "1", ... as labels.
+ * @param {number} count
+ */
 function numbered(count) {
   return [...Array(count).keys()].map(String);
 }
 
 /**
- * The root of the mean square.
+ * The root mean square; 1 if it is 0.
  * @param {Float32Array} values
  */
 function spread(values) {
-  return Math.sqrt(values.reduce((sum, each) => sum + each * each, 0) / Math.max(values.length, 1)) || 1;
+  return Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / Math.max(values.length, 1)) || 1;
 }

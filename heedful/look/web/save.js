@@ -1,19 +1,19 @@
 // @ts-check
-// Figures as files: what an element shows, drawn anew as one SVG with a caption, and from that as PNG.
+// Saving figures: an element is drawn again as one SVG with a caption, and from that as PNG.
 
 import { make, plain, svg } from "./parts.js";
 
 const MARGIN = 14; // pixels around a picture
-const PNG_SCALE = 2; // pixels of a PNG for one of the page
-const VECTOR_CELLS = 4_096; // numbers of a heat map up to which each one is a rectangle
+const PNG_SCALE = 2; // pixels of a PNG for each pixel of the page
+const VECTOR_CELLS = 4_096; // maximum cells of a heat map that is saved as rectangles; larger ones are images
 const STRIP_GAP = 2; // pixels between the rows of strips, as in look.css
-const CAPTION_SIZE = 12; // pixels of a letter of the caption
+const CAPTION_SIZE = 12; // font size of the caption, in pixels
 
 /** @type {WeakMap<Element, () => string[]>} */
 const captions = new WeakMap();
 
 /**
- * Set what stands below every picture of a page that is saved.
+ * Set the caption of every picture of a page that is saved.
  * @param {HTMLElement} root
  * @param {() => string[]} caption lines: model, text, layer and head
  */
@@ -22,9 +22,9 @@ export function setCaption(root, caption) {
 }
 
 /**
- * A figure with the buttons that save it.
+ * Add buttons to an element that save it as a picture.
  * @param {HTMLElement} element
- * @param {string} name
+ * @param {string} name title of the picture
  * @returns {HTMLElement} the element
  */
 export function savable(element, name) {
@@ -35,6 +35,7 @@ export function savable(element, name) {
 }
 
 /**
+ * Save an element as a file.
  * @param {HTMLElement} element
  * @param {string} name
  * @param {string} kind "SVG" or "PNG"
@@ -51,7 +52,8 @@ async function saveAs(element, name, kind) {
 }
 
 /**
- * @param {string} text an SVG
+ * An SVG as PNG.
+ * @param {string} text of the SVG
  * @param {number} width
  * @param {number} height
  * @returns {Promise<Blob>}
@@ -71,7 +73,7 @@ async function rasterized(text, width, height) {
 }
 
 /**
- * What an element shows, as an SVG of rectangles, letters and lines.
+ * An element as an SVG of rectangles, text and lines.
  * @param {HTMLElement} element
  * @param {string[]} caption
  * @returns {{text: string, width: number, height: number}}
@@ -82,22 +84,22 @@ function drawing(element, caption) {
   root.classList.add("saving");
   try {
     const origin = element.getBoundingClientRect();
-    const made = svg("g", {});
+    const group = svg("g", {});
     const reached = { right: 0, bottom: 0 };
-    render(element, { made, origin, reached, clip: null });
+    render(element, { group, origin, reached, clip: null });
     const style = getComputedStyle(root);
     const width = Math.ceil(Math.max(reached.right, 200) + 2 * MARGIN);
-    const told = caption.flatMap((line) => folded(line, Math.floor((width - 2 * MARGIN) / (0.52 * CAPTION_SIZE))));
-    const height = Math.ceil(reached.bottom + 2 * MARGIN + (told.length ? 8 + 1.4 * CAPTION_SIZE * told.length : 0));
-    const whole = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": style.fontFamily });
-    whole.append(svg("rect", { width, height, ...paintOf("fill", style.getPropertyValue("--panel")) }));
-    made.setAttribute("transform", `translate(${MARGIN} ${MARGIN})`);
-    whole.append(made);
-    for (const [number, line] of told.entries()) {
+    const lines = caption.flatMap((line) => folded(line, Math.floor((width - 2 * MARGIN) / (0.52 * CAPTION_SIZE))));
+    const height = Math.ceil(reached.bottom + 2 * MARGIN + (lines.length ? 8 + 1.4 * CAPTION_SIZE * lines.length : 0));
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "font-family": style.fontFamily });
+    picture.append(svg("rect", { width, height, ...paintOf("fill", style.getPropertyValue("--panel")) }));
+    group.setAttribute("transform", `translate(${MARGIN} ${MARGIN})`);
+    picture.append(group);
+    for (const [number, line] of lines.entries()) {
       const y = reached.bottom + 2 * MARGIN + 8 + 1.4 * CAPTION_SIZE * number;
-      whole.append(lettersAt(line, MARGIN, y, { "font-size": CAPTION_SIZE, ...paintOf("fill", number ? style.getPropertyValue("--soft") : style.color) }));
+      picture.append(lettersAt(line, MARGIN, y, { "font-size": CAPTION_SIZE, ...paintOf("fill", number ? style.getPropertyValue("--soft") : style.color) }));
     }
-    return { text: new XMLSerializer().serializeToString(whole), width, height };
+    return { text: new XMLSerializer().serializeToString(picture), width, height };
   } finally {
     root.classList.remove("saving");
     if (focused instanceof HTMLElement) focused.focus({ preventScroll: true });
@@ -106,12 +108,14 @@ function drawing(element, caption) {
 
 /**
  * @typedef {{
- *   made: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
+ *   group: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
  *   clip: {left: number, top: number, right: number, bottom: number} | null,
- * }} Sheet clip: where what is drawn ends, in pixels of the window
+ * }} Sheet `group`: where to draw; `origin`: box of the element that is saved; `reached`: right and bottom end of what was
+ *   drawn; `clip`: box outside of which nothing is drawn, in pixels of the window
  */
 
 /**
+ * Draw an element with its children.
  * @param {Element} element
  * @param {Sheet} sheet
  */
@@ -120,7 +124,7 @@ function render(element, sheet) {
   if (style.display === "none" || style.visibility === "hidden") return;
   const box = element.getBoundingClientRect();
   if (element instanceof SVGElement) {
-    if (box.width) sheet.made.append(copiedSvg(element, placedAt(sheet, box)));
+    if (box.width) sheet.group.append(copiedSvg(element, placedAt(sheet, box)));
     return extend(sheet, box);
   }
   renderGround(element, style, box, sheet);
@@ -134,6 +138,7 @@ function render(element, sheet) {
 }
 
 /**
+ * The intersection of two boxes.
  * @param {Sheet["clip"]} clip
  * @param {DOMRect} box
  */
@@ -143,6 +148,7 @@ function clipped(clip, box) {
 }
 
 /**
+ * A box of the window as attributes of the picture.
  * @param {Sheet} sheet
  * @param {{left: number, top: number, width: number, height: number}} box
  */
@@ -151,6 +157,7 @@ function placedAt(sheet, box) {
 }
 
 /**
+ * Extend the size of the picture by a box.
  * @param {Sheet} sheet
  * @param {{right: number, bottom: number}} box
  */
@@ -160,7 +167,7 @@ function extend(sheet, box) {
 }
 
 /**
- * Background and border of an element.
+ * Draw background and border of an element.
  * @param {Element} element
  * @param {CSSStyleDeclaration} style
  * @param {DOMRect} box
@@ -181,20 +188,20 @@ function renderGround(element, style, box, sheet) {
     const rx = Math.min(parseFloat(style.borderTopLeftRadius) || 0, height / 2);
     /** @type {Record<string, string>} */
     const dash = style.borderTopStyle === "dashed" && "stroke" in stroke ? { "stroke-dasharray": "4 3" } : {};
-    sheet.made.append(svg("rect", { x: x + half, y: y + half, width: Math.max(0, width - 2 * half), height: Math.max(0, height - 2 * half), rx, ...fill, ...stroke, ...dash }));
+    sheet.group.append(svg("rect", { x: x + half, y: y + half, width: Math.max(0, width - 2 * half), height: Math.max(0, height - 2 * half), rx, ...fill, ...stroke, ...dash }));
     extend(sheet, box);
   }
   if (!even) {
     const ends = [[x, y, x + width, y], [x + width, y, x + width, y + height], [x, y + height, x + width, y + height], [x, y, x, y + height]];
     for (const [number, side] of sides.entries()) {
       const [x1, y1, x2, y2] = ends[number];
-      if (side.width) sheet.made.append(svg("line", { x1, y1, x2, y2, ...paintOf("stroke", side.colour), "stroke-width": side.width }));
+      if (side.width) sheet.group.append(svg("line", { x1, y1, x2, y2, ...paintOf("stroke", side.colour), "stroke-width": side.width }));
     }
   }
 }
 
 /**
- * The numbers of a canvas: small maps as rectangles, so that they stay sharp in any program, others as an image.
+ * Draw a canvas: small maps as rectangles, which are sharp in any program, others as an image.
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {Sheet} sheet
@@ -205,7 +212,7 @@ function renderCanvas(canvas, box, sheet) {
   if (!width || !height) return;
   extend(sheet, box);
   if (n * m > VECTOR_CELLS || getComputedStyle(canvas).imageRendering !== "pixelated") {
-    sheet.made.append(svg("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas, width, height) }));
+    sheet.group.append(svg("image", { x, y, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas, width, height) }));
   } else {
     const data = numbersOf(canvas);
     const filled = canvas.matches(".strips") ? 1 - STRIP_GAP / (height / n) : 1; // of each row
@@ -218,14 +225,14 @@ function renderCanvas(canvas, box, sheet) {
         if (a) group.append(svg("rect", { x: j, y: i, width: k - j, height: rounded(filled), fill: hexOf(r, g, b), ...(a < 255 ? { "fill-opacity": rounded(a / 255) } : {}) }));
       }
     }
-    sheet.made.append(group);
+    sheet.group.append(group);
   }
   const outline = getComputedStyle(canvas);
-  if (outline.outlineStyle === "solid") sheet.made.append(svg("rect", { x, y, width, height, fill: "none", ...paintOf("stroke", outline.outlineColor) }));
+  if (outline.outlineStyle === "solid") sheet.group.append(svg("rect", { x, y, width, height, fill: "none", ...paintOf("stroke", outline.outlineColor) }));
 }
 
 /**
- * The colours of a canvas, four bytes each, from a copy that is made to be read.
+ * The colours of a canvas, four bytes each. They are read from a copy, so that the canvas itself stays on the GPU.
  * @param {HTMLCanvasElement} canvas
  */
 function numbersOf(canvas) {
@@ -237,7 +244,7 @@ function numbersOf(canvas) {
 }
 
 /**
- * A canvas as an image in which each number is a block of several pixels, since programs smooth what they enlarge.
+ * A canvas as an image in which each cell is a block of pixels, since programs smooth images that they enlarge.
  * @param {HTMLCanvasElement} canvas
  * @param {number} width
  * @param {number} height
@@ -253,22 +260,22 @@ function enlarged(canvas, width, height) {
 }
 
 /**
- * A copy of a drawing, with what the style sheet says of it.
+ * A copy of an SVG element with the properties of the style sheet as attributes.
  * @param {SVGElement} element
  * @param {Record<string, number>} box
  */
 function copiedSvg(element, box) {
   const copy = /** @type {SVGElement} */ (element.cloneNode(true));
-  const pairs = [[element, copy], ...[...element.querySelectorAll("*")].map((each, i) => [each, copy.querySelectorAll("*")[i]])];
+  const pairs = [[element, copy], ...[...element.querySelectorAll("*")].map((child, i) => [child, copy.querySelectorAll("*")[i]])];
   for (const [from, to] of pairs) {
     const style = getComputedStyle(from);
     to.removeAttribute("class");
     to.removeAttribute("style");
-    for (const each of ["stroke-width", "stroke-dasharray", "opacity", "font-size", "text-anchor", "stroke-linecap"]) {
-      const value = style.getPropertyValue(each);
-      if (value && value !== "none") to.setAttribute(each, value);
+    for (const name of ["stroke-width", "stroke-dasharray", "opacity", "font-size", "text-anchor", "stroke-linecap"]) {
+      const value = style.getPropertyValue(name);
+      if (value && value !== "none") to.setAttribute(name, value);
     }
-    for (const each of ["fill", "stroke"]) for (const [key, value] of Object.entries(paintOf(each, style.getPropertyValue(each)))) to.setAttribute(key, String(value));
+    for (const name of ["fill", "stroke"]) for (const [key, value] of Object.entries(paintOf(name, style.getPropertyValue(name)))) to.setAttribute(key, String(value));
   }
   for (const [key, value] of Object.entries(box)) copy.setAttribute(key, String(value));
   if (!copy.hasAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
@@ -276,7 +283,7 @@ function copiedSvg(element, box) {
 }
 
 /**
- * The lines of a text, where they stand.
+ * Draw the lines of a text; a line that is clipped ends in an ellipsis.
  * @param {Text} text
  * @param {CSSStyleDeclaration} style
  * @param {Sheet} sheet
@@ -288,23 +295,24 @@ function renderText(text, style, sheet) {
   };
   const upright = style.writingMode.startsWith("vertical");
   for (const { line, box } of linesOf(text)) {
-    const held = sheet.clip;
-    if (held && (box.right <= held.left || box.left >= held.right || box.bottom <= held.top + 1 || box.top >= held.bottom - 1)) continue;
-    const room = held ? (upright ? Math.min(box.bottom, held.bottom) - Math.max(box.top, held.top) : held.right - box.left) : Infinity;
+    const clip = sheet.clip;
+    if (clip && (box.right <= clip.left || box.left >= clip.right || box.bottom <= clip.top + 1 || box.top >= clip.bottom - 1)) continue;
+    const room = clip ? (upright ? Math.min(box.bottom, clip.bottom) - Math.max(box.top, clip.top) : clip.right - box.left) : Infinity;
     const long = upright ? box.height : box.width;
     const shown = long > room + 1 ? `${line.slice(0, Math.max(1, Math.floor((line.length * room) / long) - 1))}…` : line;
     const { x, y, width, height } = placedAt(sheet, box);
     if (upright) {
-      const end = held ? Math.min(box.bottom, held.bottom) - sheet.origin.top : y + height;
-      const made = lettersAt(shown, 0, 0, look);
-      made.setAttribute("transform", `translate(${rounded(x + width / 2 + 0.34 * look["font-size"])} ${rounded(end)}) rotate(-90)`);
-      sheet.made.append(made);
-    } else sheet.made.append(lettersAt(shown, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
-    extend(sheet, { right: Math.min(box.right, held?.right ?? Infinity), bottom: Math.min(box.bottom, held?.bottom ?? Infinity) });
+      const end = clip ? Math.min(box.bottom, clip.bottom) - sheet.origin.top : y + height;
+      const group = lettersAt(shown, 0, 0, look);
+      group.setAttribute("transform", `translate(${rounded(x + width / 2 + 0.34 * look["font-size"])} ${rounded(end)}) rotate(-90)`);
+      sheet.group.append(group);
+    } else sheet.group.append(lettersAt(shown, x, rounded(y + height / 2 + 0.35 * look["font-size"]), look));
+    extend(sheet, { right: Math.min(box.right, clip?.right ?? Infinity), bottom: Math.min(box.bottom, clip?.bottom ?? Infinity) });
   }
 }
 
 /**
+ * The lines of a text node with their boxes.
  * @param {Text} text
  * @returns {{line: string, box: DOMRect}[]}
  */
@@ -314,22 +322,23 @@ function linesOf(text) {
   const whole = [...range.getClientRects()];
   if (whole.length === 1) return [{ line: text.data, box: whole[0] }];
   /** @type {{line: string, box: DOMRect}[]} */
-  const found = [];
+  const lines = [];
   for (const word of text.data.matchAll(/\S+\s*/gu)) {
     range.setStart(text, word.index);
     range.setEnd(text, word.index + word[0].length);
     const [box] = range.getClientRects();
-    const last = found.at(-1);
+    const last = lines.at(-1);
     if (!box) continue;
     if (last && Math.abs(last.box.top - box.top) < 2) {
       last.line += word[0];
       last.box = new DOMRect(last.box.left, last.box.top, box.right - last.box.left, last.box.height);
-    } else found.push({ line: word[0], box });
+    } else lines.push({ line: word[0], box });
   }
-  return found;
+  return lines;
 }
 
 /**
+ * A line wrapped at words.
  * @param {string} line
  * @param {number} most letters of a line
  */
@@ -344,17 +353,18 @@ function folded(line, most) {
 }
 
 /**
+ * An SVG text.
  * @param {string} text
  * @param {number} x
  * @param {number} y
- * @param {Record<string, string | number>} look
+ * @param {Record<string, string | number>} look attributes
  */
 function lettersAt(text, x, y, look) {
   return svg("text", { x, y, ...look }, text.replace(/\s+/gu, " "));
 }
 
 /**
- * A colour of the style sheet as attributes that every program reads.
+ * A CSS colour as SVG attributes that every program reads.
  * @param {string} what "fill" or "stroke"
  * @param {string} colour
  * @returns {Record<string, string | number>}
@@ -369,13 +379,17 @@ function paintOf(what, colour) {
 }
 
 /**
- * @param {...number} levels
+ * A colour as #rrggbb.
+ * @param {...number} levels from 0 to 255
  */
 function hexOf(...levels) {
-  return `#${levels.map((each) => Math.round(each).toString(16).padStart(2, "0")).join("")}`;
+  return `#${levels.map((level) => Math.round(level).toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** @param {number} value */
+/**
+ * A number with two decimals.
+ * @param {number} value
+ */
 function rounded(value) {
   return Math.round(100 * value) / 100;
 }

@@ -1,35 +1,37 @@
 // @ts-check
-// Where answers come from: a server, the file itself, or a notebook's kernel. All are asked in the same way.
+// Sources of answers: the local server, the file itself, or the kernel of a notebook.
 
 /** @typedef {Record<string, string | number>} Params */
 /**
- * `keeps` tells whether a question has an answer here: a server and a kernel answer all, a file what it holds.
+ * `ask` answers a question. `keeps` returns whether it can: a server and a kernel answer every question, a file those that
+ * were saved in it. `live`: whether new texts can be entered. `leftOut`: number of answers that were not saved, by name.
  * @typedef {{
  *   ask: (name: string, params?: Params) => Promise<any>, keeps: (name: string, params?: Params) => boolean,
  *   live: boolean, leftOut: Record<string, number>, bytes: number,
  * }} Source
  */
 
-const KEPT_BYTES = 64_000_000; // of answers that are remembered
-const LINE = 65_000; // characters of a question; the server reads lines of 65,536
+const CACHE_BYTES = 64_000_000; // maximum bytes of cached answers
+const MAX_QUESTION_CHARS = 65_000; // the server reads lines of 65,536 characters
 
 /**
+ * The key of a question, as question_key of page.py.
  * @param {string} name
  * @param {Params} params
  */
 function question(name, params) {
-  const told = Object.keys(params).sort().map((key) => `${key}=${encodeURIComponent(params[key])}`);
-  return `${name}?${told.join("&")}`;
+  const pairs = Object.keys(params).sort().map((key) => `${key}=${encodeURIComponent(params[key])}`);
+  return `${name}?${pairs.join("&")}`;
 }
 
 /**
- * One that can be asked anything, with the newest answers remembered.
+ * A source that answers every question, with a cache of the latest answers. "look" changes the text and clears the cache.
  * @param {(name: string, params: Params) => Promise<any>} ask
  * @returns {Source}
  */
 export function remembering(ask) {
   /** @type {Map<string, {answer: Promise<any>, bytes: number}>} */
-  const known = new Map();
+  const cache = new Map(); // by question, the most recently used last
   let bytes = 0;
   return {
     live: true,
@@ -38,30 +40,30 @@ export function remembering(ask) {
     keeps: () => true,
     async ask(name, params = {}) {
       const key = question(name, params);
-      const held = known.get(key);
-      if (held) {
-        known.delete(key);
-        known.set(key, held);
-        return held.answer;
+      const cached = cache.get(key);
+      if (cached) {
+        cache.delete(key);
+        cache.set(key, cached);
+        return cached.answer;
       }
       if (name === "look") {
-        known.clear();
+        cache.clear();
         bytes = 0;
       }
-      const made = { answer: ask(name, params), bytes: 0 };
-      if (name !== "look") known.set(key, made);
+      const entry = { answer: ask(name, params), bytes: 0 };
+      if (name !== "look") cache.set(key, entry);
       try {
-        const answer = await made.answer;
-        made.bytes = sizeOf(answer);
-        bytes += made.bytes;
-        for (const [oldest, each] of known) {
-          if (bytes <= KEPT_BYTES || oldest === key) break;
-          bytes -= each.bytes;
-          known.delete(oldest);
+        const answer = await entry.answer;
+        entry.bytes = sizeOf(answer);
+        bytes += entry.bytes;
+        for (const [oldestKey, oldest] of cache) {
+          if (bytes <= CACHE_BYTES || oldestKey === key) break;
+          bytes -= oldest.bytes;
+          cache.delete(oldestKey);
         }
         return answer;
       } catch (error) {
-        known.delete(key);
+        cache.delete(key);
         throw error;
       }
     },
@@ -69,73 +71,77 @@ export function remembering(ask) {
 }
 
 /**
+ * The approximate size of an answer, in bytes.
  * @param {any} answer
  * @returns {number}
  */
 function sizeOf(answer) {
   if (typeof answer === "string") return answer.length;
   if (answer === null || typeof answer !== "object") return 8;
-  return Object.values(answer).reduce((sum, each) => sum + sizeOf(each), 0);
+  return Object.values(answer).reduce((sum, value) => sum + sizeOf(value), 0);
 }
 
-/** @returns {Source} */
+/**
+ * The local server of `heedful look`.
+ * @returns {Source}
+ */
 export function serverSource() {
   return remembering(async (name, params) => {
-    const asked = question(name, params);
-    if (asked.length > LINE) throw new Error("The text is too long to be sent from the page: start heedful look with it.");
-    const answer = await fetch(`ask/${asked}`).catch(() => {
+    const key = question(name, params);
+    if (key.length > MAX_QUESTION_CHARS) throw new Error("The text is too long to be sent from the page: start heedful look with it.");
+    const response = await fetch(`ask/${key}`).catch(() => {
       throw new Error("There is no answer: heedful look has ended.");
     });
-    const found = await answer.json();
-    if (found.error) throw new Error(found.error);
-    return found;
+    const answer = await response.json();
+    if (answer.error) throw new Error(answer.error);
+    return answer;
   });
 }
 
 /**
- * What a file holds.
- * @param {{answers: Record<string, any>, left_out: Record<string, number>, bytes: number}} kept
+ * The answers that were saved in a file.
+ * @param {{answers: Record<string, any>, left_out: Record<string, number>, bytes: number}} saved
  * @returns {Source}
  */
-export function keptSource(kept) {
+export function keptSource(saved) {
   return {
     live: false,
-    leftOut: kept.left_out,
-    bytes: kept.bytes,
-    keeps: (name, params = {}) => question(name, params) in kept.answers,
+    leftOut: saved.left_out,
+    bytes: saved.bytes,
+    keeps: (name, params = {}) => question(name, params) in saved.answers,
     async ask(name, params = {}) {
-      const found = kept.answers[question(name, params)];
-      if (found === undefined) {
+      const answer = saved.answers[question(name, params)];
+      if (answer === undefined) {
         throw new Error("This was not kept in the file: open the page with heedful look, or write the file with this layer and head.");
       }
-      if (found.error) throw new Error(found.error);
-      return found;
+      if (answer.error) throw new Error(answer.error);
+      return answer;
     },
   };
 }
 
 /**
- * A notebook's kernel, by messages with numbers.
+ * The kernel of a notebook: messages with numbers, so that answers belong to questions.
  * @param {any} model
  * @returns {Source}
  */
 export function kernelSource(model) {
-  /** @type {Map<number, {done: (found: any) => void, failed: (error: Error) => void}>} */
-  const waiting = new Map();
+  /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: Error) => void}>} */
+  const waiting = new Map(); // by number of the message
   let last = 0;
-  model.on("msg:custom", (/** @type {any} */ told) => {
-    const one = waiting.get(told.number);
-    waiting.delete(told.number);
-    if (told.error) one?.failed(new Error(told.error));
-    else one?.done(told.answer);
+  model.on("msg:custom", (/** @type {any} */ message) => {
+    const promise = waiting.get(message.number);
+    waiting.delete(message.number);
+    if (message.error) promise?.reject(new Error(message.error));
+    else promise?.resolve(message.answer);
   });
   return remembering(
     (name, params) =>
-      new Promise((done, failed) => {
+      new Promise((resolve, reject) => {
         last += 1;
-        waiting.set(last, { done, failed });
-        const asked = Object.fromEntries(Object.entries(params).map(([key, value]) => [key, String(value)]));
-        model.send({ number: last, name, params: asked });
+        waiting.set(last, { resolve, reject });
+        const texts = Object.fromEntries(Object.entries(params).map(([key, value]) => [key, String(value)]));
+        model.send({ number: last, name, params: texts });
       }),
   );
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// Step by step: one block as a diagram, and what a token's row becomes in each of its steps, with the model's own numbers.
+// Step by step: one block as a diagram, and the vectors of one token in each step.
 
 import { arrows, formula, make, note, short } from "./parts.js";
 import { rowOf, softmax, unpack } from "./numbers.js";
@@ -12,38 +12,40 @@ import { tokenList, tokensOf } from "./tokens.js";
 /**
  * @typedef {{
  *   name: string, formula: string, about: string, over: string, vectors: {name: string, values?: any}[],
- * }} Step vectors without values are those of a head
+ * }} Step BlockStep of block_steps.py; vectors without values belong to a head
  */
 
-const FIRST = 6; // numbers that are written out
+const FIRST = 6; // numbers of a vector that are printed
 const ALL_SCORES = 24; // tokens up to which every score is shown
-const MOST_SCORES = 16; // the largest scores that are shown of more
+const MOST_SCORES = 16; // scores that are shown for more tokens, the largest ones
 
 /**
+ * The view of a block.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function stepsView(context) {
   const { part, state } = context;
-  const names = tokensOf(context, part.rows).map((each) => each.text);
+  const names = tokensOf(context, part.rows).map((token) => token.text);
   const block = make("div", { class: "wide block-of" });
   const place = (/** @type {number} */ row) => ({ side: state.side, part: part.part, layer: state.layer, row });
   const list = tokenList(names, {
     label: "The token that is followed",
     chosen: (row) => row === state.row,
     pick: (row) => {
-      for (const [number, each] of [...list.children].entries()) each.setAttribute("aria-pressed", String(number === row));
+      for (const [number, button] of [...list.children].entries()) button.setAttribute("aria-pressed", String(number === row));
       context.note({ row });
       follow(context, block, row);
     },
   });
-  for (const [row, each] of [...list.children].entries()) each.toggleAttribute("disabled", !context.source.keeps("steps", place(row)));
+  for (const [row, button] of [...list.children].entries()) button.toggleAttribute("disabled", !context.source.keeps("steps", place(row)));
   arrows(list, ".token:enabled");
   await follow(context, block, Math.min(state.row, names.length - 1));
   return make("section", { class: "steps-view" }, make("div", { class: "panel" }, make("h3", {}, "Token"), list), block);
 }
 
 /**
+ * Show the steps of one token.
  * @param {Context} context
  * @param {HTMLElement} block
  * @param {number} row
@@ -68,7 +70,7 @@ async function follow(context, block, row) {
 }
 
 /**
- * What the steps of one head compute for a row: its query, key and value, products, scores, weights and their sum.
+ * The vectors of one head for a row, by name: query, key, value, products, scores, weights and the weighted sum.
  * @param {any} head
  * @param {number} row
  * @returns {Record<string, Float32Array>}
@@ -85,7 +87,7 @@ function ofHead(head, row) {
 }
 
 /**
- * The block from its input to its output: a button for each step, with frames for attention and what goes past it.
+ * The diagram of a block: a button for each step, and lines for the residual connections.
  * @param {Context} context
  * @param {Step[]} steps
  * @param {(number: number) => void} choose
@@ -109,10 +111,10 @@ function diagram(context, steps, choose) {
   }
   arrows(group, ".stage");
   const stages = /** @type {HTMLElement[]} */ ([...group.children]);
-  for (const [number, each] of stages.entries()) each.tabIndex = number === now ? 0 : -1;
+  for (const [number, stage] of stages.entries()) stage.tabIndex = number === now ? 0 : -1;
   requestAnimationFrame(() => {
-    const stream = stages.filter((each) => each.classList.contains("stream"));
-    for (let i = 0; i + 1 < stream.length; i++) { // what goes past attention, and past the MLP
+    const stream = stages.filter((stage) => stage.classList.contains("stream"));
+    for (let i = 0; i + 1 < stream.length; i++) { // residual connections past attention, and past the MLP
       const [from, to] = [stream[i], stream[i + 1]];
       const past = make("i", { class: "past", "aria-hidden": "true" });
       past.style.top = `${from.offsetTop + 0.6 * from.offsetHeight}px`;
@@ -135,6 +137,7 @@ function kindOf(name) {
 }
 
 /**
+ * Show one step on the card.
  * @param {Context} context
  * @param {HTMLElement} card
  * @param {any[]} steps
@@ -144,7 +147,7 @@ function kindOf(name) {
 function showStage(context, card, steps, number, go) {
   const step = steps[number];
   context.note({ step: number });
-  for (const [place, each] of [...(card.parentElement?.querySelectorAll(".stage") ?? [])].entries()) each.setAttribute("aria-pressed", String(place === number));
+  for (const [place, button] of [...(card.parentElement?.querySelectorAll(".stage") ?? [])].entries()) button.setAttribute("aria-pressed", String(place === number));
   const move = (/** @type {string} */ name, /** @type {number} */ to) => make("button", { type: "button", disabled: to < 0 || to >= steps.length, onclick: () => go(to) }, name);
   card.replaceChildren(
     make("p", { class: "soft" }, `Step ${number + 1} of ${steps.length}`), make("h3", {}, step.name), make("p", { class: "law" }, formula(step.formula)), note(step.about),
@@ -155,6 +158,7 @@ function showStage(context, card, steps, number, go) {
 }
 
 /**
+ * A vector as a strip with its first numbers, or as bars if it has a number for each key.
  * @param {Context} context
  * @param {Step} step
  * @param {{name: string, numbers: Float32Array}} vector
@@ -163,12 +167,12 @@ function showStage(context, card, steps, number, go) {
 function vectorOf(context, step, { name, numbers }) {
   if (step.over === "keys") return name === "q · k" ? [] : overKeys(context, step, numbers, name);
   const first = [...numbers.slice(0, FIRST)].map(short).join("  ");
-  const told = make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`);
-  return [make("div", { class: "vector" }, formula(name), strip(context.root, numbers), told)];
+  const text = make("span", { class: "number" }, `${first}${numbers.length > FIRST ? ` … ${numbers.length} numbers` : ""}`);
+  return [make("div", { class: "vector" }, formula(name), strip(context.root, numbers), text)];
 }
 
 /**
- * Scores or weights of the tokens that are attended to; the products before they are scaled stand beside the scores.
+ * Scores or weights of the tokens that are attended to, as bars; beside a score is the product before it is scaled.
  * @param {Context} context
  * @param {any} step
  * @param {Float32Array} numbers
@@ -179,12 +183,12 @@ function overKeys(context, step, numbers, name) {
   const visible = [...numbers.entries()].filter(([, value]) => Number.isFinite(value));
   const cut = visible.length > ALL_SCORES;
   const shown = cut ? visible.sort((a, b) => b[1] - a[1]).slice(0, MOST_SCORES) : visible;
-  const products = step.vectors.find((/** @type {any} */ each) => each.name === "q · k")?.numbers;
+  const products = step.vectors.find((/** @type {any} */ vector) => vector.name === "q · k")?.numbers;
   const most = name === "w" ? 1 : Math.max(...shown.map(([, value]) => Math.abs(value)), 1e-9);
   const rows = shown.map(([place, value]) => ({
     text: keys[place].text, value, told: name === "w" ? undefined : `${short(value)}   (q · k = ${short(products[place])})`,
   }));
   const hidden = numbers.length - visible.length;
-  const told = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
-  return [bars(rows, most), ...(told.length ? [note(told.join(" "))] : [])];
+  const remarks = [cut ? `The ${MOST_SCORES} largest of ${visible.length} are shown.` : "", hidden ? `${hidden} later tokens cannot be seen from here.` : ""].filter(Boolean);
+  return [bars(rows, most), ...(remarks.length ? [note(remarks.join(" "))] : [])];
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// Heads that follow a pattern in one text, computed in the page: as telling_heads of head_patterns.py.
+// Heads that follow a pattern in one text, as telling_heads of head_patterns.py, computed in the page.
 
 import { headWeights } from "./computed.js";
 
@@ -7,9 +7,9 @@ import { headWeights } from "./computed.js";
 /** @typedef {import("./tokens.js").Token} Token */
 /** @typedef {(row: number, key: number) => boolean} Target whether a pattern points at a key from a row */
 
-const ENOUGH_ROWS = 4; // words of a text for which a pattern has to point at something
-const MAX_COMPARED = 1024; // tokens of a text up to which words are compared with each other
-const MIN_LIFT = 0.3; // lift from which a head follows a pattern
+const ENOUGH_ROWS = 4; // minimum words of the text for which the pattern points at a key
+const MAX_COMPARED = 1024; // tokens of a text up to which its words are compared with each other
+const MIN_LIFT = 0.3; // minimum lift of a head that follows a pattern
 const ONLY_PUNCTUATION = /^[.,;:!?。、…]*$/u;
 
 /**
@@ -21,7 +21,7 @@ function bareWord(name) {
 }
 
 /**
- * Whether two words share a beginning of at least four letters and half of the longer word.
+ * Whether two words share a prefix of at least four letters and half of the longer word.
  * @param {string} a
  * @param {string} b
  */
@@ -33,6 +33,7 @@ function shareStem(a, b) {
 }
 
 /**
+ * For each pattern, whether it points at a key from a row.
  * @param {Token[]} tokens
  * @returns {Record<string, Target>}
  */
@@ -60,6 +61,7 @@ function patternTargets(tokens) {
 }
 
 /**
+ * The heads that follow a pattern, those with the largest lift first.
  * @param {Inspection} inspection
  * @param {{layers: number, heads: number}} shape
  * @returns {import("./tokens.js").Named[]}

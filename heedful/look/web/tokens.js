@@ -1,12 +1,13 @@
 // @ts-check
-// What views share: what is shown, and lists of tokens.
+// Types and helpers that views share: tokens, layers and heads, the state of the page.
 
 import { make, plain, shown } from "./parts.js";
 
-/** @typedef {{text: string, id: number | null, segment: number | null, special: boolean, continues: boolean}} Token */
-/** @typedef {{part: string, layers: number, heads: number, rows: string, keys: string, names: string[]}} Part */
-/** @typedef {{part: string, layer: number, head: number, name: string, share: number, chance: number}} Named a head that follows a pattern */
+/** @typedef {{text: string, id: number | null, segment: number | null, special: boolean, continues: boolean}} Token TokenRecord of inspection.py */
+/** @typedef {{part: string, layers: number, heads: number, rows: string, keys: string, names: string[]}} Part View of inspection.py */
+/** @typedef {{part: string, layer: number, head: number, name: string, share: number, chance: number}} Named NamedHead of head_patterns.py */
 /**
+ * One text in one model, as PageAPI.about returns it.
  * @typedef {{
  *   name: string, title: string, telling: Named[], family: string, head: string | null, parameters: number, item: string | [string, string],
  *   choices: string[],
@@ -14,12 +15,17 @@ import { make, plain, shown } from "./parts.js";
  * }} Look
  */
 /**
+ * The state of the page. `side`: number of the text that is shown; `heads`: heads of the head view, null: `head` alone;
+ * `words`: whether tokens are joined to words; `relative`: whether colours are relative to the largest weight, null: by the
+ * number of tokens; `tall`: whether every token is named; `step`: step of a block; `lecture`: whether letters are large.
  * @typedef {{
  *   view: string, side: number, part: string, layer: number, head: number, row: number, heads: number[] | null,
  *   words: boolean, filter: string, relative: boolean | null, tall: boolean, step: number, lecture: boolean,
  * }} State
  */
 /**
+ * What a view is drawn from. `set` changes the state and draws the page again; `note` changes the state only; `place`
+ * returns the parameters of questions about a head; `reload` asks for the texts again.
  * @typedef {{
  *   looks: Look[], look: Look, part: Part, state: State, root: HTMLElement, word: string, report: boolean,
  *   layers: number[], heads: number[],
@@ -29,7 +35,7 @@ import { make, plain, shown } from "./parts.js";
  */
 
 /**
- * The tokens of a side of the present look.
+ * The tokens of a side ("source", "target", ...) of the text that is shown.
  * @param {Context} context
  * @param {string} side
  */
@@ -38,20 +44,20 @@ export function tokensOf(context, side) {
 }
 
 /**
- * Tokens as they are shown in a line, or words: those that are one word together.
+ * The names of tokens; with groups the names of words.
  * @param {Token[]} side
- * @param {number[][]} [groups]
+ * @param {number[][]} [groups] positions of the tokens of each word
  */
 export function namesOf(side, groups) {
-  if (!groups) return side.map((each) => each.text);
+  if (!groups) return side.map((token) => token.text);
   return groups.map((group) => {
     const [first, ...rest] = group.map((place) => side[place].text);
-    return [first.replace(/^\u2581(?=.)/u, ""), ...rest.map((each) => each.replace(/^##/u, ""))].join("");
+    return [first.replace(/^\u2581(?=.)/u, ""), ...rest.map((text) => text.replace(/^##/u, ""))].join("");
   });
 }
 
 /**
- * A list of tokens to choose from.
+ * A list of tokens as buttons.
  * @param {string[]} names
  * @param {{label: string, chosen?: (place: number) => boolean, pick?: (place: number, event: Event) => void,
  *   over?: (place: number | null) => void}} how
@@ -81,32 +87,32 @@ export function tokenList(names, { label, chosen, pick, over }) {
 }
 
 /**
- * The heads of each layer of a part that can be shown; all, where none was kept and so each view has to say it.
+ * The heads of a part that can be shown, by layer. If none was saved in the file all are returned, and the view shows why.
  * @param {import("./source.js").Source} source
  * @param {number} side
  * @param {Part} part
- * @param {string} [question] that a view asks of each head
+ * @param {string} [question] that the view asks about a head
  * @returns {Map<number, number[]>}
  */
 export function placesOf(source, side, part, question = "weights") {
   const all = [...Array(part.heads).keys()];
   const layers = [...Array(part.layers).keys()];
-  const kept = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
-  const none = kept.every((heads) => !heads.length);
-  return new Map(layers.filter((layer) => none || kept[layer].length).map((layer) => [layer, none ? all : kept[layer]]));
+  const shown = layers.map((layer) => all.filter((head) => source.keeps(question, { side, part: part.part, layer, head })));
+  const none = shown.every((heads) => !heads.length);
+  return new Map(layers.filter((layer) => none || shown[layer].length).map((layer) => [layer, none ? all : shown[layer]]));
 }
 
 /**
- * The last one up to the one that was wanted, or else the first.
- * @param {number[]} all
+ * The largest number up to the wanted one, or else the first.
+ * @param {number[]} all in ascending order
  * @param {number} wanted
  */
 export function nearest(all, wanted) {
-  return all.filter((each) => each <= wanted).at(-1) ?? all[0];
+  return all.filter((number) => number <= wanted).at(-1) ?? all[0];
 }
 
 /**
- * The name of a head of the present part.
+ * The name of a head of the part that is shown.
  * @param {Context} context
  * @param {number} head
  */
@@ -114,7 +120,7 @@ export function headName(context, head) {
   return context.part.names[head] ? plain(context.part.names[head]) : `head ${head}`;
 }
 
-const COLOURS = 8; // of heads, which differ for readers who confuse red and green, or blue and yellow, too
+const COLOURS = 8; // number of head colours; colour-blind readers can tell them apart too
 
 /**
  * The colour of a head, as the name of a custom property.
@@ -125,7 +131,7 @@ export function headColour(head) {
 }
 
 /**
- * Whether the lines of a head are dashed: those of heads whose colour an earlier head has.
+ * Whether the lines of a head are dashed, since an earlier head has its colour.
  * @param {number} head
  */
 export function isDashed(head) {

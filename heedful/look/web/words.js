@@ -1,5 +1,5 @@
 // @ts-check
-// Words as vectors: one word in several texts, layer by layer; static neighbours, a plane, analogies; W_Q W_K.
+// Words as vectors: a word in several texts, layer by layer; static neighbours, a plane and analogies; the matrix W_Q^T W_K.
 
 import { choice, formula, make, note, percent, plain, sentence, short } from "./parts.js";
 import { unpack } from "./numbers.js";
@@ -10,25 +10,26 @@ import { savable } from "./save.js";
 /** @typedef {import("./tokens.js").Context} Context */
 
 /**
+ * The view of words.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function wordsView(context) {
   const { source, state } = context;
-  const made = make("section", { class: "words-view" });
+  const section = make("section", { class: "words-view" });
   const suggested = await source.ask("suggested", { side: state.side });
   const shownHere = make("div", {});
-  if (source.live) made.append(ask("A word of the texts", [suggested.word], (words) => inContext(context, shownHere, words[0])));
-  made.append(shownHere);
+  if (source.live) section.append(ask("A word of the texts", [suggested.word], (words) => inContext(context, shownHere, words[0])));
+  section.append(shownHere);
   if (suggested.word) await inContext(context, shownHere, suggested.word);
   else shownHere.replaceChildren(note("No word of this text has a vector of its own in this model."));
-  made.append(await inPlane(context, suggested));
-  if (suggested.analogy.length || source.live) made.append(await analogyOf(context, suggested.analogy));
-  return made;
+  section.append(await inPlane(context, suggested));
+  if (suggested.analogy.length || source.live) section.append(await analogyOf(context, suggested.analogy));
+  return section;
 }
 
 /**
- * Words in a plane.
+ * Static vectors of words in a plane.
  * @param {Context} context
  * @param {{words: string[], own: string[], methods: string[]}} suggested
  */
@@ -39,16 +40,16 @@ async function inPlane(context, suggested) {
   let asked = suggested.words;
   const draw = async () => {
     const isUsual = asked === suggested.words && method === suggested.methods[0];
-    const found = await source.ask("scatter", { side: state.side, ...(isUsual ? {} : { words: asked.join(" "), method }) });
+    const plane = await source.ask("scatter", { side: state.side, ...(isUsual ? {} : { words: asked.join(" "), method }) });
     const own = new Set(asked === suggested.words ? suggested.own : asked);
-    const { values } = unpack(found.points);
-    const points = found.words.map((/** @type {string} */ text, /** @type {number} */ i) => ({ text, x: values[2 * i], y: values[2 * i + 1], filled: own.has(text) }));
-    const axes = found.variance?.map((/** @type {number} */ share, /** @type {number} */ i) => `principal component ${i + 1} (${percent(share)}${i ? "" : " of the variance"})`);
+    const { values } = unpack(plane.points);
+    const points = plane.words.map((/** @type {string} */ text, /** @type {number} */ i) => ({ text, x: values[2 * i], y: values[2 * i + 1], filled: own.has(text) }));
+    const axes = plane.variance?.map((/** @type {number} */ share, /** @type {number} */ i) => `principal component ${i + 1} (${percent(share)}${i ? "" : " of the variance"})`);
     picture.replaceChildren(
       scatter("Static vectors of words, in a plane", points, { axes, width: context.root.clientWidth - 90 }),
       note(`${asked === suggested.words ? "Filled: words of the text. Open: their nearest neighbours in the vocabulary. " : ""}Similar vectors stand close together; words that stand close may still differ, since a plane keeps only a part of the distances.`),
     );
-    if (found.unknown.length) picture.append(note(`Without a vector in this model: ${found.unknown.map((/** @type {string} */ word) => plain(word)).join(", ")}.`));
+    if (plane.unknown.length) picture.append(note(`Without a vector in this model: ${plane.unknown.map((/** @type {string} */ word) => plain(word)).join(", ")}.`));
   };
   const panel = make("div", { class: "panel" });
   if (source.live) {
@@ -60,7 +61,7 @@ async function inPlane(context, suggested) {
       }, "long"),
     );
     if (suggested.methods.length > 1) {
-      panel.append(choice("Method", suggested.methods.map((each) => [each, each.toUpperCase()]), method, async (chosen) => {
+      panel.append(choice("Method", suggested.methods.map((name) => [name, name.toUpperCase()]), method, async (chosen) => {
         method = chosen;
         await draw().catch((error) => picture.replaceChildren(note(error.message, "problem")));
       }));
@@ -73,7 +74,7 @@ async function inPlane(context, suggested) {
 }
 
 /**
- * An analogy, of words that the model has.
+ * An analogy of static vectors.
  * @param {Context} context
  * @param {string[]} usual
  */
@@ -93,14 +94,15 @@ async function analogyOf(context, usual) {
 }
 
 /**
+ * Show all occurrences of a word: the similarity of their vectors in each layer, and their nearest tokens.
  * @param {Context} context
  * @param {HTMLElement} where
  * @param {string} word
  */
 async function inContext(context, where, word) {
-  const found = await context.source.ask("words", { word });
-  const names = found.places.map((/** @type {any} */ each, /** @type {number} */ i) => `${i + 1}`);
-  const layers = found.layers.map(unpack);
+  const similarity = await context.source.ask("words", { word });
+  const names = similarity.places.map((/** @type {any} */ _, /** @type {number} */ i) => `${i + 1}`);
+  const layers = similarity.layers.map(unpack);
   const picture = make("div", {});
   const slide = /** @type {HTMLInputElement} */ (
     make("input", { type: "range", min: 0, max: layers.length - 1, value: layers.length - 1, "aria-label": "Layer", oninput: () => draw() })
@@ -110,23 +112,23 @@ async function inContext(context, where, word) {
     const { values } = layers[layer];
     const least = Math.min(...values);
     picture.replaceChildren(
-      heatmap(context.root, values.map((/** @type {number} */ each) => (each - least) / (1 - least || 1)), {
+      heatmap(context.root, values.map((/** @type {number} */ cosine) => (cosine - least) / (1 - least || 1)), {
         rows: names, columns: names, size: 320, gain: 1, unit: (value) => short(least + value * (1 - least)),
-        name: `Cosines ${found.names[layer]}`,
+        name: `Cosines ${similarity.names[layer]}`,
         say: (i, j) => `${i + 1} and ${j + 1}: ${short(values[i * names.length + j])}`,
       }),
     );
   };
   if (names.length > 1) draw();
   const texts = make("ol", { class: "texts" });
-  for (const each of found.places) {
-    const letters = [...String(each.text)]; // places count characters, of which an emoji is one
+  for (const place of similarity.places) {
+    const letters = [...String(place.text)]; // places count characters, of which an emoji is one
     const around = (/** @type {number} */ from, /** @type {number} */ to) => (to > from ? plain(letters.slice(from, to).join(""), 160) : "");
-    const [before, after] = [around(Math.max(0, each.start - 60), each.start), around(each.stop, Math.min(each.stop + 60, letters.length))];
-    texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(each.start, each.stop)), after)));
+    const [before, after] = [around(Math.max(0, place.start - 60), place.start), around(place.stop, Math.min(place.stop + 60, letters.length))];
+    texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(place.start, place.stop)), after)));
   }
   const several = names.length > 1;
-  const mean = layers.map((/** @type {any} */ each) => meanOff(each.values, names.length));
+  const mean = layers.map((/** @type {any} */ layer) => meanOff(layer.values, names.length));
   where.replaceChildren(
     make("div", { class: "panel" }, make("h3", {}, "Occurrences"), texts),
     several ? make(
@@ -136,17 +138,18 @@ async function inContext(context, where, word) {
     ) : note("The word occurs once. If it occurs several times, or in several texts given with --word, the vectors of its occurrences are compared layer by layer."),
     make(
       "div", { class: "beside near" },
-      savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(found.unknown ? sentence(found.unknown) : "In the embedding table, which has one vector for each token in all texts."), near(found.static)), "static neighbours"),
-      ...found.neighbours.slice(0, 4).map((/** @type {any[]} */ each, /** @type {number} */ i) =>
-        savable(make("div", { class: "panel" }, make("h3", {}, `In occurrence ${i + 1}`), note(`Words of the same text, by cosine ${found.names[layers.length - 1]}.`), near(each)), `words near occurrence ${i + 1}`),
+      savable(make("div", { class: "panel" }, make("h3", {}, "Static neighbours"), note(similarity.unknown ? sentence(similarity.unknown) : "In the embedding table, which has one vector for each token in all texts."), near(similarity.static)), "static neighbours"),
+      ...similarity.neighbours.slice(0, 4).map((/** @type {any[]} */ words, /** @type {number} */ i) =>
+        savable(make("div", { class: "panel" }, make("h3", {}, `In occurrence ${i + 1}`), note(`Words of the same text, by cosine ${similarity.names[layers.length - 1]}.`), near(words)), `words near occurrence ${i + 1}`),
       ),
     ),
   );
 }
 
 /**
+ * The mean of the elements of a matrix that are not on its diagonal; 1 if there are none.
  * @param {Float32Array} values
- * @param {number} n
+ * @param {number} n rows and columns
  */
 function meanOff(values, n) {
   let sum = 0;
@@ -154,13 +157,16 @@ function meanOff(values, n) {
   return n > 1 ? sum / (n * n - n) : 1;
 }
 
-/** @param {{text: string, cosine: number}[]} words */
+/**
+ * Words with cosines, as bars.
+ * @param {{text: string, cosine: number}[]} words
+ */
 function near(words) {
-  return bars(words.map((each) => ({ text: each.text, value: each.cosine, told: short(each.cosine) })));
+  return bars(words.map((word) => ({ text: word.text, value: word.cosine, told: short(word.cosine) })));
 }
 
 /**
- * A form of some fields.
+ * A form of text fields, with a button.
  * @param {string} name
  * @param {string[]} usual
  * @param {(words: string[]) => Promise<void>} done
@@ -177,7 +183,7 @@ function ask(name, usual, done, kind = "") {
         event.preventDefault();
         problem.textContent = "";
         try {
-          await done(fields.map((each) => each.value));
+          await done(fields.map((field) => field.value));
         } catch (error) {
           problem.textContent = /** @type {Error} */ (error).message;
         }
@@ -188,23 +194,24 @@ function ask(name, usual, done, kind = "") {
 }
 
 /**
+ * The view of a head's query-key matrix.
  * @param {Context} context
  * @returns {Promise<HTMLElement>}
  */
 export async function similarityView(context) {
-  const found = await context.source.ask("similarity", context.place());
+  const spectrum = await context.source.ask("similarity", context.place());
   return make(
     "section", { class: "similarity-view" },
     make(
       "div", { class: "panel" },
       make("h2", {}, `Layer ${context.state.layer}, head ${context.state.head}`),
       make("p", {}, "Without biases and positions a score is ", formula("x M y"), " with M made of ", formula("W_Q"), " and ", formula("W_K"), ": a learned similarity of two rows."),
-      make("p", { class: "answer" }, found.summary),
-      note(`${percent(found.symmetric)} of M is symmetric; ${percent(found.positive)} of its symmetric part is positive.`),
+      make("p", { class: "answer" }, spectrum.summary),
+      note(`${percent(spectrum.symmetric)} of M is symmetric; ${percent(spectrum.positive)} of its symmetric part is positive.`),
       make(
         "div", { class: "beside" },
-        lines("Eigenvalues of the symmetric part", [unpack(found.eigenvalues).values], { across: "largest first; a metric has none below 0" }),
-        lines("Singular values of M", [unpack(found.singular).values], { across: "largest first; their number is the head's width" }),
+        lines("Eigenvalues of the symmetric part", [unpack(spectrum.eigenvalues).values], { across: "largest first; a metric has none below 0" }),
+        lines("Singular values of M", [unpack(spectrum.singular).values], { across: "largest first; their number is the head's width" }),
       ),
     ),
   );

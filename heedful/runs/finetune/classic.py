@@ -145,8 +145,8 @@ def assign_vectors(loaded: ModelBundle, vectors: WordVectors, text_words: Sequen
     ids = [tokenizer.id(word) for word in vectors.words]
     in_vocabulary = [number for number, id in enumerate(ids) if id is not None]
     table = loaded.model.embedding.tokens.weight
-    vectors = torch.tensor([ids[number] for number in in_vocabulary])
-    table[vectors] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
+    rows = torch.tensor([ids[number] for number in in_vocabulary])
+    table[rows] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
     covered = len(set(text_words) & set(vectors.words))
     return (
         f"{covered:,} of {len(text_words):,} words of the texts have a vector from the file, the others random ones; "

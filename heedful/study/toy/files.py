@@ -14,39 +14,45 @@ from heedful.study.toy.order import OrderText, texts
 from heedful.study.toy.split import Sizes
 
 TRANSLATION, ORDER = "translation", "order"
-MIN_TRAIN = 80  # training examples
+MIN_TRAIN = 80  # minimum number of training examples
 
 
 def write_toy_files(folder: Path, *, train: int = 20_000, seed: int = 0) -> list[Path]:
     """Write both data sets to a new folder, and return their files.
 
-    The split of a text depends on the text alone, so that sets of other seeds or sizes do not leak into each other.
+    The split of a text depends on the text alone, so that no test text of one seed or size is a training text of
+    another.
 
     Args:
         folder: A new or empty folder.
         train: Number of training examples; dev and test have a tenth each, "order" rounded down to a multiple of eight.
         seed: Random seed.
+
+    Raises:
+        HeedfulError: If `train` is too small.
+        DataError: If the folder is not empty, or cannot be written.
     """
     if train < MIN_TRAIN:
         raise HeedfulError(f"train is {train}; expected {MIN_TRAIN} examples or more")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} exists and is not empty: give another folder")
     sizes = Sizes(train=train, dev=train // 10, test=train // 10)
-    pairs, labelled = translations(sizes, seed), texts(sizes, seed)
+    pairs_by_split, texts_by_split = translations(sizes, seed), texts(sizes, seed)
     files = []
     try:
         for name in (TRANSLATION, ORDER):
             make_folder(folder / name)
-        for split, rows in pairs.items():
-            files.append(_write_table(folder / TRANSLATION / f"{split}.tsv", Translation._fields, rows, "\t"))
-        for split, texts_of_split in labelled.items():
-            files.append(_write_table(folder / ORDER / f"{split}.csv", OrderText._fields, texts_of_split, ","))
+        for split, pairs in pairs_by_split.items():
+            files.append(_write_table(folder / TRANSLATION / f"{split}.tsv", Translation._fields, pairs, "\t"))
+        for split, labelled in texts_by_split.items():
+            files.append(_write_table(folder / ORDER / f"{split}.csv", OrderText._fields, labelled, ","))
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}: give another folder") from None
     return files
 
 
 def _write_table(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]], delimiter: str) -> Path:
+    """Write names of columns and rows as CSV, and return the path."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     writer.writerow(names)

@@ -7,7 +7,7 @@ the object ends in -n; "ne" after the verb negates it. A second clause precedes 
     vesta rum el kalor vemor ta mirin sudi un tirar ne
     the old sailors do not see a red bird near the river today
 
-Sentences are unambiguous: two meanings never share one. There are about 8 * 10^9 sentences of one clause.
+Sentences are unambiguous: each has one meaning. There are about 8 * 10^9 sentences of one clause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Noun(NamedTuple):
     """Stem and class, and the English noun, singular and plural."""
 
     stem: str
-    kind: str
+    kind: str  # class: "o" or "i"
     singular: str
     plural: str
 
@@ -38,6 +38,7 @@ class Verb(NamedTuple):
 
 
 def _nouns() -> tuple[Noun, ...]:
+    """Return all nouns."""
     regular = (
         "kal o sailor,mir i bird,dov o dog,tas i cat,bel o baker,rin i queen,gor o farmer,lum i lamp,fen o boy,"
         "sib i girl,nak o king,pel i boat,rov o painter,zim i apple,hul o teacher,vil i letter,tum o drum,jas i house,"
@@ -52,6 +53,7 @@ def _nouns() -> tuple[Noun, ...]:
 
 
 def _verbs() -> tuple[Verb, ...]:
+    """Return all verbs."""
     regular = ["paint", "call", "follow", "help", "visit", "clean", "want", "push", "remember"]
     stems = ["vor", "kesh", "lupt", "hamb", "nez", "jom", "dal", "purg", "mend"]
     verbs = [Verb(stem, word, f"{word}s", f"{word}ed") for stem, word in zip(stems, regular, strict=True)]
@@ -64,19 +66,19 @@ def _verbs() -> tuple[Verb, ...]:
 
 
 NOUNS, VERBS = _nouns(), _verbs()
-ADJECTIVES = dict(
+ADJECTIVES = dict(  # English adjectives by stem
     zip(
         ["vem", "sud", "lan", "kip", "bor", "ask", "hin", "yel", "drem", "fos", "gul", "tav"],
         ["old", "red", "small", "big", "young", "quiet", "happy", "green", "strange", "tired", "empty", "unusual"],
         strict=True,
     )
 )
-PLACES = dict(
+PLACES = dict(  # English nouns by Melu's noun
     zip(["rum", "holt", "brig", "pas", "mon"], ["river", "forest", "bridge", "market", "mountain"], strict=True)
 )
 SIDES = {"el": "near", "av": "behind", "ot": "in front of"}
-PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}
-PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}
+PRESENT = {"vesta": "today", "ilta": "every evening", "": ""}  # times of the present; "": none
+PAST = {"hesta": "yesterday", "noxa": "last night", "": ""}  # times of the past; "": none
 CONJUNCTIONS = {"perka": "because", "quama": "when", "etsi": "although"}
 
 
@@ -93,7 +95,7 @@ class NounPhrase:
         """Return noun, adjective and article in Melu.
 
         Args:
-            is_object: Whether it is the object of its clause.
+            is_object: Whether the noun is the object of its clause.
         """
         ending = self.noun.kind + ("r" if self.plural else "")
         words = [self.noun.stem + ending + ("n" if is_object else "")]
@@ -104,7 +106,12 @@ class NounPhrase:
         """Return article, adjective and noun in English."""
         words = [ADJECTIVES[self.adjective]] if self.adjective else []
         words.append(self.noun.plural if self.plural else self.noun.singular)
-        article = "the" if self.definite else "some" if self.plural else "an" if words[0][0] in "aeiou" else "a"
+        if self.definite:
+            article = "the"
+        elif self.plural:
+            article = "some"
+        else:
+            article = "an" if words[0][0] in "aeiou" else "a"
         return " ".join([article, *words])
 
 
@@ -117,8 +124,8 @@ class Clause:
     object: NounPhrase
     past: bool
     negated: bool
-    place: str  # stem; "": none
-    side: str
+    place: str  # key of PLACES; "": none
+    side: str  # key of SIDES; "": no place
 
     def melu(self) -> str:
         """Return place, subject, object and verb in Melu."""
@@ -129,11 +136,14 @@ class Clause:
 
     def english(self) -> str:
         """Return subject, verb, object and place in English."""
-        if self.negated:
-            helper = "did" if self.past else "do" if self.subject.plural else "does"
-            verb = f"{helper} not {self.verb.base}"
+        if self.past:
+            auxiliary, verb = "did", self.verb.past
+        elif self.subject.plural:
+            auxiliary, verb = "do", self.verb.base
         else:
-            verb = self.verb.past if self.past else self.verb.base if self.subject.plural else self.verb.third_person
+            auxiliary, verb = "does", self.verb.third_person
+        if self.negated:
+            verb = f"{auxiliary} not {self.verb.base}"
         place = f" {SIDES[self.side]} the {PLACES[self.place]}" if self.place else ""
         return f"{self.subject.english()} {verb} {self.object.english()}{place}"
 
@@ -146,26 +156,35 @@ class Translation(NamedTuple):
 
 
 def translations(sizes: Sizes, seed: int = 0, *, clauses: int = 2) -> dict[str, list[Translation]]:
-    """Return different random sentences for each split, of at most `clauses` clauses (1 or 2)."""
+    """Return random sentences for each split; no sentence is in two splits.
+
+    Args:
+        sizes: Number of sentences of each split.
+        seed: Random seed.
+        clauses: Maximum number of clauses of a sentence, 1 or 2.
+    """
     return sample_splits(lambda random: _sentence(random, clauses), sizes, seed)
 
 
 def _sentence(random: Random, clauses: int) -> Sampled[Translation]:
+    """Return a random sentence; its key is the sentence in Melu."""
     past = random.random() < 0.5
     melu_time, english_time = random.choice(list((PAST if past else PRESENT).items()))
     main = _clause(random, past)
-    before, after = (f"{melu_time} " if melu_time else ""), (f" {english_time}" if english_time else "")
+    melu_prefix = f"{melu_time} " if melu_time else ""
+    english_suffix = f" {english_time}" if english_time else ""
     if clauses > 1 and random.random() < 0.3:
-        melu_word, english_word = random.choice(list(CONJUNCTIONS.items()))
+        melu_conjunction, english_conjunction = random.choice(list(CONJUNCTIONS.items()))
         second = _clause(random, past)
-        source = f"{before}{second.melu()} {melu_word} {main.melu()} ."
-        target = f"{main.english()}{after} {english_word} {second.english()} ."
+        source = f"{melu_prefix}{second.melu()} {melu_conjunction} {main.melu()} ."
+        target = f"{main.english()}{english_suffix} {english_conjunction} {second.english()} ."
     else:
-        source, target = f"{before}{main.melu()} .", f"{main.english()}{after} ."
+        source, target = f"{melu_prefix}{main.melu()} .", f"{main.english()}{english_suffix} ."
     return Sampled(source, Translation(source, target))
 
 
 def _clause(random: Random, past: bool) -> Clause:
+    """Return a random clause, in the past or the present."""
     has_place = random.random() < 0.4
     return Clause(
         subject=_noun_phrase(random),
@@ -179,6 +198,7 @@ def _clause(random: Random, past: bool) -> Clause:
 
 
 def _noun_phrase(random: Random) -> NounPhrase:
+    """Return a random noun phrase."""
     return NounPhrase(
         noun=random.choice(NOUNS),
         adjective=random.choice(list(ADJECTIVES)) if random.random() < 0.5 else "",

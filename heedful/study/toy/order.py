@@ -7,17 +7,18 @@ Two rules: the clause after "but" decides, and "not" negates the word that follo
     not     one opinion twice, once negated        the plot is good , not bad
     both    two clauses, one of them negated       the cast is not dull but the end is weak
 
-Each text of the last three parts has a twin: the same words in another order, and the other class. Twins are in the
-same split, so that any prediction from a bag of words is right for exactly one of the two.
+Each text of the last three parts has a twin: the same words in another order, and the other class. Any prediction from
+a bag of words is right for exactly one of the two. Twins are in the same split.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from random import Random
 from typing import NamedTuple
 
-from heedful.study.toy.split import Sampled, Sizes, sample_splits
+from heedful.study.toy.split import SPLITS, Sampled, Sizes, sample_splits
 
 GOOD, BAD = "good", "bad"  # the classes
 LABELS = (BAD, GOOD)
@@ -39,7 +40,7 @@ ASPECTS = [
     "scene",
     "pace",
 ]
-DEGREES = ("", "", "very ", "really ", "so ", "quite ")
+DEGREES = ("", "", "very ", "really ", "so ", "quite ")  # "" twice, so that it is more frequent
 OPENINGS = ("", "", "i think ", "we found that ", "they say ", "to me ", "honestly , ")
 
 
@@ -61,25 +62,26 @@ def bag_of_words(text: str) -> tuple[str, ...]:
 
 
 def texts(sizes: Sizes, seed: int = 0) -> dict[str, list[OrderText]]:
-    """Return random texts for each split, a fourth of each part, twins side by side.
+    """Return random texts for each split. A fourth of them is of each part, and twins follow each other.
 
-    Sizes are rounded down to multiples of eight.
+    Args:
+        sizes: Number of texts of each split, rounded down to multiples of eight.
+        seed: Random seed.
     """
-    pairs_per_part = Sizes(**{name: getattr(sizes, name) // 8 for name in ("train", "dev", "test")})
+    pairs_per_part = Sizes(**{name: getattr(sizes, name) // 8 for name in SPLITS})
     parts = [
         sample_splits(sample, pairs_per_part, seed * len(PARTS) + number)
         for number, sample in enumerate(PARTS.values())
     ]
-    return {
-        split: [
-            text for group in zip(*(part[split] for part in parts), strict=True) for twins in group for text in twins
-        ]
-        for split in ("train", "dev", "test")
-    }
+    result: dict[str, list[OrderText]] = {}
+    for split in SPLITS:
+        pairs = chain.from_iterable(zip(*(part[split] for part in parts), strict=True))  # parts take turns
+        result[split] = list(chain.from_iterable(pairs))
+    return result
 
 
 def clause(random: Random, label: str) -> str:
-    """Return a random clause with this opinion, without negation."""
+    """Return a random clause with the opinion of a label, without negation."""
     word = random.choice(POSITIVE if label == GOOD else NEGATIVE)
     if random.random() < 0.3:
         return f"what a {word} {random.choice(ASPECTS)}"
@@ -87,16 +89,16 @@ def clause(random: Random, label: str) -> str:
 
 
 def _twins(first: str, second: str, labels: tuple[str, str], part: str) -> Sampled[tuple[OrderText, OrderText]]:
-    """Return two texts that stay in one split; texts with the same words count as the same sample."""
+    """Return two texts as one sample, so that they are in one split; the key is the bag of words of the first."""
     twins = OrderText(first, labels[0], part), OrderText(second, labels[1], part)
     return Sampled(" ".join(bag_of_words(first)), twins)
 
 
 def _plain(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
+    """Return two clauses that differ in the opinion word."""
     opening, aspect, degree = (random.choice(choices) for choices in (OPENINGS, ASPECTS, DEGREES))
-    positive, negative = random.choice(
-        list(zip(POSITIVE, NEGATIVE, strict=True))
-    )  # a pair, so that each text has one twin
+    antonyms = list(zip(POSITIVE, NEGATIVE, strict=True))  # each word has one antonym, so that each text has one twin
+    positive, negative = random.choice(antonyms)
     if random.random() < 0.3:
         first, second = (f"{opening}what a {word} {aspect}" for word in (positive, negative))
     else:
@@ -105,12 +107,14 @@ def _plain(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _but(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
+    """Return two clauses of different opinions in both orders."""
     opening = random.choice(OPENINGS)
     positive, negative = clause(random, GOOD), clause(random, BAD)
     return _twins(f"{opening}{negative} but {positive}", f"{opening}{positive} but {negative}", (GOOD, BAD), "but")
 
 
 def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
+    """Return two texts in which the one or the other of two opinion words is negated."""
     opening, aspect = random.choice(OPENINGS), random.choice(ASPECTS)
     positive, negative = random.choice(POSITIVE), random.choice(NEGATIVE)
     form = random.choice(("the {a} is {x} , not {y}", "the {a} is not {y} , it is {x}", "{x} , not {y} : the {a}"))
@@ -121,6 +125,7 @@ def _not(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
 
 
 def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
+    """Return two clauses with words of the same opinion; the first or the second one is negated."""
     opening = random.choice(OPENINGS)
     aspects = random.sample(ASPECTS, 2)
     is_positive = random.random() < 0.5
@@ -131,10 +136,10 @@ def _both(random: Random) -> Sampled[tuple[OrderText, OrderText]]:
     return _twins(first, second, (GOOD, BAD) if is_positive else (BAD, GOOD), "both")
 
 
-PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {
+PARTS: dict[str, Callable[[Random], Sampled[tuple[OrderText, OrderText]]]] = {  # functions that sample twins
     "plain": _plain,
     "but": _but,
     "not": _not,
     "both": _both,
 }
-HARD = ("but", "not", "both")  # a bag of words is at chance
+HARD = ("but", "not", "both")  # parts on which a bag of words is at chance

@@ -12,8 +12,8 @@ from heedful.errors import HeedfulError
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
-TENTHS = {8: "dev", 9: "test"}  # of all keys; the other eight tenths are train
-PATIENCE = 20  # samples in a row without a new one, per wanted sample
+TENTHS = {8: "dev", 9: "test"}  # tenths of all keys by number, from 0; the other eight are train
+MAX_REPEATS = 20  # maximum samples in a row that cannot be used, for each sample that is asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +32,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Generic[T]):
-    """A sample, and its key, which decides its split and whether it is new."""
+    """A sample and its key."""
 
-    key: str
+    key: str  # decides the split; a sample whose key was seen before is not used
     value: T
 
 
@@ -49,10 +49,10 @@ def split_of(key: str) -> str:
 
 
 def sample_splits(sample: Callable[[Random], Sampled[T]], sizes: Sizes, seed: int) -> dict[str, list[T]]:
-    """Return samples with different keys for each split; the same for the same seed, on every machine.
+    """Return samples with different keys for each split; they depend on the seed only, not on the machine.
 
     Args:
-        sample: Draws a random sample.
+        sample: Returns a random sample.
         sizes: Number of samples of each split.
         seed: Random seed.
 
@@ -69,7 +69,7 @@ def sample_splits(sample: Callable[[Random], Sampled[T]], sizes: Sizes, seed: in
         split = split_of(sampled.key)
         if sampled.key in seen or len(splits[split]) == wanted[split]:
             repeats += 1
-            if repeats > PATIENCE * (1 + sum(wanted.values())):
+            if repeats > MAX_REPEATS * (1 + sum(wanted.values())):
                 raise HeedfulError(f"{sizes} is more than there is to sample: {len(seen):,} exist; ask for fewer")
             continue
         repeats = 0

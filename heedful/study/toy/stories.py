@@ -21,12 +21,13 @@ ENDINGS = (
 
 
 def stories(count: int, seed: int = 0) -> list[str]:
-    """Return random stories, one sentence per line; each has one opinion."""
+    """Return random stories, each of one opinion, with one sentence per line."""
     random = Random(seed)
     return ["\n".join(_story(random)) for _ in range(count)]
 
 
 def _story(random: Random) -> list[str]:
+    """Return the sentences of a random story."""
     label = random.choice((GOOD, BAD))
     words = POSITIVE if label == GOOD else NEGATIVE
     sentences = [_sentence(random, label) for _ in range(random.randint(2, 6))]
@@ -35,15 +36,18 @@ def _story(random: Random) -> list[str]:
 
 
 def _sentence(random: Random, label: str) -> str:
-    """Return a sentence, mostly with three opinion words that agree, so that neighbours tell what a word means."""
+    """Return a sentence of an opinion.
+
+    Most sentences have three opinion words that agree, so that a model can learn what a word means from its neighbours.
+    """
     opposite_label = BAD if label == GOOD else GOOD
-    same, opposite = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
+    agreeing, opposite = (POSITIVE, NEGATIVE) if label == GOOD else (NEGATIVE, POSITIVE)
     match random.randrange(10):
         case 0:
             return f"{clause(random, opposite_label)} but {clause(random, label)} ."
         case 1:
-            return f"the {random.choice(ASPECTS)} is {random.choice(same)} , not {random.choice(opposite)} ."
+            return f"the {random.choice(ASPECTS)} is {random.choice(agreeing)} , not {random.choice(opposite)} ."
         case 2 | 3:
             return f"{clause(random, label)} ."
-    first, second, third = random.sample(same, 3)
+    first, second, third = random.sample(agreeing, 3)
     return f"the {random.choice(ASPECTS)} is {first} , {second} and {third} ."
