@@ -1,7 +1,7 @@
-"""LSTM and GRU over rows in time-major order: what torch.nn computes, made for training on a CPU.
+"""LSTM and GRU over rows in time-major order: the functions of torch.nn, faster in training on a CPU.
 
-The input products of all rows are one product, and so are those of each weight's gradient; only the product with the
-previous state is computed in each step. torch.nn computes all of them step by step where sequences differ in length.
+Products with inputs are one matrix product for all rows, and so is each weight's gradient; only the product with the
+previous state is computed step by step. torch.nn computes all of them step by step if sequences differ in length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run_cells(
         counts: Number of sequences that have each time step.
     """
     cell = _Lstm if isinstance(cells, nn.LSTM) else _Gru
-    with torch.autocast(x.device.type, enabled=False):  # a state that is rounded in each step would drift
+    with torch.autocast(x.device.type, enabled=False):  # rounding the state in each step would add up
         for layer in range(cells.num_layers):
             if layer:
                 x = dropout(x, cells.dropout, cells.training)
@@ -42,7 +42,10 @@ def run_cells(
 
 
 class _Lstm(torch.autograd.Function):
-    """c = f c' + i g, h = o tanh(c); i, f, o are sigmoids, g is a tanh (Hochreiter and Schmidhuber 1997)."""
+    """One layer and direction of an LSTM: c = f c' + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997).
+
+    i, f and o are sigmoids of their gates, g is a tanh; c' is the previous state.
+    """
 
     @staticmethod
     def forward(
@@ -75,7 +78,7 @@ class _Lstm(torch.autograd.Function):
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         i, f, g, o = gates.split(width, 1)
         tanh_c = c.tanh()
-        slopes = torch.empty_like(gates)  # of c and h by each gate's input; multiplied by the loss's gradient below
+        slopes = torch.empty_like(gates)  # d(c, h)/d(each gate's input); multiplied by the loss's gradient below
         by_i, by_f, by_g, by_o = slopes.split(width, 1)
         torch.mul(g * i, 1 - i, out=by_i)
         torch.mul(_previous(c, counts, reverse) * f, 1 - f, out=by_f)
@@ -97,7 +100,10 @@ class _Lstm(torch.autograd.Function):
 
 
 class _Gru(torch.autograd.Function):
-    """h = n + z (h' - n), n = tanh(x_n + r h_n); r and z are sigmoids (Cho et al. 2014, as torch.nn.GRU has it)."""
+    """One layer and direction of a GRU: h = n + z (h' - n), n = tanh(x_n + r h_n) (Cho et al. 2014, as torch.nn.GRU).
+
+    r and z are sigmoids of their gates; h' is the previous state, x_n and h_n are its and the input's products for n.
+    """
 
     @staticmethod
     def forward(
@@ -129,7 +135,7 @@ class _Gru(torch.autograd.Function):
         weight, gates, hidden, h = context.saved_tensors
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         r, z, n = gates.split(width, 1)
-        slopes = torch.empty_like(gates)  # of h by what each gate takes from the previous state
+        slopes = torch.empty_like(gates)  # dh/d(each gate's product with the previous state)
         by_r, by_z, by_hidden = slopes.split(width, 1)
         by_n = (1 - z) * (1 - n * n)
         torch.mul(by_n, r, out=by_hidden)
@@ -149,7 +155,7 @@ class _Gru(torch.autograd.Function):
 
 
 def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield each time step, the previous one, and how many sequences (the first ones) have a state from it."""
+    """Yield each time step, the previous one, and the number of sequences, the first ones, with a state from it."""
     times = range(len(counts))
     for time in reversed(times) if reverse else times:
         previous = time + 1 if reverse else time - 1
@@ -163,7 +169,7 @@ def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
 
 
 def _previous(values: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
-    """Return the value of the previous row of each row, in the direction of time; 0 for the first."""
+    """Return the value of each row's previous row in the direction of time; 0 for the first row of a sequence."""
     previous = torch.zeros_like(values)
     early, late = _neighbours(counts)
     if reverse:
