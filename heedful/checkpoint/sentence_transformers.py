@@ -130,7 +130,7 @@ def _dense(folder: Path, name: str) -> DenseLayer:
     reader.integer("in_features")  # whose weight has to have that shape
     reader.only("module_input_name", _VECTOR, why="dense layers are computed after the pooling")
     reader.only("module_output_name", _VECTOR, None, why="dense layers are computed after the pooling")
-    reader.only("use_residual", False, why="a residual around a dense layer is not built")
+    reader.only("use_residual", False, why="a residual around a dense layer is not supported")
     activation = reader.choice("activation_function", {name: name for name in _ACTIVATIONS}, None)
     layer = DenseLayer(
         width=reader.integer("out_features"),

@@ -15,7 +15,7 @@ MEMORY = "memories and gaps of the first code were never trained"
 
 def read(reader: ConfigReader) -> ModelConfig:
     """Read BERT's config with shared blocks, projected embeddings and no dropout after the MLP."""
-    reader.only("inner_group_num", 1, why="several blocks in a group are not built")
+    reader.only("inner_group_num", 1, why="several blocks in a group are not supported")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
         reader.only(name, value, why=MEMORY)
     model = bert.read(

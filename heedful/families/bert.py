@@ -35,7 +35,7 @@ NAMES = {  # our name -> key of config.json
     "padding": "pad_token_id",
 }
 ABSOLUTE = {"absolute": "absolute"}
-POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # relative_key_query is not built
+POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # relative_key_query is not supported
 IGNORED_KEYS = frozenset(
     {
         "classifier_dropout",  # unused without a classifier
@@ -59,12 +59,13 @@ def read(
 ) -> ModelConfig:
     """Read config.json.
 
-    Relative positions replace absolute ones, whose table is saved and never added (transformers 4).
+    Relative positions replace absolute ones: transformers 4 saves the table of absolute positions, but does not use it.
 
     Args:
-        names: Our names and the family's keys; what is missing, the family does not have.
+        names: Our names and the family's keys, without those that the family lacks.
         offset: Rows of the position table before position 0.
-        attention_out_dropout: After attention's projection; None: the family's dropout.
+        default_dropout: Dropout if config.json has none.
+        attention_out_dropout: Dropout after the projection of attention; None: that of config.json.
         relative: Whether the family may have relative positions.
     """
     kind = reader.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
@@ -203,7 +204,7 @@ FAMILY = Family(
     write=write,
     body=lambda model: body(model, "bert."),
     ignored_keys=IGNORED_KEYS,
-    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # of multilingual models whose body is BERT's
+    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # for multilingual models with BERT's body
     heads={
         "BertModel": head_maps.pooled(_POOLER),
         "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),

@@ -12,7 +12,7 @@ from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's config, with embeddings of another width."""
+    """Read BERT's keys, and the width of the embeddings."""
     model = bert.read(reader)
     return replace(model, embedding=replace(model.embedding, width=reader.integer("embedding_size", 128)))
 
@@ -23,7 +23,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Return BERT's names, and the projection of the embeddings."""
+    """Return BERT's names and that of the projection of the embeddings."""
     project = NameTable(rows=name_rows(("electra.embeddings_project", "embedding.project")))
     return bert.body(model, "electra.").merged_with(project)
 

@@ -47,9 +47,10 @@ def read(
     """Read config.json.
 
     Args:
-        eps: Of norms, if config.json names none.
-        head_width: If config.json names none; None: width over heads.
-        qk_norm: Whether queries and keys are normalised; their MLPs have no biases.
+        causal: Whether the model is a decoder; otherwise an encoder.
+        eps: eps of the norms, if config.json has none.
+        head_width: Width of a head, if config.json has none; None: width over heads.
+        qk_norm: Whether queries and keys are normalised; then the MLPs have no biases.
     """
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     if head_width is None:
@@ -92,7 +93,7 @@ def read(
 
 
 def read_eurobert(reader: ConfigReader) -> ModelConfig:
-    """Read config.json, also with the keys of the first publication."""
+    """Read config.json, with the keys of transformers or of the first publication."""
     reader.only("hidden_dropout", 0.0, None, why="the published models have none")
     return read(reader, causal=False, eps=1e-5)
 
@@ -203,7 +204,7 @@ def _masked_table(head: MaskedTokens) -> NameTable:
 
 
 def size(layers: int, width: int, inner: int, heads: tuple[int, int], **more: object) -> dict[str, object]:
-    """Return a published configuration; `heads`: of queries, and of keys and values."""
+    """Return a published configuration; `heads`: numbers of query heads, and of key and value heads."""
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
     counts = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     return shape | counts | {"rms_norm_eps": 1e-5} | more
@@ -242,14 +243,14 @@ EUROBERT = Family(
 
 
 def _heads(name: str) -> dict[str, HeadMap]:
-    """Return the heads of a decoder, which read the last token."""
+    """Return the heads of a decoder, which pool the last token."""
     score = ("score", "head.out")
-    last: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
+    pooling: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
     span = head_maps.span(fixed=lambda reader: {"no_answer": "last"})  # the first row sees only itself
     return {
         f"{name}Model": head_maps.bare(),
         f"{name}ForCausalLM": _NEXT_TOKEN,
-        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, fixed=lambda reader: last),
+        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, fixed=lambda reader: pooling),
         f"{name}ForTokenClassification": head_maps.token_classes(score, default=0.1),
         f"{name}ForQuestionAnswering": replace(span, prefix="transformer."),
     }

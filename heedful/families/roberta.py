@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692), and XLM-RoBERTa and CamemBERT, which differ in their tokenizers.
 
-Positions start at pad_token_id + 1, so a table of 514 rows serves 512 tokens.
+Positions start at pad_token_id + 1, so a table of 514 rows is for 512 tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from heedful.model.config import MaskedTokens, ModelConfig
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's config; keys whose defaults in BERT's code differ from the published values are required."""
+    """Read BERT's keys; those whose default values for BERT differ from the published values are required."""
     reader.number("layer_norm_eps")
     return bert.read(reader, offset=reader.integer("pad_token_id", least=0) + 1)
 

@@ -264,7 +264,9 @@ class StackConfig:
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
             raise ModelError(f"kv_heads is {self.kv_heads}; expected a number that divides heads, {self.heads}")
         if isinstance(self.relation, TransformerXl | Disentangled) and (self.kv_heads or self.qk_norm):
-            raise ModelError(f'kv_heads and qk_norm are not built with relation "{self.relation.kind}": leave them out')
+            raise ModelError(
+                f'kv_heads and qk_norm are not supported with relation "{self.relation.kind}": leave them out'
+            )
         if self.global_layers is not None and self.global_every is not None:
             raise ModelError("global_every and global_layers both say which layers see everything: give one of them")
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}

@@ -178,7 +178,7 @@ class Optimizer:
         self._lazy[name] = _PendingSteps(applied=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
-        """Apply the pending steps of rows of a lazy matrix; None: of all rows. An unknown row number changes nothing."""
+        """Apply the pending steps of rows of a lazy matrix; None: of all rows. An unknown row changes nothing."""
         pending = self._lazy[name]
         if rows is not None and pending.steps:
             rows = rows.flatten().to(torch.int64).unique()

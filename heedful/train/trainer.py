@@ -102,10 +102,8 @@ class Trainer:
         self._stage_step, self._stage_epoch = 0, 0.0  # step and epoch at the beginning of the stage
         self.precision = resolve_dtype(settings.precision, self.device)
         self.step = 0  # number of steps so far
-        self.seconds, self.tokens_seen = (
-            0.0,
-            0,
-        )  # sums over all steps and ranks, earlier parts of a resumed run included
+        self.seconds = 0.0  # duration of all steps, earlier parts of a resumed run included
+        self.tokens_seen = 0  # tokens of all steps on all ranks, earlier parts of a resumed run included
         self.stop_requested = False  # may be set to True at any time: all ranks stop after the same step
         self._max_tokens = settings.max_tokens_per_microbatch
         self._loader: StepLoader | None = None  # prepares the next steps of the current stage
