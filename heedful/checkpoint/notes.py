@@ -1,4 +1,4 @@
-"""heedful.json of a model folder: what Hugging Face's files have no place for."""
+"""heedful.json of a model folder: values for which Hugging Face's files have no key."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NOTES = "heedful.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notes:
-    """The values of heedful.json; see ModelBundle for what they are."""
+    """The values of heedful.json; `ModelBundle` explains those that are its attributes."""
 
-    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with
+    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with; None: no tokenizer
     thresholds: dict[str, float] = field(default_factory=dict)
     label_scaling: dict[str, float] = field(default_factory=dict)
     calibration: tuple[float, ...] = ()
     text_suffix: str = ""
     pairs: bool | None = None
-    stage_thresholds: tuple[float, ...] = ()  # of the early stages of a cascade, in the folders of `stage_folder`
+    stage_thresholds: tuple[float, ...] = ()  # thresholds of the early stages of a cascade, in order
 
     def to_dict(self) -> dict[str, object]:
-        """Return the values that are not the defaults."""
+        """Return the values that differ from the defaults, by name."""
         names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix", "stage_thresholds")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value} | (
@@ -34,7 +34,7 @@ class Notes:
 
 
 def read_notes(folder: Path) -> Notes:
-    """Read heedful.json if the folder has it; raises ModelError for a value of another type."""
+    """Read heedful.json, which may be missing; raises ModelError for a value of a wrong type."""
     path = folder / NOTES
     values = read_folder_json(path) if path.exists() else {}
     text_suffix, pairs = values.get("text_suffix", ""), values.get("pairs")
@@ -54,7 +54,7 @@ def read_notes(folder: Path) -> Notes:
 
 
 def stage_folder(number: int) -> str:
-    """Return the name of the subfolder of an early stage, counted from 1."""
+    """Return the name of the subfolder of an early stage of a cascade; stages are counted from 1."""
     return f"stage-{number}"
 
 
