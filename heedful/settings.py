@@ -276,7 +276,7 @@ def _pydantic_type(kind: object) -> object:
 def _merge_default(default: object, value: object) -> object:
     """Return a table merged into the default of its field.
 
-    A table of another `kind`, or with keys that the default does not have, is returned as it is.
+    A table of another `kind`, or with keys that the default does not have, is not merged with it.
     """
     if not isinstance(value, dict) or not dataclasses.is_dataclass(default) or isinstance(default, type):
         return value

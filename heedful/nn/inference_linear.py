@@ -57,7 +57,7 @@ class OneDnnLinear(nn.Module):
 
 
 class NativeLinear(nn.Module):
-    """W x + b or GELU(W x + b) by the C++ kernels, with W packed into the panels that they read; float32 and bfloat16."""
+    """W x + b or GELU(W x + b) by the C++ kernels, with W packed into panels for them; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
