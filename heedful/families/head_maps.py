@@ -55,8 +55,8 @@ def with_score_activation(head: Classes, reader: ConfigReader, key: str = ACTIVA
     activation = reader.choice(key, SCORE_ACTIVATIONS, None)
     if activation == "sigmoid" and head.problem_type == "single_label_classification":
         raise ModelError(
-            f"{reader.source}: {key} is Sigmoid, but Heedful takes the softmax of {len(head.labels)} labels of which "
-            'one is right: set problem_type to "multi_label_classification" for the sigmoid of each'
+            f"{reader.source}: {key} is Sigmoid, but with problem_type {head.problem_type}, Heedful takes the softmax "
+            f'of {len(head.labels)} labels: set problem_type to "multi_label_classification" for the sigmoid of each'
         )
     return replace(head, score_activation=activation)
 

@@ -1,8 +1,7 @@
 """Sharded checkpoints: each rank writes its shards, and each of any number of ranks reads the rows it needs.
 
-torch.distributed.checkpoint plans which rank writes and reads which rows of which tensor; this module stores them. The
-shards of one rank are a safetensors file, and `layout.json` lists the file and the position of all rows. Nothing is
-pickled.
+torch.distributed.checkpoint plans the rows that each rank writes and reads; this module stores them. The shards of one
+rank are a safetensors file, and `layout.json` lists the file and the position of all rows. Nothing is pickled.
 """
 
 from __future__ import annotations

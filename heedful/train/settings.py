@@ -81,7 +81,7 @@ class Noam(_CheckedRatios):
     def __post_init__(self) -> None:
         _CheckedRatios.__post_init__(self)
         if self.warmup_ratio == 0:
-            raise HeedfulError("warmup_ratio is 0; expected a share above 0, from the end of which the rate falls")
+            raise HeedfulError("warmup_ratio is 0; expected a share above 0, since lr falls after the warm-up")
 
 
 Schedule = Constant | Linear | Cosine | DecayFromStart | Noam
