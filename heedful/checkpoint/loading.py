@@ -89,9 +89,7 @@ def load(
         bundle.tokenizer = _load_tokenizer(model_folder, contents.family, config.model, notes)
     if isinstance(config.head, SentenceEmbedding):
         sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
-    bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
-    bundle.calibration = notes.calibration
-    bundle.text_suffix, bundle.pairs = notes.text_suffix, notes.pairs
+    _apply_notes(notes, bundle)
     hub_name = hub.name_and_revision(name)[0]
     bundle.source = hub_name if os.path.isdir(name) or bundled_model(hub_name) else f"{hub_name}@{folder.name}"
     bundle.unused_tensors = contents.unused
@@ -102,6 +100,12 @@ def load(
     if isinstance(config.head, Classes):
         bundle.early_stages = _load_early_stages(bundle, model_folder, notes, dtype, device)
     return bundle.eval()
+
+
+def _apply_notes(notes: Notes, bundle: ModelBundle) -> None:
+    """Set the attributes of a model that heedful.json has, except the tokenizer and the stages of a cascade."""
+    bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
+    bundle.calibration, bundle.text_suffix, bundle.pairs = notes.calibration, notes.text_suffix, notes.pairs
 
 
 def _load_early_stages(

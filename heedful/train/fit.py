@@ -142,10 +142,10 @@ class _FitLoop(Generic[Share]):
         self.checkpoints = CheckpointManager(folder / "state", keep_last=settings.keep_last)
         self.checkpointer = AsyncCheckpointer(self.checkpoints, trainer, background=settings.async_checkpoint)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.is_main else None
-        self.best: float | None = None  # metric value of the best evaluation
+        self.best_metric: float | None = None  # metric value of the best evaluation
         self.best_tie_breaker = 0.0
         self.best_step = 0
-        self.last: float | None = None  # metric value of the last evaluation
+        self.last_metric: float | None = None  # metric value of the last evaluation
         self.best_weights: dict[str, Tensor] = {}
         self.evaluations_without_gain = 0  # evaluations since the metric last improved
         self.evaluated_step = 0  # step of the last evaluation
@@ -180,8 +180,8 @@ class _FitLoop(Generic[Share]):
         return FitResult(
             stop_reason=reason,
             best_step=self.best_step,
-            best_metric=self.best,
-            last_metric=self.last,
+            best_metric=self.best_metric,
+            last_metric=self.last_metric,
             resumed_from=resumed_from,
         )
 
@@ -215,6 +215,7 @@ class _FitLoop(Generic[Share]):
         return "interrupted"
 
     def _after_step(self, step: Step) -> None:
+        """Record a step; then evaluate and save, if these are due."""
         self._record(step.record)
         self.reporter.step(step, self.trainer)
         self.memory.trim()
@@ -222,6 +223,7 @@ class _FitLoop(Generic[Share]):
             self._save()
 
     def _evaluation_is_due(self) -> bool:
+        """Return whether the current step is to be evaluated and was not."""
         step = self.trainer.step
         at_interval = step % self.eval_every == 0 or self.trainer.progress >= 1
         return self.evaluate is not None and step > self.evaluated_step and at_interval
@@ -238,14 +240,14 @@ class _FitLoop(Generic[Share]):
                 f"step {step}: the evaluation gave {shown}, so the model is no result. {DIVERGENCE_ADVICE}"
             )
         old_rank = None
-        if self.best is not None:
-            old_rank = EvalResult(metric_value=self.best, tie_breaker=self.best_tie_breaker, metrics={}).rank
+        if self.best_metric is not None:
+            old_rank = EvalResult(metric_value=self.best_metric, tie_breaker=self.best_tie_breaker, metrics={}).rank
         improved, best = old_rank is None or result.rank[0] > old_rank[0], old_rank is None or result.rank >= old_rank
         self._record({"step": step, "dev": result.metrics, "metric_value": result.metric_value, "best": best})
-        self.evaluated_step, self.last = step, result.metric_value
+        self.evaluated_step, self.last_metric = step, result.metric_value
         self.evaluations_without_gain = 0 if improved else self.evaluations_without_gain + 1
         if best:
-            self.best, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
+            self.best_metric, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
             if self.settings.load_best_at_end:
                 weights = self._evaluated_weights()
                 self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
@@ -270,6 +272,7 @@ class _FitLoop(Generic[Share]):
         return self.merge_evaluations(complete)
 
     def _has_patience(self) -> bool:
+        """Return whether early stopping does not end training yet."""
         return not self.settings.patience or self.evaluations_without_gain < self.settings.patience
 
     def _checkpoint_is_due(self) -> bool:
@@ -286,10 +289,10 @@ class _FitLoop(Generic[Share]):
         tensors, values = self.trainer.state()
         tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
         loop_values: dict[str, float | None] = {
-            "best": self.best,
+            "best": self.best_metric,
             "best_tie": self.best_tie_breaker,
             "best_step": self.best_step,
-            "last": self.last,
+            "last": self.last_metric,
             "since": self.evaluations_without_gain,
             "looked": self.evaluated_step,
         }
@@ -317,8 +320,12 @@ class _FitLoop(Generic[Share]):
         if saved is not None:
             values = saved.values
             trainer.load_state(saved.tensors, values)
-            self.best, self.best_tie_breaker, self.best_step = values["best"], values["best_tie"], values["best_step"]
-            self.last, self.evaluations_without_gain = values["last"], values["since"]
+            self.best_metric, self.best_tie_breaker, self.best_step = (
+                values["best"],
+                values["best_tie"],
+                values["best_step"],
+            )
+            self.last_metric, self.evaluations_without_gain = values["last"], values["since"]
             self.evaluated_step, self.saved_step = values["looked"], saved.step
             if self.settings.load_best_at_end:
                 self.best_weights = select_prefix("best/", saved.tensors)
@@ -328,6 +335,7 @@ class _FitLoop(Generic[Share]):
         return self.saved_step
 
     def _record(self, record: dict[str, Any]) -> None:
+        """Write a record to the journal, on rank 0."""
         if self.journal is not None:
             self.journal.write(record)
             self.reporter.recorded(record)
