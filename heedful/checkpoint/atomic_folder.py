@@ -82,6 +82,7 @@ def _sync(folder: Path) -> None:
 
 
 def _sync_one(path: Path) -> None:
+    """Sync one file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -319,6 +319,7 @@ def _with_folder_head(config: BundleConfig, entries: Mapping[str, TensorEntry], 
 
 
 def _has_pooler(family: Family, entries: Mapping[str, TensorEntry]) -> bool:
+    """Return whether a folder has the tensors of its family's pooler."""
     head_map = family.heads[family.bare]
     if head_map.head is not Pooled:
         return False

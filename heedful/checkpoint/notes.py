@@ -59,6 +59,7 @@ def stage_folder(number: int) -> str:
 
 
 def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, float]:
+    """Return an object of numbers; {} if it is missing."""
     numbers = values.get(name, {})
     if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
         raise _wrong_type(path, name, numbers, "names with a number each")
@@ -66,6 +67,7 @@ def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, f
 
 
 def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple[float, ...]:
+    """Return a list of probabilities, sorted; () if it is missing."""
     listed = values.get(name, [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and 0 <= value <= 1 for value in listed):
         raise _wrong_type(path, name, listed, "a list of probabilities")
@@ -73,6 +75,7 @@ def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple
 
 
 def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, ...]:
+    """Return the thresholds of a cascade's early stages; () if they are missing."""
     listed = values.get("stage_thresholds", [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and value >= 0 for value in listed):
         raise _wrong_type(path, "stage_thresholds", listed, "a list of probabilities")
@@ -80,4 +83,5 @@ def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, 
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:
+    """Return the error for a value of a wrong type."""
     return ModelError(f"{path}: {name} is {value!r:.80}; expected {expected}")

@@ -40,10 +40,12 @@ def count_parameters(model_type: str, values: Mapping[str, object], head: str | 
 
 
 def _config(model_type: str, values: Mapping[str, object], head: str | None) -> BundleConfig:
+    """Read a published configuration."""
     bare = {key: value for key, value in values.items() if key != "architectures"}
     return read_config(bare | {"model_type": model_type}, model_type, head=head)
 
 
 def _count(config: BundleConfig) -> int:
+    """Return the number of parameters of a configuration."""
     with skip_init():
         return ModelBundle(config).count()

@@ -142,6 +142,7 @@ def _read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...], str]:
+    """Return start, stop, name, shape and dtype of an entry of a header; raises ModelError if it is invalid."""
     if not name.isprintable() or len(name) > 1000:
         raise _broken(path, f"it names a tensor {quoted(name)}")
     match entry:

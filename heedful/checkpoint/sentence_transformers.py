@@ -263,6 +263,7 @@ def write_modules(
 
 
 def _write_dense(folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the folders of the Dense modules; `width` is the width of the pooled vectors."""
     words = {activation: word for word, activation in _ACTIVATIONS.items()}
     for number, layer in enumerate(head.dense):
         path, prefix = folder / f"{number + 2}_Dense", f"{DENSE}{number}."

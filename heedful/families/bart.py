@@ -41,6 +41,7 @@ def read(reader: ConfigReader) -> ModelConfig:
 
 
 def _read_mbart(reader: ConfigReader) -> ModelConfig:
+    """Read config.json of mBART."""
     return read_parts(
         reader,
         positions=_learned_positions(reader),
@@ -52,6 +53,7 @@ def _read_mbart(reader: ConfigReader) -> ModelConfig:
 
 
 def _learned_positions(reader: ConfigReader) -> Learned:
+    """Read the number of learned positions."""
     count = reader.integer("max_position_embeddings", 1024)
     return Learned(count=count + POSITION_OFFSET, offset=POSITION_OFFSET)
 
@@ -116,6 +118,7 @@ def read_parts(
 
 
 def _read_stack(reader: ConfigReader, part: str, width: int, pre_norm: bool, final_norm: bool) -> StackConfig:
+    """Read the encoder or the decoder."""
     reader.only(f"{part}_layerdrop", 0, None, why="LayerDrop is not supported")
     heads = reader.integer(f"{part}_attention_heads", 16)
     reader.divides(f"{part}_attention_heads", heads, "d_model", width)

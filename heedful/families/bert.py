@@ -161,7 +161,8 @@ def body(model: ModelConfig, prefix: str) -> NameTable:
     )
 
 
-def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+def _masked_table(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
@@ -172,10 +173,11 @@ def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable
     )
 
 
-def _pretraining(head: Pretraining) -> NameTable:
-    tokens = _masked(head, "head.masked")
-    following = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
-    return NameTable(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
+def _pretraining_table(head: Pretraining) -> NameTable:
+    """Return the names of masked language modelling and next-sentence prediction together."""
+    masked = _masked_table(head, "head.masked")
+    next_sentence = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
+    return NameTable(rows=masked.rows + next_sentence, tied=masked.tied, copied=masked.copied)
 
 
 def size(
@@ -207,8 +209,8 @@ FAMILY = Family(
     tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # for multilingual models with BERT's body
     heads={
         "BertModel": head_maps.pooled(_POOLER),
-        "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),
-        "BertForMaskedLM": head_maps.masked(_masked, "hidden_act"),
+        "BertForPreTraining": head_maps.masked(_pretraining_table, "hidden_act", Pretraining),
+        "BertForMaskedLM": head_maps.masked(_masked_table, "hidden_act"),
         "BertForNextSentencePrediction": head_maps.next_sentence(_POOLER, ("cls.seq_relationship", "head.out")),
         "BertForSequenceClassification": head_maps.classes(_POOLER, _OUT),
         "BertForTokenClassification": head_maps.token_classes(_OUT),

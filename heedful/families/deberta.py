@@ -96,17 +96,20 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the masked-language-modelling head, which is always tied."""
     reader.only("legacy", False, None, why="that is another head, with other names; the published one is not legacy")
     return {"tied": True}
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     lm = "lm_predictions.lm_head."
     named = ((f"{lm}dense", "head.dense"), (f"{lm}LayerNorm", "head.norm"), (f"{lm}bias", "head.decoder.bias"))
     return NameTable(rows=name_rows(*named))
 
 
-def _pooler(reader: ConfigReader) -> head_maps.Arguments:
+def _pooler_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the pooler before a classifier."""
     return {
         "activation": read_activation(reader, "pooler_hidden_act", "gelu"),
         "dropout_first": reader.number("pooler_dropout", 0.0),
@@ -114,6 +117,7 @@ def _pooler(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _write_pooler(head: Classes | Choice) -> dict[str, object]:
+    """Write the settings that `_pooler_settings` reads."""
     assert head.activation is not None
     return {"pooler_hidden_act": activation_name(head.activation), "pooler_dropout": head.dropout_first}
 
@@ -183,14 +187,14 @@ FAMILY = Family(
     heads={
         "DebertaV2Model": head_maps.bare(),
         "DebertaV2ForMaskedLM": head_maps.with_settings(
-            head_maps.masked(_masked, "hidden_act", fixed=_masked_settings), lambda head: {"legacy": False}
+            head_maps.masked(_masked_table, "hidden_act", fixed=_masked_settings), lambda head: {"legacy": False}
         ),
         "DebertaV2ForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(_FIRST, _OUT, key="cls_dropout", fixed=_pooler), _write_pooler
+            head_maps.classes(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "DebertaV2ForMultipleChoice": head_maps.with_settings(
-            head_maps.choice(_FIRST, _OUT, key="cls_dropout", fixed=_pooler), _write_pooler
+            head_maps.choice(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForQuestionAnswering": head_maps.span(),
     },

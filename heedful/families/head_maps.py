@@ -276,6 +276,7 @@ def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default:
 
 
 def _write_labels(head: Classes | TokenClasses) -> dict[str, object]:
+    """Write the labels of a head."""
     return {
         "id2label": {str(number): name for number, name in enumerate(head.labels)},
         "label2id": {name: number for number, name in enumerate(head.labels)},

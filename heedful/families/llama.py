@@ -138,17 +138,19 @@ def write(model: ModelConfig) -> dict[str, object]:
         "initializer_range": getattr(model.initialisation, "std", 0.02),
         "pad_token_id": model.embedding.padding,
         **write_rotary(stack.relation),
-        **_written_window(stack),
+        **_write_window(stack),
     }
 
 
-def _written_window(stack: StackConfig) -> dict[str, object]:
+def _write_window(stack: StackConfig) -> dict[str, object]:
+    """Write the settings of a sliding window."""
     if stack.window is None:
         return {}
     return {"use_sliding_window": True, "sliding_window": stack.window + 1, "layer_types": layer_types(stack)}
 
 
 def _body(model: ModelConfig) -> NameTable:
+    """Return the names of the embedding and of the encoder or decoder."""
     stack, part = (model.encoder, "encoder") if model.encoder else (model.decoder, "decoder")
     assert stack is not None
     layer, block = "model.layers.{}.", f"{part}.blocks.{{}}."
@@ -176,13 +178,13 @@ _IGNORED = frozenset({"max_position_embeddings", "pretraining_tp", "is_llama_con
 _POOLINGS: dict[str, tuple[Pooling, bool]] = {"bos": ("first", False), "mean": ("mean", False), "late": ("mean", True)}
 
 
-def _masked(reader: ConfigReader) -> head_maps.Arguments:
+def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of the linear layer over the vocabulary."""
     tied = reader.flag("tie_word_embeddings", False)
     return {"dense": False, "bias": reader.flag("mlp_bias", False), "tied": tied}
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read a classifier's pooling.
 
     "late" is the mean of all tokens' scores: those of the mean of their vectors, since the last layer is linear.
@@ -195,11 +197,13 @@ def _summary(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _write_pooling(head: Classes) -> dict[str, object]:
+    """Write the setting that `_summary_settings` reads."""
     names = {pooling: name for name, pooling in _POOLINGS.items()}
     return {"classifier_pooling": names[head.pooling, head.pools_last]}
 
 
 def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the linear layer over the vocabulary."""
     return _NEXT_TOKEN.table(head)
 
 
@@ -226,9 +230,9 @@ EUROBERT = Family(
     },
     heads={
         "EuroBertModel": head_maps.bare(),
-        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, fixed=_masked),
+        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
         "EuroBertForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, fixed=_summary), _write_pooling
+            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, fixed=_summary_settings), _write_pooling
         ),
         "EuroBertForTokenClassification": head_maps.token_classes(_OUT, key=None),
     },

@@ -164,7 +164,7 @@ def _write_rotary(relation: Rotary) -> dict[str, object]:
     return {"rope_parameters": kinds, **({"max_position_embeddings": length[0]} if length else {})}
 
 
-def _dense(reader: ConfigReader) -> head_maps.Arguments:
+def _dense_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of the dense layer and the norm before a head's last layer."""
     return {
         "dense": True,
@@ -175,12 +175,15 @@ def _dense(reader: ConfigReader) -> head_maps.Arguments:
     }
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of `_dense` and the pooling."""
-    return _dense(reader) | {"pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of `_dense_settings` and the pooling."""
+    return _dense_settings(reader) | {
+        "pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    }
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     named = name_rows(("head.dense", "head.dense"), ("head.norm", "head.norm"))
     if not head.tied:
         return NameTable(rows=(*named, *name_rows(("decoder", "head.decoder"))))
@@ -189,12 +192,13 @@ def _masked(head: MaskedTokens) -> NameTable:
 
 
 def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
-    settings = {name: value for name, value in _dense(reader).items() if name != "dense"}
+    """Read the settings of the masked-language-modelling head."""
+    settings = {name: value for name, value in _dense_settings(reader).items() if name != "dense"}
     return settings | {"bias": reader.flag("decoder_bias", True)}
 
 
 def _write_head(head: MaskedTokens | Summary | Rowwise) -> dict[str, object]:
-    """Write the settings that `_dense`, `_summary` and `_masked_settings` read."""
+    """Write the settings that `_dense_settings`, `_summary_settings` and `_masked_settings` read."""
     assert head.activation is not None
     values = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
     if isinstance(head, MaskedTokens):
@@ -254,11 +258,11 @@ FAMILY = Family(
         **{
             f"ModernBertFor{name}": head_maps.with_settings(head_map, _write_head)
             for name, head_map in {
-                "MaskedLM": head_maps.masked(_masked, None, fixed=_masked_settings),
-                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary),
-                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense),
-                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary),
-                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense),
+                "MaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
+                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary_settings),
+                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense_settings),
+                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary_settings),
+                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense_settings),
             }.items()
         },
     },

@@ -34,12 +34,13 @@ def write(model: ModelConfig) -> dict[str, object]:
     return bert.write(model, NAMES) | {"relative_attention_num_buckets": RELATION.count}
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     tokens = "mpnet.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
 
-def _dropout(reader: ConfigReader) -> head_maps.Arguments:
+def _dropout_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the dropout of the classifier, before and after its dense layer: the model's."""
     dropout = reader.number("hidden_dropout_prob", 0.1)
     return {"dropout": dropout, "dropout_first": dropout}
@@ -88,8 +89,8 @@ FAMILY = Family(
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={
         "MPNetModel": head_maps.pooled(_POOLER),
-        "MPNetForMaskedLM": head_maps.masked(_masked, None),
-        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, fixed=_dropout),
+        "MPNetForMaskedLM": head_maps.masked(_masked_table, None),
+        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, fixed=_dropout_settings),
         "MPNetForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "MPNetForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),
         "MPNetForQuestionAnswering": head_maps.span(),

@@ -18,7 +18,8 @@ def read(reader: ConfigReader) -> ModelConfig:
     return bert.read(reader, offset=reader.integer("pad_token_id", least=0) + 1)
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     tokens = "roberta.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
@@ -50,7 +51,7 @@ def family(name: str, sizes: dict[str, dict[str, object]], tokenizer: dict[str, 
         tokenizer_defaults=tokenizer,
         heads={
             f"{name}Model": head_maps.pooled(_POOLER),
-            f"{name}ForMaskedLM": head_maps.masked(_masked, None),
+            f"{name}ForMaskedLM": head_maps.masked(_masked_table, None),
             f"{name}ForSequenceClassification": head_maps.classes(*_CLASSES, dropout_first=True),
             f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
             f"{name}ForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),

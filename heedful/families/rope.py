@@ -74,11 +74,11 @@ def read_scaling(
             trained = reader.integer("max_position_embeddings")
             scaling = DynamicNtk(factor=part.number("factor", least=1.0, most=1e6), trained=trained)
         case "yarn":
-            scaling = _yarn(reader, part)
+            scaling = _read_yarn(reader, part)
         case "llama3":
-            scaling = _llama3(reader, part)
+            scaling = _read_llama3(reader, part)
         case "longrope":
-            scaling = _longrope(reader, part, head_width)
+            scaling = _read_longrope(reader, part, head_width)
         case _:
             part.only("rope_type", kind, why=_WHY)
             part.only("factor", 1.0, None, why=_WHY)
@@ -86,9 +86,10 @@ def read_scaling(
     return base, scaling
 
 
-def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
-    trained = _trained(reader, part)
-    factor = _factor(reader, part, trained)
+def _read_yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
+    """Read the settings of YaRN."""
+    trained = _read_trained(reader, part)
+    factor = _read_factor(reader, part, trained)
     magnitude = part.number("attention_factor", None, most=1e3)
     over, under = (part.number(name, None, most=1e3) for name in ("mscale", "mscale_all_dim"))
     if magnitude is None:
@@ -104,17 +105,19 @@ def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
     )
 
 
-def _llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
+def _read_llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
+    """Read the settings of Llama 3.1's scaling."""
     low, high = part.number("low_freq_factor", most=1e6), part.number("high_freq_factor", most=1e6)
     if low >= high:
         raise ModelError(f"{part.source}: low_freq_factor is {low:g}; expected less than high_freq_factor, {high:g}")
     factor = part.number("factor", least=1.0, most=1e6)
-    return Llama3Scaling(factor=factor, trained=_trained(reader, part), low=low, high=high)
+    return Llama3Scaling(factor=factor, trained=_read_trained(reader, part), low=low, high=high)
 
 
-def _longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> LongRope:
-    trained = _trained(reader, part)
-    factor = _factor(reader, part, trained)
+def _read_longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> LongRope:
+    """Read the settings of LongRoPE."""
+    trained = _read_trained(reader, part)
+    factor = _read_factor(reader, part, trained)
     magnitude = part.number("attention_factor", None, most=1e3)
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
@@ -122,13 +125,13 @@ def _longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> Long
     return LongRope(short=short, long=long, trained=trained, magnitude=magnitude)
 
 
-def _trained(reader: ConfigReader, part: ConfigReader) -> int:
+def _read_trained(reader: ConfigReader, part: ConfigReader) -> int:
     """Read the number of positions of the first training, before positions were scaled."""
     original: int | None = part.integer("original_max_position_embeddings", None, least=2)
     return reader.integer("max_position_embeddings", least=2) if original is None else original
 
 
-def _factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
+def _read_factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
     """Read the factor, or compute it from the numbers of positions."""
     positions: int | None = reader.integer("max_position_embeddings", None)
     factor: float | None = part.number("factor", None, least=1.0, most=1e6)

@@ -172,12 +172,14 @@ def read_nomic(reader: ConfigReader) -> ModelConfig:
     return nomic(reader, _HUB_NAMES, reader.choice("activation_function", _GATES))
 
 
-def _nomic_activation(reader: ConfigReader) -> head_maps.Arguments:
+def _nomic_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the activation under its key in the first publication."""
     hub = NAMES["width"] not in reader.values
     return {"activation": reader.choice("activation_function", _GATES)} if hub else {}
 
 
-def _nomic_masked(head: MaskedTokens) -> NameTable:
+def _nomic_masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of Nomic BERT's masked-language-modelling head."""
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
@@ -219,7 +221,7 @@ NOMIC_BERT = Family(
     ignored_keys=_OTHER | _UNUSED | _FIXED.keys() | set(_HUB_NAMES.values()) | {"activation_function"},
     heads={
         "NomicBertModel": head_maps.bare(),
-        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked, "hidden_act", fixed=_nomic_activation),
+        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked_table, "hidden_act", fixed=_nomic_settings),
         "NomicBertForSequenceClassification": head_maps.classes(("nomic_bert.pooler.dense", "head.first.dense"), _OUT),
         "NomicBertForTokenClassification": head_maps.token_classes(_OUT),
     },
@@ -245,7 +247,8 @@ def read_gte(reader: ConfigReader) -> ModelConfig:
     return read(reader, base=160_000.0, inner_dropout=True)
 
 
-def _gte_masked(prefix: str) -> Callable[[MaskedTokens], NameTable]:
+def _gte_masked_table(prefix: str) -> Callable[[MaskedTokens], NameTable]:
+    """Return the function that returns the names of GTE's masked-language-modelling head."""
     tokens = f"{prefix}embeddings.word_embeddings.weight"
 
     def table(head: MaskedTokens) -> NameTable:
@@ -279,7 +282,7 @@ def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
         ignored_keys=_OTHER | {"logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"},
         heads={
             f"{name}Model": head_maps.bare(),
-            f"{name}ForMaskedLM": head_maps.masked(_gte_masked(prefix), None),
+            f"{name}ForMaskedLM": head_maps.masked(_gte_masked_table(prefix), None),
             f"{name}ForSequenceClassification": head_maps.classes(pooler, _OUT),
             f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
         },
@@ -304,7 +307,8 @@ GTE_NATIVE = _gte(
 # -- Jina embeddings v3 -----------------------------------------------------------------------------------------------
 
 
-def _jina_masked(head: MaskedTokens) -> NameTable:
+def _jina_masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of Jina's masked-language-modelling head."""
     tokens = "roberta.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
@@ -329,7 +333,7 @@ JINA_EMBEDDINGS_V3 = Family(
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={
         "JinaEmbeddingsV3Model": head_maps.pooled(("roberta.pooler.dense", "head.first.dense")),
-        "JinaEmbeddingsV3ForMaskedLM": head_maps.masked(_jina_masked, None),
+        "JinaEmbeddingsV3ForMaskedLM": head_maps.masked(_jina_masked_table, None),
         "JinaEmbeddingsV3ForSequenceClassification": head_maps.classes(
             ("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"), dropout_first=True
         ),

@@ -131,7 +131,7 @@ def body(model: ModelConfig) -> NameTable:
 _LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 
 
-def _next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
+def _read_next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
     """Read the output layer's settings.
 
     Version 1.0 ties the layer to the embedding and scales rows by width^-0.5; version 1.1 does neither.
@@ -142,6 +142,7 @@ def _next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
 
 
 def _write_next_token(head: NextToken) -> dict[str, object]:
+    """Write the settings that `_read_next_token` reads."""
     return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
 
 
@@ -180,7 +181,7 @@ FAMILY = Family(
         "T5Model": head_maps.bare(),
         "T5EncoderModel": HeadMap(head=type(None), read=lambda reader, model: None, encoder_only=True, name="encoder"),
         "T5ForConditionalGeneration": HeadMap(
-            head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
+            head=NextToken, read=_read_next_token, write=_write_next_token, table=_LM.table
         ),
         "T5ForSequenceClassification": head_maps.classes(
             ("classification_head.dense", "head.first.dense"),

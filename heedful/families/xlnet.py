@@ -83,7 +83,7 @@ def body(model: ModelConfig) -> NameTable:
     )
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of the summary: the last row, through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
         reader.only(name, value, why="it is the published value")
@@ -97,7 +97,7 @@ def size(layers: int, width: int, inner: int) -> dict[str, object]:
 
 
 _SUMMARY = ("sequence_summary.summary", "head.first.dense")
-_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary}
+_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary_settings}
 
 FAMILY = Family(
     prefix="transformer.",

@@ -47,6 +47,7 @@ class ClassicModel(Transformer):
                 part.requires_grad_(False)
 
     def _frozen_parts(self) -> list[nn.Module]:
+        """Return the modules that a frozen model does not train."""
         return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
 
     @property

@@ -331,6 +331,7 @@ class _TokenDecoding(Decoding):
         return step
 
     def _stays_open(self, number: int, token: int) -> bool:
+        """Return whether a sequence is unfinished after a token."""
         return token not in self._stop and self._tokens_left[number] > 0 and number not in self._cancelled
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:

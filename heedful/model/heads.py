@@ -52,6 +52,7 @@ class SummaryVector(Transform):
         return self._pool(x, batch) if self.pools_last else x
 
     def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        """Pool the rows of each sequence, by `pooled_token` if there is one."""
         if self.pooled_token is None or len(rows) == 0:
             return pool(rows, batch, self.pooling)
         lengths = send(batch.lengths, rows.device)

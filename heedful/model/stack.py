@@ -161,6 +161,7 @@ class CrossAttention(nn.Module):
         return out
 
     def _project(self, memory: Float[Tensor, "keys width"]) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the encoder's rows, [keys, heads, width] each."""
         k, v = self.kv(memory).unflatten(-1, (2, self.heads, -1)).unbind(1)
         return k, v
 
@@ -482,6 +483,7 @@ class Transformer(nn.Module):
         return self
 
     def _check_batches(self, source: Packed, target: Packed | None) -> None:
+        """Raise an error if a target is missing, is not needed, or does not fit the source."""
         if (target is None) == (self.encoder is not None and self.decoder is not None):
             need = "needs a target" if target is None else "takes no target"
             raise ModelError(f"this model {need}: only models with an encoder and a decoder take two batches")

@@ -112,6 +112,7 @@ def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin
 def _cannot_disentangle(
     q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias, library: Kernels
 ) -> str:
+    """Return why the kernel cannot compute disentangled attention, or an empty string."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, bias.position_q, bias.position_k)):
         return "it has no backward pass for disentangled attention"
     if args.causal or args.window is not None or args.dropout or args.layout.queries != args.layout.keys:
@@ -155,6 +156,7 @@ def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
 
 
 def _keys_overlap(layout: Layout) -> bool:
+    """Return whether two sequences share key rows."""
     spans = sorted((first, last) for first, last in layout.keys if first < last)
     return any(span[1] > following[0] for span, following in pairwise(spans))
 

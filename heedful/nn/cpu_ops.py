@@ -177,6 +177,7 @@ class TrainedLinear(nn.Linear):
 
 
 def _uses_kernels(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a linear layer of these tensors uses our kernels in training."""
     if x.ndim != 2 or len(x) == 0 or weight.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
         return False
     if torch.get_autocast_dtype("cpu") != torch.bfloat16 or len(weight) % 16 or usable_kernels(x, weight) is None:
@@ -253,6 +254,7 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def _gelu(x: Tensor) -> Tensor:
+    """Compute GELU by our kernel."""
     library, y = kernels(), torch.empty_like(x)
     assert library is not None
     library.gelu(address(x), x.numel(), 1, address(y), torch.get_num_threads())
@@ -260,6 +262,8 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
+    """GELU by our kernels, with its gradient."""
+
     @staticmethod
     def forward(context: AutogradContext, x: Tensor) -> Tensor:
         context.save_for_backward(x)
@@ -317,6 +321,8 @@ def _add_norm(
 
 
 class _AddNorm(torch.autograd.Function):
+    """norm(x + dropout(y)) by our kernels, with its gradient."""
+
     @staticmethod
     def forward(
         context: AutogradContext,

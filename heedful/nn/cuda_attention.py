@@ -227,6 +227,7 @@ def _needed_tiles(layout: Layout, queries: int, keys: int) -> Bool[np.ndarray, "
 
 @cache
 def _compiled_flex_attention() -> Callable[..., Tensor]:
+    """Return PyTorch's flex_attention, compiled on first use."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)

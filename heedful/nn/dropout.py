@@ -26,6 +26,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
+    """Dropout that saves the factors for the backward pass."""
+
     @staticmethod
     def forward(context: AutogradContext, x: Tensor, threshold: int) -> Tensor:
         factors = _factors(x, threshold)

@@ -67,6 +67,7 @@ class Layout:
         return self.cached(("min key rows",), self._count_key_rows)
 
     def _count_key_rows(self) -> int:
+        """Check the spans, and return the number of key rows that they need."""
         expected_start = 0
         for number, ((start, stop), (first, last)) in enumerate(zip(self.queries, self.keys, strict=True)):
             if start != expected_start or stop < start or not 0 <= first <= last:

@@ -221,6 +221,7 @@ def weighted_sum(
 
 
 def _with_masks(scores: Blocks, masks: Masks | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Pair the tensor of each sequence with its mask; raises HeedfulError if shapes differ."""
     if masks is None:
         return [(block, None) for block in scores]
     score_shapes, mask_shapes = ([tuple(block.shape) for block in blocks] for blocks in (scores, masks))

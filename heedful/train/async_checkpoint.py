@@ -47,12 +47,14 @@ class AsyncCheckpointer:
             raise error
 
     def _run(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        """Commit a state in the background thread, and keep the error."""
         try:
             self._commit(step, tensors, values)
         except BaseException as error:
             self._error = error
 
     def _commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        """Write a state to disk."""
         if self.trainer.is_sharded:
             self.manager.save_sharded(step, self.trainer.as_dtensors(tensors), values, self._ranks)
         else:

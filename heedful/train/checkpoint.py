@@ -172,6 +172,7 @@ class CheckpointManager:
 
     @contextmanager
     def _translate_os_errors(self, step: int) -> Iterator[None]:
+        """Context in which I/O errors become RunErrors that name the step."""
         try:
             yield
         except OSError as error:
@@ -189,10 +190,12 @@ class CheckpointManager:
         return [entry for entry in entries if entry.step == step]
 
     def _new_entry(self, step: int, entries: list[_Entry]) -> _Entry:
+        """Return the entry of a new checkpoint beside those of the same step."""
         attempt = entries[-1].attempt + 1 if entries else 1
         return _Entry(step, attempt, self.folder / _name(step, attempt))
 
     def _set_latest(self, entry: _Entry) -> None:
+        """Name a checkpoint as the newest one, and remove old ones."""
         with atomic_path(self.folder / LATEST) as temporary:
             write_synced(temporary, [f"{entry.path.name}\n".encode()])
         self._rotate(entry)
@@ -237,6 +240,7 @@ class CheckpointManager:
 
 
 def _name(step: int, attempt: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:08d}" + (f"-{attempt}" if attempt > 1 else "")
 
 

@@ -95,6 +95,7 @@ def values_json(values: Mapping[str, object]) -> bytes:
 
 
 def _check_plain(value: object, path: str) -> None:
+    """Raise a RunError unless JSON restores a value exactly; `path` is for the message."""
     if type(value) is dict and all(type(key) is str for key in value):
         for key, item in value.items():
             _check_plain(item, f"{path}[{key!r}]")

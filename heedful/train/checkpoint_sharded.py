@@ -172,6 +172,7 @@ class _Reader(StorageReader):
 
 
 def _metadata(layout: TensorLayout) -> TensorStorageMetadata:
+    """Return the metadata of a tensor for torch.distributed.checkpoint."""
     chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in layout.chunks]
     return TensorStorageMetadata(TensorProperties(layout.dtype), torch.Size(layout.shape), chunks)
 

@@ -44,6 +44,7 @@ class CompiledBlocks:
         self._disable()
 
     def _disable(self) -> None:
+        """Let blocks run as they were before."""
         for attention, _ in self._attentions:
             attention.__dict__.pop("forward", None)
         for block in self.blocks:

@@ -145,6 +145,7 @@ class Replicated:
                 hook.remove()
 
     def _on_grad(self, parameter: Tensor) -> None:
+        """Count a gradient that is ready, and sum the buckets that are complete."""
         self._bucket_of[id(parameter)].missing -= 1
         ready = self._launched
         while ready < len(self._buckets) and not self._buckets[ready].missing:

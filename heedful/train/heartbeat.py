@@ -88,6 +88,7 @@ class Heartbeat:
         return [Beat(int(number), int(collectives), bool(leaving)) for number, collectives, *leaving in values]
 
     def _run(self) -> None:
+        """Send heartbeats, and look for missing ranks that another rank reports, until `stop`."""
         while not self._stop.wait(BEAT_SECONDS):
             self._beat()
             with suppress(RuntimeError):
@@ -95,6 +96,7 @@ class Heartbeat:
                     self._reported = self._store.get(MISSING_KEY).decode()
 
     def _beat(self) -> None:
+        """Send a heartbeat."""
         self._number += 1
         with suppress(RuntimeError):  # without a store, other ranks notice that themselves
             self._store.set(str(self.rank), f"{self._number} {self.collectives}" + f" {LEAVING}" * self._leaving)

@@ -64,6 +64,7 @@ class Journal:
 
     @contextmanager
     def _translate_os_errors(self) -> Iterator[None]:
+        """Context in which I/O errors become RunErrors."""
         try:
             yield
         except OSError as error:

@@ -241,6 +241,7 @@ class Optimizer:
                 self._update_dense(names, dense, lr * lr_factor, decay, scale)
 
     def _update_dense(self, names: list[str], gradients: list[Tensor], lr: float, decay: float, scale: float) -> None:
+        """Update tensors of one learning rate and decay; gradients are contiguous."""
         parameters = [self._parameters[name] for name in names]
         m, v = [self._m[name] for name in names], [self._v[name] for name in names]
         steps = [self._steps[name] for name in names]

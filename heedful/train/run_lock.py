@@ -18,6 +18,7 @@ _handles: set[int] = set()  # file descriptors of the locks that this process ho
 
 
 def _close_handles() -> None:
+    """Close the lock files in a forked process."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()

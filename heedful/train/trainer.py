@@ -282,6 +282,7 @@ class Trainer:
             self.objective = self._objectives[self.stage]
 
     def _epoch_after(self, step: int) -> float:
+        """Return the number of passes over the samples after a step."""
         return self._stage_epoch + (step - self._stage_step) / self.order.steps
 
     def _set_mode(self, *, train: bool) -> None:
@@ -293,6 +294,7 @@ class Trainer:
 
     @contextmanager
     def _train_mode(self) -> Iterator[None]:
+        """Context in which the models are in training mode."""
         self._set_mode(train=True)
         try:
             yield
