@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TrainPrecision = Literal["auto", "float32", "bfloat16"]
 DataInput: TypeAlias = object  # paths, frames, data sets, lists, (texts, targets), or a mapping of splits to these
 ModelInput: TypeAlias = object  # a text, a pair, or a dict, by head
-PATHS = {  # paths of settings whose keyword is not their unique last component
+PATHS = {  # keyword argument -> path of the setting; other keywords are unique last components
     "epochs": "train.epochs",
     "max_steps": "train.max_steps",
     "time_budget": "train.time_budget",
@@ -232,22 +232,22 @@ def predict(
         precision: "float32", "bfloat16", "int8" or "auto"; None: float32.
         device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         top_k: Number of candidates to list for each mask.
-        min_confidence: Least probability of a label; with less, the model abstains, and the label is "".
+        min_confidence: Minimum probability of a label; with less, the model abstains, and the label is "".
         prediction_set: Probability with which `prediction_set` of an answer contains the right label; None: no sets.
         candidate_labels: Labels to choose from that the model was not trained on, or descriptions by label; for models
             with a label "entailment", cross-encoders and sentence embedding models.
-        template: Text around each label or description, with {}; None: by the kind of the model.
-        multi_label: Any number of the candidate labels may be right.
+        template: Text around each label or description, with {} for it; None: one that fits the kind of model.
+        multi_label: Whether any number of the candidate labels may be right.
 
     Raises:
         HeedfulError: If an input cannot be used, or the head answers with another type than `answer_type`.
     """
     if not isinstance(model, Engine):
-        least = min_confidence or 0.0
+        min_confidence = min_confidence or 0.0
         model = Engine(model, revision=revision, head=head, precision=precision, device=device)
-        if least and candidate_labels is None:
-            check_min_confidence(least, model.loaded.config.head)
-        model.min_confidence = least
+        if min_confidence and candidate_labels is None:
+            check_min_confidence(min_confidence, model.loaded.config.head)
+        model.min_confidence = min_confidence
         check_prediction_set(prediction_set, model.loaded)
         model.prediction_set = prediction_set
     elif any(value is not None for value in (revision, head, precision, device, min_confidence, prediction_set)):
@@ -266,16 +266,21 @@ def predict(
 
 
 def _collect_overrides(
-    overrides: Mapping[str, object] | None, others: Mapping[str, object], **common: object
+    overrides: Mapping[str, object] | None, other_settings: Mapping[str, object], **keywords: object
 ) -> dict[str, object]:
-    """Return all settings that were given, by path or unique last component.
+    """Return all settings that a caller has set, by path or unique last component.
+
+    Args:
+        overrides: The argument `overrides`.
+        other_settings: Keyword arguments for any setting.
+        keywords: Keyword arguments of the function; None: not set.
 
     Raises:
         SettingError: If a setting is given twice.
     """
-    keywords = {PATHS.get(name, name): value for name, value in common.items() if value is not None}
+    keyword_settings = {PATHS.get(name, name): value for name, value in keywords.items() if value is not None}
     collected: dict[str, object] = {}
-    for values in (keywords, others, overrides or {}):
+    for values in (keyword_settings, other_settings, overrides or {}):
         if repeated := collected.keys() & values.keys():
             name = min(repeated)
             raise SettingError(f"{name} is given twice: give it once", path=name, code="duplicate")

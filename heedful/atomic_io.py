@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from torch import Tensor  # not imported here: what only reads and writes files starts without it
+    from torch import Tensor  # for type checkers only: programs that only read and write files start without PyTorch
 
 Chunk: TypeAlias = "bytes | memoryview | Tensor"  # a tensor is written as its bytes
 
 
 def as_bytes(chunk: Chunk) -> memoryview:
-    """Return the bytes of a chunk; for a contiguous tensor on the CPU its own memory, not a copy."""
+    """Return the bytes of a chunk; for a contiguous tensor on the CPU, they are its memory and not a copy."""
     if isinstance(chunk, bytes | memoryview):
         return memoryview(chunk)
     import torch
@@ -30,7 +30,7 @@ def as_bytes(chunk: Chunk) -> memoryview:
 
 
 def checksum(chunks: Iterable[Chunk]) -> dict[str, int | str]:
-    """Return the size and the SHA-256 of all chunks, end to end."""
+    """Return the size and the SHA-256 of all chunks together, under "bytes" and "sha256"."""
     size, digest = 0, hashlib.sha256()
     for chunk in map(as_bytes, chunks):
         size += len(chunk)
@@ -39,16 +39,16 @@ def checksum(chunks: Iterable[Chunk]) -> dict[str, int | str]:
 
 
 def write_synced(path: Path, chunks: Iterable[Chunk]) -> dict[str, int | str]:
-    """Write a new file chunk by chunk, and sync it; returns the size and checksum of the chunks."""
+    """Write a new file chunk by chunk, and sync it; returns the `checksum` of the chunks."""
 
-    def written() -> Iterator[memoryview]:
+    def write_chunks() -> Iterator[memoryview]:
         for chunk in map(as_bytes, chunks):
             _write(handle, chunk)
             yield chunk
 
-    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
-        summary = checksum(written())
-        _fsync(handle)  # by the handle that wrote: another one need not hear of an error
+    with _open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+        summary = checksum(write_chunks())
+        _fsync(handle)  # this handle wrote the data, so it gets any error
     return summary
 
 
@@ -65,7 +65,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise the OSError that writing a file there gives; call it before long work whose results are written there."""
+    """Raise OSError if a file cannot be written to a folder; call this before long work whose results go there."""
     part = temporary_path(folder / "probe")
     _remove(part)
     try:
@@ -76,19 +76,19 @@ def check_writable(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync a folder, so that the names in it survive a power cut."""
-    with _opened(folder, os.O_RDONLY) as handle:
+    with _open_file(folder, os.O_RDONLY) as handle:
         _fsync(handle)
 
 
 @contextmanager
 def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Iterator[Path]:
-    """Context of a temporary path that becomes the target at the end, or is removed after an error.
+    """Yield a temporary path that becomes the target at the end of the context, or is removed after an error.
 
     Args:
         target: The final path.
-        folder: Make a temporary folder.
-        owner: Part of the temporary name in place of the process id, for a folder that several machines write to;
-            `remove_stale` leaves what such an owner has left.
+        folder: Whether to make a temporary folder.
+        owner: Part of the temporary name instead of the process id, if several machines write to the folder;
+            `remove_stale` does not remove such files.
     """
     part = temporary_path(target, owner)
     try:
@@ -105,33 +105,33 @@ def atomic_path(target: Path, *, folder: bool = False, owner: str = "") -> Itera
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, so that half of it is never seen under its name."""
-    gone = temporary_path(path.with_name(f"{path.name}.old"))
-    _rename(path, gone)
-    _remove(gone)
+    """Remove a file or a folder under another name, so that an incomplete folder never has its name."""
+    old = temporary_path(path.with_name(f"{path.name}.old"))
+    _rename(path, old)
+    _remove(old)
 
 
 def remove_stale(folder: Path, name: str | None = None) -> None:
-    """Remove temporary files that processes that died, or earlier calls of this process, have left.
+    """Remove temporary files of processes that have ended, and of earlier calls in this process.
 
     Args:
         folder: The folder.
-        name: Remove those of this file alone, in a folder that others write to; None: all.
+        name: Name of the file whose temporary files are removed, in a folder that other programs use; None: any file.
     """
-    left = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
+    name_pattern = ".+" if name is None else rf"{re.escape(name)}(?:\.old)?"
     for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(rf"\.{left}\.([1-9][0-9]{{0,8}})\.part", path.name, re.DOTALL)
-        if match and not _is_of_another(int(match[1])):
+        match = re.fullmatch(rf"\.{name_pattern}\.([1-9][0-9]{{0,8}})\.part", path.name, re.DOTALL)
+        if match and not _is_other_process(int(match[1])):
             _remove(path)
 
 
 def temporary_path(path: Path, owner: str = "") -> Path:
-    """Return the name of a file or folder until it is complete; `remove_stale` recognises it."""
+    """Return the path of a file or folder while it is written; `remove_stale` recognises it."""
     return path.with_name(f".{path.name}.{owner or os.getpid()}.part")
 
 
-def _is_of_another(pid: int) -> bool:
-    """Whether another process with this number is alive."""
+def _is_other_process(pid: int) -> bool:
+    """Return whether another process with this id is alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -142,7 +142,8 @@ def _is_of_another(pid: int) -> bool:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _open_file(path: Path, flags: int) -> Iterator[int]:
+    """Yield the descriptor of a file or folder, which is closed at the end of the context."""
     handle = _open(path, flags)
     try:
         yield handle

@@ -1,4 +1,4 @@
-"""Models that ship with Heedful: the default encoder, by the name that `load` and `--model` know."""
+"""Models that ship with Heedful, by the names that `load` and `--model` accept: the default encoder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ BUNDLED_ENCODER = "heedful-mini-en"
 
 
 def bundled_model(name: str) -> Path | None:
-    """The folder of a model that ships; None: none has that name."""
+    """Return the folder of the bundled model of that name; None: there is no such model."""
     folder = Path(str(files("heedful"))) / "assets" / name
     return folder if name == BUNDLED_ENCODER else None

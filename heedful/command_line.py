@@ -1,4 +1,4 @@
-"""Commands for a person to copy into a shell."""
+"""Commands for users to copy into a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shlex import quote
 
 
 def command_line(command: str, arguments: Sequence[str], options: Sequence[tuple[str, str]] = ()) -> str:
-    """Return a command with quoted arguments; those that begin with "-" follow a "--", so none is taken for an option.
+    """Return a command with quoted arguments, after "--" if one of them begins with "-" as options do.
 
     Args:
         command: The program and its verb.
@@ -21,5 +21,6 @@ def command_line(command: str, arguments: Sequence[str], options: Sequence[tuple
     """
     positional = [quote(argument) for argument in arguments]
     named = [f"{name} {quote(value)}" for name, value in options]
-    ordered = [*named, "--", *positional] if any(each.startswith("-") for each in arguments) else [*positional, *named]
+    has_dash = any(argument.startswith("-") for argument in arguments)
+    ordered = [*named, "--", *positional] if has_dash else [*positional, *named]
     return " ".join([command, *ordered])

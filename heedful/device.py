@@ -1,4 +1,4 @@
-"""The device on which a model computes: the CPU, or a GPU that CUDA reaches."""
+"""The device on which a model computes, the CPU or a GPU with CUDA, and its dtype."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ CPU = torch.device("cpu")
 
 
 def resolve_device(name: str | torch.device = "auto") -> torch.device:
-    """Return the device of that name, which must exist.
+    """Return the device of that name.
 
     Args:
-        name: "cpu"; "cuda", the GPU of this process's LOCAL_RANK, or "cuda:1", the second GPU; "auto": "cuda" if
-            there is a GPU for this process, else "cpu".
+        name: "cpu"; "cuda", the GPU with the number LOCAL_RANK; "cuda:1", the second GPU; or "auto", which is "cuda" if
+            there is a GPU for this process, otherwise "cpu".
 
     Raises:
         SettingError: If the name is unknown, or PyTorch sees no such GPU.
@@ -53,11 +53,12 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU for this process: as many on this host as it has processes."""
+    """Return whether PyTorch sees a GPU with the number LOCAL_RANK of this process."""
     return torch.cuda.is_available() and torch.cuda.device_count() > _local_rank()
 
 
 def _local_rank() -> int:
+    """Return the number of this process on its host, which torchrun sets."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -70,12 +71,12 @@ def has_fast_bfloat16(device: torch.device = CPU) -> bool:
 
 
 def resolve_dtype(precision: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
-    """Return the dtype of a precision setting; "auto" is bfloat16 where the device has instructions for it."""
+    """Return the dtype of a precision setting; "auto" is bfloat16 if the device has instructions for it."""
     if precision == "auto":
         return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device as people know it, such as "NVIDIA H100 80GB HBM3", or its type."""
+    """Return the name of a GPU, such as "NVIDIA H100 80GB HBM3", or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

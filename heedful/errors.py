@@ -1,10 +1,10 @@
 """Errors and warnings for users: what is wrong, the value given, what to do."""
 
-MAX_MESSAGE = 4_000  # characters of an error; it may quote untrusted files and requests
+MAX_MESSAGE = 4_000  # characters of an error message, which may quote untrusted files and requests
 
 
 class HeedfulError(ValueError):
-    """Something the user gave cannot be used: the message says what was given, what was expected and what to do.
+    """A value from the user cannot be used; the message states the value, what was expected and what to do.
 
     A message of more than MAX_MESSAGE characters is cut in the middle.
     """
@@ -30,10 +30,10 @@ class SettingError(HeedfulError):
 
     Args:
         message: What is wrong, the value given, what to do.
-        path: Full path of the setting, such as "train.batch_size"; "" if the error is about several settings.
-        source: Where the value was given: an argument, a flag, a file, a Python keyword.
+        path: Full path of the setting, such as "train.batch_size"; "": the error is about several settings.
+        source: Origin of the value: an argument, a flag, a file, a Python keyword.
         code: "invalid", "unknown", "ambiguous" (a short name of several settings), or "duplicate" (given twice).
-        candidates: Full paths of the settings that may have been meant.
+        candidates: Full paths of the settings that the user may mean.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DataError(HeedfulError):
 
 
 class ModelError(HeedfulError):
-    """A model folder, its configuration or its weights cannot be used, or cannot do what was asked for."""
+    """A model folder, its configuration or its weights cannot be used, or not for this purpose."""
 
 
 class TokenizerError(HeedfulError):
@@ -70,11 +70,11 @@ class RequestError(HeedfulError):
 
 
 class HeedfulWarning(UserWarning):
-    """Something the user should know and may want to change; the result is still the one that was asked for."""
+    """A fact that the user should know and may want to change; the result is still as requested."""
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """Return a value's repr, cut after `most` characters; for values from untrusted files.
+    """Return the repr of a value from an untrusted file, cut after `most` characters.
 
     >>> quoted("a name"), quoted("x" * 1000, most=5)
     ("'a name'", "'xxxx…")
@@ -84,7 +84,7 @@ def quoted(value: object, most: int = 80) -> str:
 
 
 def did_you_mean(name: str, known: "list[str] | tuple[str, ...]") -> str:
-    """Return ' (did you mean "x"?)' if one of the known names is close to `name`, else ''."""
+    """Return ' (did you mean "x"?)' if one of the known names is similar to `name`, otherwise ''."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1, cutoff=0.6) if len(name) < 200 else []

@@ -1,4 +1,4 @@
-"""The batch type: the sequences of a batch lie end to end, without padding and without a mask."""
+"""`Packed`, the batch type: the sequences of a batch lie end to end, without padding and without a mask."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from torch.nn import functional as F
 
 from heedful.errors import DataError
 
-IdExtremes = tuple[tuple[int, int], tuple[int, int]]  # the least and the largest token, and type
+IdExtremes = tuple[tuple[int, int], tuple[int, int]]  # (smallest token, largest token), (smallest type, largest type)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    """Token rows of several sequences, end to end.
+    """The tokens of several sequences as rows, end to end.
 
-    Sequence b is rows bounds[b] to bounds[b + 1]; a sequence may be empty. `key_lengths` and `visibility` describe
+    Sequence b is rows bounds[b] to bounds[b + 1]; a sequence may be empty. `key_lengths` and `visibility` are for
     two-stream attention (Yang et al. 2019, section 2.3), in which some rows attend to a sequence without being part of
     it.
     """
 
     tokens: Int[Tensor, " rows"]
-    positions: Int[Tensor, " rows"]  # from 0 in each sequence
+    positions: Int[Tensor, " rows"]  # position of each row in its sequence, from 0
     types: Int[Tensor, " rows"]  # token type (segment) of each row
     bounds: tuple[int, ...]  # on the host: sequences + 1 row numbers, from 0 to the number of rows
-    past_lengths: tuple[int, ...] | None = None  # rows of each sequence that a KV cache holds already
-    key_lengths: tuple[int, ...] | None = None  # rows of each sequence that are keys: the first ones; None: all
+    past_lengths: tuple[int, ...] | None = None  # rows of each sequence in the KV cache; None: no cache
+    key_lengths: tuple[int, ...] | None = (
+        None  # number of rows of each sequence that are keys, the first ones; None: all
+    )
     visibility: tuple[Bool[Tensor, "_rows _keys"], ...] | None = None  # which rows see which keys; None: all
-    states: Float[Tensor, "rows _width"] | None = None  # outputs of frozen layers, if they are known
-    extremes: IdExtremes | None = None  # of tokens and types that came from the CPU; see id_extremes
+    states: Float[Tensor, "rows _width"] | None = None  # stored outputs of frozen layers; None: not stored
+    extremes: IdExtremes | None = None  # `id_extremes` of a batch that was moved from the CPU; None: not known
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Packed:
@@ -68,7 +70,7 @@ class Packed:
 
     @property
     def max_length(self) -> int:
-        """Length of the longest sequence, rows in the KV cache included."""
+        """Length of the longest sequence, its rows in the KV cache included."""
         past_lengths = self.past_lengths or [0] * len(self)
         return max((length + past for length, past in zip(self.lengths, past_lengths, strict=True)), default=0)
 
@@ -94,34 +96,34 @@ class Packed:
         return send(self.bounds[1:], self.tokens.device) - 1
 
     def select(self, rows: Int[Tensor, " sequences"]) -> Packed:
-        """Return a batch of one row of each sequence."""
+        """Return a batch of one row from each sequence, given the row numbers."""
         tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
         return Packed(tokens=tokens, positions=positions, types=types, bounds=tuple(range(len(self) + 1)))
 
     def without_first(self, counts: Sequence[int]) -> tuple[Int[Tensor, " some"], Packed]:
-        """Return the numbers of the rows behind the first ones of each sequence, and a batch of only these rows.
+        """Remove the first rows of each sequence: returns the numbers of the other rows, and a batch of them.
 
         Args:
-            counts: Rows that each sequence loses; one with fewer rows is empty then.
+            counts: Number of rows to remove from each sequence; a sequence with fewer rows becomes empty.
 
         >>> rows, batch = Packed.of([[5, 6, 7], [8]]).without_first([1, 2])
         >>> rows.tolist(), batch.bounds
         ([1, 2], (0, 2, 2))
         """
-        kept = [
+        spans = [
             range(min(start + count, stop), stop)
             for count, (start, stop) in zip(counts, pairwise(self.bounds), strict=True)
         ]
-        rows = _flatten(kept).to(self.tokens.device)
+        rows = _flatten(spans).to(self.tokens.device)
         tokens, positions, types = (column[rows] for column in (self.tokens, self.positions, self.types))
-        bounds = (0, *accumulate(map(len, kept)))
+        bounds = (0, *accumulate(map(len, spans)))
         return rows, Packed(tokens=tokens, positions=positions, types=types, bounds=bounds)
 
     def shift_right(self, start: int | None) -> Packed:
         """Return decoder inputs for these targets: each sequence begins with `start` and loses its last token.
 
         Args:
-            start: A token; None: the last token of each sequence.
+            start: First token of all sequences; None: the last token of each sequence.
 
         >>> Packed.of([[5, 6, 7], [8]]).shift_right(0).tokens.tolist()
         [0, 5, 6, 0]
@@ -129,9 +131,9 @@ class Packed:
         [7, 5, 6, 8]
         """
         tokens = torch.cat([self.tokens[:1], self.tokens[:-1]])[: len(self.tokens)]
-        filled = [(first, last - 1) for first, last in pairwise(self.bounds) if first < last]
-        firsts, lasts = [first for first, _ in filled], [last for _, last in filled]
-        tokens[firsts] = self.tokens[lasts] if start is None else start
+        not_empty = [(first, stop - 1) for first, stop in pairwise(self.bounds) if first < stop]
+        first_rows, last_rows = [first for first, _ in not_empty], [last for _, last in not_empty]
+        tokens[first_rows] = self.tokens[last_rows] if start is None else start
         return replace(self, tokens=tokens)
 
     def pad_to_bucket(self) -> Packed:
@@ -157,9 +159,9 @@ class Packed:
         )
 
     def id_extremes(self) -> IdExtremes | None:
-        """Return the least and the largest token and type, as the CPU knew them; None for no rows, or if it did not.
+        """Return the smallest and the largest token and type; None: there are no rows, or they were never on the CPU.
 
-        On a GPU, an id that a table does not have ends the process, and reading the largest one waits for the GPU.
+        On a GPU, an id that an embedding does not have ends the process, and reading the largest id waits for the GPU.
         """
         if self.extremes is not None or self.tokens.device.type != "cpu" or not len(self.tokens):
             return self.extremes
@@ -167,7 +169,7 @@ class Packed:
         return (low, high), (low_type, high_type)
 
     def to(self, device: torch.device | str) -> Packed:
-        """Return the batch with its tensors on the device."""
+        """Return the batch with its tensors on a device."""
         return replace(
             self,
             extremes=None if torch.device(device).type == "cpu" else self.id_extremes(),
@@ -182,9 +184,10 @@ class Packed:
 
 
 def send(numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long) -> Int[Tensor, " numbers"]:
-    """Return numbers as a tensor on the device, for which the host does not wait."""
+    """Return numbers as a tensor on a device, without waiting for the copy."""
     return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
 
 
 def _flatten(sequences: Sequence[Sequence[int]]) -> Int[Tensor, " rows"]:
+    """Return the numbers of all sequences, end to end."""
     return torch.tensor(list(chain.from_iterable(sequences)), dtype=torch.long)

@@ -1,9 +1,9 @@
 """Typed settings from and to TOML, JSON and `--a.b=c`; unknown or invalid settings raise an error that says what to do.
 
-Settings are frozen, keyword-only dataclasses; required fields have no default. They may nest and hold text,
-numbers, true or false, Literal, tuple, dict[str, ...], None, and unions of dataclasses told apart by a Literal field
-`kind`. A base class with a list MEMBERS is the union of the listed classes. TOML has no null: where
-None is allowed, the word "none" means it, in every format.
+Settings are frozen, keyword-only dataclasses; required fields have no default. A field may be a string, a number, a
+bool, Literal, tuple, dict[str, ...], another dataclass, None, or a union of dataclasses that differ in a Literal field
+`kind`. A base class with a list MEMBERS stands for the union of the listed classes. TOML has no null, so in every
+format the word "none" is None, where None is allowed. A dataclass is called a table here, as in TOML.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 Value = TypeVar("Value")
 Exclusive = tuple[tuple[str, ...], ...]  # the class variable EXCLUSIVE: groups of mutually exclusive fields
 
-LARGEST_FILE = 1_000_000  # bytes
-MOST_PROBLEMS = 10  # that one message lists
-_FORGET: list[Callable[[], None]] = []  # clears a cache
+MAX_FILE_BYTES = 1_000_000  # bytes of a settings file
+MAX_LISTED_PROBLEMS = 10  # problems that one message lists
+_CACHE_CLEARERS: list[Callable[[], None]] = []  # functions that clear the caches of `cache_by_class`
 
 
 def cache_by_class(function: Callable[[type], Value]) -> Callable[[type], Value]:
-    """Cache a function of a class of settings, until `clear_type_caches`."""
+    """Cache the results of a function of a class, until `clear_type_caches`."""
     cached = cache(function)
-    _FORGET.append(cached.cache_clear)
+    _CACHE_CLEARERS.append(cached.cache_clear)
     return cached
 
 
 def clear_type_caches() -> None:
     """Clear the caches of `cache_by_class`, after a union has got another member."""
-    for clear in _FORGET:
-        clear()
+    for clear_cache in _CACHE_CLEARERS:
+        clear_cache()
 
 
 @cache_by_class
 def type_hints(cls: type) -> dict[str, object]:
-    """Return the types of a dataclass's fields, with unions in place of base classes that have members."""
+    """Return the types of a dataclass's fields, with unions instead of base classes that have MEMBERS."""
     return {name: _members_of(hint) for name, hint in get_type_hints(cls).items()}
 
 
 def _members_of(hint: object) -> object:
+    """Return the union of the MEMBERS of a type, or the type itself."""
     members = getattr(hint, "MEMBERS", None)
     return hint if members is None or dataclasses.is_dataclass(hint) else Union[tuple(members)]  # noqa: UP007
 
@@ -77,11 +78,11 @@ def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[S
 
     Args:
         cls: The dataclass.
-        data: Its fields as dict, list, text, numbers, true, false and None.
-        source: Where the data came from, for messages; or a function that returns this for a path, "" if unknown.
+        data: Its fields as dicts, lists, strings, numbers, bools and None.
+        source: Origin of the data, for messages; or a function from a path to its origin, "" if unknown.
 
     Raises:
-        SettingError: With all problems in its message, and the path of the first one.
+        SettingError: If a value is invalid; its message lists all problems, and its path is that of the first one.
     """
     from pydantic import ValidationError
 
@@ -90,14 +91,14 @@ def from_mapping(cls: type[Settings], data: object, *, source: str | Callable[[S
     try:
         settings: Settings = _adapter(cls).validate_python(plain)
     except ValidationError as error:
-        problems = list(islice(_problems(cls, plain, error), MOST_PROBLEMS + 1))
+        problems = list(islice(_problems(cls, plain, error), MAX_LISTED_PROBLEMS + 1))
         lines = [
             f"{origin}: {text}" if (origin := source_of(path) or source_of(path[:-1])) else text
             for path, text in problems
         ]
-        if len(lines) > MOST_PROBLEMS:
+        if len(lines) > MAX_LISTED_PROBLEMS:
             origin = source_of(problems[-1][0])
-            lines[MOST_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
+            lines[MAX_LISTED_PROBLEMS:] = [f"{origin}: and more" if origin else "and more"]
         path = problems[0][0]
         source = source_of(path) or source_of(path[:-1])
         message = "\n".join(dict.fromkeys(lines))
@@ -112,7 +113,12 @@ def from_file(cls: type[Settings], path: str | PathLike[str]) -> Settings:
 
 
 def load_mapping(path: str | PathLike[str]) -> dict[str, Json]:
-    """Read the plain data of a .toml or .json file: small, UTF-8, not too deep, no key twice, finite numbers."""
+    """Read the plain data of a .toml or .json file.
+
+    Raises:
+        HeedfulError: If the file is missing, larger than MAX_FILE_BYTES, not UTF-8 or not valid, is nested too deeply,
+            or has duplicate keys or numbers that are not finite.
+    """
     path = Path(path)
     if path.suffix not in (".toml", ".json"):
         raise HeedfulError(f"{path}: a settings file ends in .toml or .json")
@@ -120,10 +126,10 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Json]:
         raise HeedfulError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}")
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise HeedfulError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > LARGEST_FILE:
+    if len(data) > MAX_FILE_BYTES:
         raise HeedfulError(f"{path}: is larger than 1 MB, the most that a settings file may have")
     try:
         text = data.decode("utf-8-sig")
@@ -133,7 +139,7 @@ def load_mapping(path: str | PathLike[str]) -> dict[str, Json]:
 
 
 def overlay(settings: Settings, data: Mapping[str, object], *, source: str) -> Settings:
-    """Return the settings overlaid with plain data, table by table; another `kind` resets its table to its defaults."""
+    """Return settings with new values from plain data, as `merge` does; `source` is their origin, for messages."""
     mapping = to_mapping(settings)
     changes = to_plain_data(data, (), source)
     assert isinstance(changes, dict)
@@ -142,12 +148,12 @@ def overlay(settings: Settings, data: Mapping[str, object], *, source: str) -> S
 
 
 def merge(table: dict[str, Json], data: Mapping[str, Json], *classes: type) -> None:
-    """Update a table of settings in place with another, table by table; another `kind` starts its table anew.
+    """Update settings in place, table by table; a new `kind` resets its table to the defaults.
 
     Args:
         table: Settings as plain data.
-        data: Their new values. A setting of an exclusive group in it unsets the others of the group.
-        classes: Dataclasses of which the table may be one.
+        data: New values. A value for one of several mutually exclusive settings unsets the others.
+        classes: Dataclasses that the table may be.
     """
     if "kind" in data and table.get("kind") != data["kind"]:
         table.clear()
@@ -155,25 +161,25 @@ def merge(table: dict[str, Json], data: Mapping[str, Json], *classes: type) -> N
         if any(is_set(data.get(name)) for name in group):
             table.update(dict.fromkeys(group))
     for key, value in data.items():
-        if isinstance(value, dict) and isinstance(below := table.get(key), dict):
-            merge(below, value, *(inner for cls in classes for inner in _tables(type_hints(cls).get(key))))
+        if isinstance(value, dict) and isinstance(inner := table.get(key), dict):
+            merge(inner, value, *(inner_cls for cls in classes for inner_cls in _tables(type_hints(cls).get(key))))
         else:
             table[key] = value
 
 
 def exclusive(cls: type) -> Exclusive:
-    """Return a dataclass's groups of mutually exclusive fields."""
+    """Return the groups of mutually exclusive fields of a dataclass."""
     return getattr(cls, "EXCLUSIVE", ())
 
 
 def is_set(value: object) -> bool:
-    """Whether plain data is a value, and not None or "none"."""
+    """Return whether plain data is a value, and not None or "none"."""
     return value is not None and value != "none"
 
 
 @cache_by_class
 def exclusive_paths(cls: type) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the groups of a dataclass and of the tables in it, as paths."""
+    """Return the groups of mutually exclusive fields of a dataclass and of the tables in it, as paths."""
     groups: list[tuple[tuple[str, ...], ...]] = [tuple((name,) for name in group) for group in exclusive(cls)]
     for field in _fields(cls):
         for table in _tables(type_hints(cls)[field.name]):
@@ -182,7 +188,7 @@ def exclusive_paths(cls: type) -> tuple[tuple[tuple[str, ...], ...], ...]:
 
 
 def _tables(kind: object) -> list[type[DataclassInstance]]:
-    """The dataclasses among a type or the members of a union."""
+    """Return the dataclasses among a type or the members of a union."""
     return [cls for cls in (get_args(kind) if _is_union(kind) else (kind,)) if _is_table(cls)]
 
 
@@ -190,74 +196,88 @@ def _tables(kind: object) -> list[type[DataclassInstance]]:
 
 
 def to_mapping(settings: DataclassInstance) -> dict[str, Json]:
-    """Return settings as plain data for JSON: the inverse of `from_mapping`."""
-    return {field.name: _data(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init}
+    """Return settings as plain data, from which `from_mapping` builds them again."""
+    return {field.name: _plain(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init}
 
 
 def to_toml(settings: DataclassInstance) -> str:
-    """Return all settings as the text of a TOML file, checked to read back the same."""
+    """Return all settings as TOML.
+
+    Raises:
+        HeedfulError: If reading the text would not restore the settings, since one of them is the string "none".
+    """
     text = "\n".join(toml_lines(to_mapping(settings), ())) + "\n"
     if from_mapping(type(settings), parse(text, "TOML", "to_toml"), source="to_toml") != settings:
         raise HeedfulError('to_toml: the text "none" would be read as None; use another text')
     return text
 
 
-def _data(value: object) -> Json:
+def _plain(value: object) -> Json:
+    """Return the value of a field as plain data."""
     match value:
         case None | bool() | int() | float() | str():
             return value
         case tuple() | list():
-            return [_data(item) for item in value]
+            return [_plain(item) for item in value]
         case dict():
-            return {key: _data(item) for key, item in value.items()}
+            return {key: _plain(item) for key, item in value.items()}
     assert dataclasses.is_dataclass(value) and not isinstance(value, type)
     return to_mapping(value)
 
 
 # ---------------------------------------------------------------------------------------------------- types
 
-_MARK = "\0"  # begins the name of a union's member in pydantic's places; a settings key never does
-_OTHERS = "\0\0"  # the members that are no dataclass
+_MARK = "\0"  # first character of the name of a union's member in pydantic's locations; no settings key begins with it
+_OTHERS = "\0\0"  # name of the members of a union that are no dataclasses
 
 
 @cache_by_class
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Return the pydantic adapter that builds a dataclass from plain data."""
     from pydantic import TypeAdapter
 
     assert dataclasses.is_dataclass(cls), f"{cls} is not a dataclass"
-    form: Any = _form(cls)
-    return TypeAdapter(form)
+    pydantic_type: Any = _pydantic_type(cls)
+    return TypeAdapter(pydantic_type)
 
 
-def _form(kind: object) -> object:
-    """A type as pydantic should see it: tables with strict keys that become dataclasses, unions with their kinds."""
+def _pydantic_type(kind: object) -> object:
+    """Return the type that pydantic validates for the type of a field.
+
+    A dataclass becomes a TypedDict without other keys, whose values are passed to the dataclass. A union gets its
+    member from `kind`.
+    """
     from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, with_config
     from typing_extensions import TypedDict  # typing's own has no config before Python 3.12
 
     if _is_table(kind):
         cls = kind
         hints = type_hints(cls)
-        forms = {}
+        keys = {}
         for field in _fields(cls):
-            form: Any = Annotated[_form(hints[field.name]), BeforeValidator(partial(_merge_default, field.default))]
-            forms[field.name] = form if _required(field) else NotRequired[form]
+            merge_default = BeforeValidator(partial(_merge_default, field.default))
+            key_type: Any = Annotated[_pydantic_type(hints[field.name]), merge_default]
+            keys[field.name] = key_type if _is_required(field) else NotRequired[key_type]
         make_table: Any = TypedDict
-        table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, forms))
+        table = with_config(ConfigDict(strict=True, extra="forbid"))(make_table(cls.__name__, keys))
         return Annotated[table, AfterValidator(lambda values: cls(**values))]
     arguments = get_args(kind)
     if _is_union(kind):
-        return _union_form(arguments)
+        return _pydantic_union(arguments)
     if get_origin(kind) is tuple:
-        parts = tuple(part if part is ... else _form(part) for part in arguments)
+        parts = tuple(part if part is ... else _pydantic_type(part) for part in arguments)
         return Annotated[tuple[parts], Strict(False)]  # type: ignore[valid-type]
     if get_origin(kind) is dict:
-        return dict[arguments[0], _form(arguments[1])]  # type: ignore[misc, valid-type]
+        return dict[arguments[0], _pydantic_type(arguments[1])]  # type: ignore[misc, valid-type]
     assert kind in _WORDS or get_origin(kind) is Literal, f"{kind} has no place in settings"
     return kind
 
 
 def _merge_default(default: object, value: object) -> object:
-    """Part of a default's table lies over it; another `kind`, or what may be meant for one, starts the table anew."""
+    """Return a table merged into the default of its field.
+
+    A table of another `kind`, or with keys that the default does not have, is not merged with it.
+    """
     if not isinstance(value, dict) or not dataclasses.is_dataclass(default) or isinstance(default, type):
         return value
     table = to_mapping(default)
@@ -267,23 +287,24 @@ def _merge_default(default: object, value: object) -> object:
     return table
 
 
-def _union_form(members: tuple[object, ...]) -> object:
+def _pydantic_union(members: tuple[object, ...]) -> object:
+    """Return the type that pydantic validates for a union."""
     from pydantic import BeforeValidator, Discriminator, Tag
 
     tables, others = _by_kind(members)
-    form: Any = Union[tuple(map(_form, [*tables.values(), *others]))]  # noqa: UP007
+    union: Any = Union[tuple(map(_pydantic_type, [*tables.values(), *others]))]  # noqa: UP007
     if len(tables) + bool(others) > 1 and tables:
-        forms = [Annotated[_form(member), Tag(tag)] for tag, member in tables.items()]
+        tagged = [Annotated[_pydantic_type(member), Tag(tag)] for tag, member in tables.items()]
         if others:
-            forms.append(Annotated[Union[tuple(map(_form, others))], Tag(_OTHERS)])  # noqa: UP007
-        form = Annotated[Union[tuple(forms)], Discriminator(lambda value: _tag(value, tables))]  # noqa: UP007
+            tagged.append(Annotated[Union[tuple(map(_pydantic_type, others))], Tag(_OTHERS)])  # noqa: UP007
+        union = Annotated[Union[tuple(tagged)], Discriminator(lambda value: _tag(value, tables))]  # noqa: UP007
     if types.NoneType in members:
-        form = Annotated[form | None, BeforeValidator(lambda value: None if value == "none" else value)]
-    return form
+        union = Annotated[union | None, BeforeValidator(lambda value: None if value == "none" else value)]
+    return union
 
 
 def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInstance]], list[object]]:
-    """A union's dataclasses, each under the mark of its kind, and its other members without None."""
+    """Return the dataclasses of a union by _MARK and their kind, and its other members except None."""
     tables = {
         f"{_MARK}{kind}": member
         for member in members
@@ -294,6 +315,7 @@ def _by_kind(members: tuple[object, ...]) -> tuple[dict[str, type[DataclassInsta
 
 
 def _tag(value: object, tables: Mapping[str, object]) -> str | None:
+    """Return the tag of the union's member that a value is for; None: a table without `kind`."""
     if not isinstance(value, dict):
         return _OTHERS
     if len(tables) == 1:
@@ -313,13 +335,13 @@ def _fields(cls: type[DataclassInstance]) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
-def _required(field: dataclasses.Field[Any]) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-# ---------------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------------- messages
 
-_WORDS: dict[object, str] = {
+_WORDS: dict[object, str] = {  # type of a field -> its name in messages
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -329,23 +351,23 @@ _WORDS: dict[object, str] = {
 
 
 def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the path and a sentence for detail problem."""
+    """Yield the path and a sentence for each problem."""
     for detail in error.errors(include_url=False):
-        extra, wrong = detail["type"] == "extra_forbidden", detail.get("ctx", {}).get("error")
-        place, kind, value = _locate(cls, plain, detail["loc"][:-1] if extra else detail["loc"])
-        path, name = tuple(place), format_path(place)
-        if isinstance(wrong, AssertionError):  # our own mistake
-            raise wrong
-        if extra:
-            if _is_union(kind):  # with None
+        is_unknown_key, cause = detail["type"] == "extra_forbidden", detail.get("ctx", {}).get("error")
+        path, kind, value = _locate(cls, plain, detail["loc"][:-1] if is_unknown_key else detail["loc"])
+        name = format_path(path)
+        if isinstance(cause, AssertionError):  # an error of ours, and not of the user
+            raise cause
+        if is_unknown_key:
+            if _is_union(kind):  # a dataclass or None
                 (kind,) = _by_kind(get_args(kind))[0].values()
             assert _is_table(kind)
             names = [field.name for field in _fields(kind)]
             known = f"; known here: {', '.join(names) or 'nothing'}"
             key = cut(str(detail["loc"][-1]))
             yield (*path, key), f"{format_path((*path, key))} is not a setting{did_you_mean(key, names) or known}"
-        elif wrong:  # from __post_init__
-            yield _field_of_message(kind, place, str(wrong))
+        elif cause:  # an error of __post_init__
+            yield _field_of_message(kind, path, str(cause))
         elif detail["type"].startswith("union_tag") and isinstance(value, dict):
             kinds = [tag.removeprefix(_MARK) for tag in _by_kind(get_args(kind))[0]]
             state = f"is {as_json(value['kind'])}" if "kind" in value else "is missing"
@@ -357,21 +379,27 @@ def _problems(cls: type, plain: Json, error: ValidationError) -> Iterator[tuple[
             yield path, f"{name} {state}, expected {_expected(kind)}"
 
 
-def _field_of_message(kind: object, place: Sequence[str | int], message: str) -> tuple[tuple[str | int, ...], str]:
-    """The path and the text of an error of __post_init__, whose message begins with the field that is wrong."""
+def _field_of_message(kind: object, path: tuple[str | int, ...], message: str) -> tuple[tuple[str | int, ...], str]:
+    """Return the path and the text for an error of __post_init__, whose message may begin with the name of a field."""
     tables = _by_kind(get_args(kind))[0].values() if _is_union(kind) else [kind]
     field, _, rest = message.partition(" ")
     if any(field == known.name for table in tables if _is_table(table) for known in _fields(table)) and rest.startswith(
         ("is ", "would ")
     ):
-        path = (*place, field)
-        return path, f"{format_path(path)} {rest}"
-    return tuple(place), f"{format_path(place)}: {message}" if place else message
+        field_path = (*path, field)
+        return field_path, f"{format_path(field_path)} {rest}"
+    return path, f"{format_path(path)}: {message}" if path else message
 
 
-def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[list[str | int], object, object]:
-    """The place that pydantic means in the user's data, the type that was expected and the value that is there."""
-    place: list[str | int] = []
+def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[tuple[str | int, ...], object, object]:
+    """Return the path in the user's data for a location of pydantic, the expected type, and the value.
+
+    Args:
+        cls: Type of all data.
+        value: All data.
+        loc: Keys and indices, with names of members of unions in between.
+    """
+    path: list[str | int] = []
     kind: object = cls
     for part in loc:
         if _is_union(kind):
@@ -380,18 +408,18 @@ def _locate(cls: type, value: Any, loc: Sequence[str | int]) -> tuple[list[str |
                 kind = tables[str(part)]
                 continue
             if len(tables) + len(others) > 1:
-                break  # the part names a member that was tried
+                break  # the part is the name of a member that pydantic tried
             kind = next(iter((*tables.values(), *others)))
         if isinstance(part, int) and part >= len(value):
-            break  # a list that is too short
+            break  # the list is too short
         if _is_table(kind):
             kind = type_hints(kind)[str(part)]
         else:
             arguments = [argument for argument in get_args(kind) if argument is not ...]
             kind = arguments[min(int(part), len(arguments) - 1) if isinstance(part, int) else 1]
         value = value[part] if isinstance(part, int) else value.get(part, dataclasses.MISSING)
-        place.append(part)
-    return place, kind, value
+        path.append(part)
+    return tuple(path), kind, value
 
 
 def _expected(kind: object) -> str:
@@ -408,8 +436,8 @@ def _expected(kind: object) -> str:
     if get_origin(kind) is tuple:
         return "a list" if ... in arguments else f"a list of {len(arguments)}"
     if _is_union(kind):
-        *most, last = map(_expected, arguments)
-        return f"{', '.join(most)} or {last}"
+        *first, last = map(_expected, arguments)
+        return f"{', '.join(first)} or {last}"
     if _is_table(kind):
         ((tag, _),) = list(_by_kind((kind,))[0].items())[:1]
         names = ", ".join(field.name for field in _fields(kind)) or "nothing"

@@ -1,8 +1,8 @@
 """Estimators with scikit-learn's interface: text classification, regression, tagging and sentence embeddings.
 
-They take texts where other estimators take a matrix, so that they work in pipelines, grid searches and
-cross-validation. A fitted estimator owns a model folder; a pickled one carries its files, so that it can be loaded on
-another machine.
+X is a sequence of texts instead of a matrix; otherwise they work in pipelines, grid searches and cross-validation as
+other estimators do. A fitted estimator has a model folder, and a pickled estimator contains its files, so that it can
+be loaded on another machine.
 """
 
 from __future__ import annotations
@@ -28,23 +28,20 @@ from heedful.infer.engine import Engine
 from heedful.runs.evaluate import evaluate
 
 TextItem: TypeAlias = str | tuple[str, str] | Sequence[str]  # a text, or a pair of texts
-State: TypeAlias = dict[str, object]  # of a pickle
+State: TypeAlias = dict[str, object]  # state of a pickled estimator
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base class of the estimators: owns a model folder, opens its engine when first needed, and can be pickled."""
+    """Base class of the estimators: it has a model folder, opens an engine for it on first use, and can be pickled."""
 
     @property
     def engine_(self) -> Engine:
         """Engine of the fitted model."""
         check_is_fitted(self, "model_dir_")
         if getattr(self, "_engine", None) is None:
-            self._engine: Engine | None = self._open()
+            self._engine: Engine | None = Engine(self.model_dir_)
         assert self._engine is not None
         return self._engine
-
-    def _open(self) -> Engine:
-        return Engine(self.model_dir_)
 
     def _new_folder(self) -> Path:
         """Return a temporary folder that is removed with the estimator."""
@@ -77,7 +74,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class _FinetunedEstimator(_TextEstimator):
-    """Base class of the estimators that are fine-tuned. Defaults of None depend on the size of the data.
+    """Base class of the estimators that are fine-tuned. If an argument is None, its value depends on the data.
 
     Args:
         model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.

@@ -1,4 +1,4 @@
-"""Plain data from and to TOML and JSON; messages about other data quote a little of it."""
+"""Plain data from and to TOML and JSON, with errors that quote a part of invalid data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from heedful.errors import HeedfulError
 if TYPE_CHECKING:
     Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 else:
-    Json = object  # a type checker of run time refuses a recursive alias
+    Json = object  # type checks at run time do not know recursive aliases
 
-DEEPEST = 100  # tables or lists inside one another, and parts of a dotted key
-LONGEST_ECHO = 80  # characters of what was given that a message repeats
+MAX_DEPTH = 100  # nested tables or lists, and parts of a dotted key
+MAX_QUOTED_CHARS = 80  # characters of a value that a message quotes
 
 
 # ---------------------------------------------------------------------------------------------------- reading
 
+# strings and comments of TOML and JSON, in which brackets and dots mean nothing
 _TEXT = re.compile(
     r'"""(?:[^\\]|\\.)*?(?:"""|\Z)'
     r"|'''.*?(?:'''|\Z)"
@@ -34,7 +35,12 @@ _TEXT = re.compile(
 
 
 def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str, Json]:
-    """Parse a table; `source` is the origin of the text, for messages."""
+    """Parse a text whose top level is a table; `source` is its origin, for messages.
+
+    Raises:
+        HeedfulError: If the text is invalid or nested too deeply, has duplicate keys, or holds other data than plain
+            data with finite numbers.
+    """
 
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         table: dict[str, Json] = {}
@@ -44,7 +50,7 @@ def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str
             table[key] = value
         return table
 
-    _refuse_depth(text, source)
+    _check_depth(text, source)
     try:
         value = tomllib.loads(text) if language == "TOML" else json.loads(text, object_pairs_hook=unique)
     except HeedfulError:
@@ -57,33 +63,37 @@ def parse(text: str, language: Literal["TOML", "JSON"], source: str) -> dict[str
     return value
 
 
-def _refuse_depth(text: str, source: str) -> None:
-    """Refuse deep nesting and long dotted keys before a parser meets them (tomllib's memory grows with their square).
+def _check_depth(text: str, source: str) -> None:
+    """Raise HeedfulError for deep nesting and long dotted keys, since tomllib's memory grows with their square.
 
-    >>> _refuse_depth("x = [" * 101, "x.toml")
+    >>> _check_depth("x = [" * 101, "x.toml")
     Traceback (most recent call last):
     heedful.errors.HeedfulError: x.toml: is nested more than 100 deep
     """
-    bare = _TEXT.sub("_", text)
-    steps = ((mark in "[{") - (mark in "]}") for mark in re.findall(r"[][{}]", bare))
-    if max(accumulate(steps), default=0) > DEEPEST or any(
-        run.count(".") > DEEPEST for run in re.findall(r"[\w\-. \t]+", bare)
-    ):
-        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
+    structure = _TEXT.sub("_", text)
+    steps = ((bracket in "[{") - (bracket in "]}") for bracket in re.findall(r"[][{}]", structure))
+    keys = re.findall(r"[\w\-. \t]+", structure)
+    if max(accumulate(steps), default=0) > MAX_DEPTH or any(key.count(".") > MAX_DEPTH for key in keys):
+        raise HeedfulError(f"{source}: is nested more than {MAX_DEPTH} deep")
 
 
 def to_plain_data(value: object, path: tuple[str | int, ...], source: str) -> Json:
-    """Return the data as dict, list, text, finite numbers, true, false and None; anything else is refused."""
-    if len(path) > DEEPEST:
-        raise HeedfulError(f"{source}: is nested more than {DEEPEST} deep")
+    """Return data as dicts, lists, strings, finite numbers, bools and None; raises HeedfulError for anything else.
+
+    Args:
+        path: Path of the data, for messages.
+        source: Origin of the data, for messages.
+    """
+    if len(path) > MAX_DEPTH:
+        raise HeedfulError(f"{source}: is nested more than {MAX_DEPTH} deep")
     match value:
         case Mapping():
-            if strange := [key for key in value if not isinstance(key, str) or not _writable(key)]:
-                raise HeedfulError(f"{source}: {format_path(path)} has the key {as_json(strange[0])}, expected text")
+            if invalid := [key for key in value if not isinstance(key, str) or not _is_encodable(key)]:
+                raise HeedfulError(f"{source}: {format_path(path)} has the key {as_json(invalid[0])}, expected text")
             return {key: to_plain_data(item, (*path, key), source) for key, item in value.items()}
         case list() | tuple():
             return [to_plain_data(item, (*path, number), source) for number, item in enumerate(value)]
-        case str() if _writable(value):
+        case str() if _is_encodable(value):
             return value
         case float() if not math.isfinite(value):
             raise HeedfulError(f"{source}: {format_path(path)} is {value}, expected a finite number")
@@ -95,15 +105,16 @@ def to_plain_data(value: object, path: tuple[str | int, ...], source: str) -> Js
     )
 
 
-def _writable(text: str) -> bool:
-    return not re.search("[\ud800-\udfff]", text)  # half a surrogate pair is no character
+def _is_encodable(text: str) -> bool:
+    """Return whether a string can be written in UTF-8: it has no halves of surrogate pairs."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 # ---------------------------------------------------------------------------------------------------- writing
 
 
 def toml_lines(mapping: Mapping[str, Json], path: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines of the table at a path; tables inside it come last."""
+    """Yield the lines of the table at a path, with tables in it last."""
     for key, value in mapping.items():
         if not isinstance(value, dict):
             yield f"{_key(key)} = {_value(value)}"
@@ -114,6 +125,7 @@ def toml_lines(mapping: Mapping[str, Json], path: tuple[str, ...]) -> Iterator[s
 
 
 def _value(value: Json) -> str:
+    """Return a value in TOML; None is the string "none"."""
     match value:
         case None:
             return '"none"'
@@ -123,14 +135,15 @@ def _value(value: Json) -> str:
             return f"{{{', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())}}}"
         case float():
             return repr(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # JSON's text, numbers, truth are TOML's
+    # strings, integers and bools are those of JSON, but TOML's strings must not have the character 0x7f
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
-# ---------------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------------- messages
 
 
 def format_path(path: Sequence[str | int]) -> str:
@@ -139,11 +152,11 @@ def format_path(path: Sequence[str | int]) -> str:
 
 
 def as_json(value: object) -> str:
-    """Return a value as JSON, cut, for messages."""
+    """Return a value as JSON for messages, cut after MAX_QUOTED_CHARS characters."""
     return cut(repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=str))
 
 
 def cut(text: str) -> str:
-    """Return at most LONGEST_ECHO characters, all of them printable."""
-    text = text if len(text) <= LONGEST_ECHO else text[: LONGEST_ECHO - 1] + "…"
+    """Return the first MAX_QUOTED_CHARS characters of a text, with escapes for characters that are not printable."""
+    text = text if len(text) <= MAX_QUOTED_CHARS else text[: MAX_QUOTED_CHARS - 1] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

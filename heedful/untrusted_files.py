@@ -1,6 +1,6 @@
-"""Reads files of a model folder, which is untrusted: names, links, sizes and JSON are checked.
+"""Reading of files of a model folder, which is untrusted: names, links, sizes and JSON are checked.
 
-A name must stay inside the folder, the file must be a regular one within its size limit, and JSON is parsed strictly.
+A file must be a regular file in the folder, within its size limit, and JSON is parsed strictly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from heedful.errors import ModelError, quoted
 
 MIB = 1 << 20
-LIMITS = {  # bytes, by file name; OTHER for the rest
+LIMITS = {  # file name -> maximum size in bytes; OTHER for names that are not listed
     "model.safetensors.index.json": 2 * MIB,
     "pytorch_model.bin.index.json": 2 * MIB,
     "tokenizer.json": 64 * MIB,
@@ -27,29 +27,29 @@ LIMITS = {  # bytes, by file name; OTHER for the rest
     "special_tokens_map.json": 16 * MIB,
     "added_tokens.json": 16 * MIB,
 }
-SENTENCEPIECE = 64 * MIB  # any *.model or *.spm
-OTHER = MIB
+SENTENCEPIECE = 64 * MIB  # maximum size of *.model and *.spm, in bytes
+OTHER = MIB  # maximum size of other files, in bytes
 MAX_VALUES = 4_000_000  # JSON values in one file, estimated by counting separators
 MAX_NAME_LENGTH = 200  # characters of a path inside the folder
 
 
 def size_limit(name: str) -> int:
-    """Return the largest number of bytes that is read of a file with this name."""
+    """Return the maximum size of a file with this name, in bytes."""
     return SENTENCEPIECE if name.endswith((".model", ".spm")) else LIMITS.get(Path(name).name, OTHER)
 
 
 def is_inside(folder: Path, path: Path) -> bool:
-    """Return whether a path, its links followed, lies in the folder or in the blobs of the hub's cache around it.
+    """Return whether a path, with links followed, is in the folder.
 
-    The folder may also be one of the folders in a snapshot, such as a stage of a cascade.
+    In the cache of the hub, files of a snapshot, and of its subfolders, may be links to the blobs of the model.
     """
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     blobs = [parent.parent.parent / "blobs" for parent in (root, root.parent) if parent.parent.name == "snapshots"]
-    return any(target.is_relative_to(place) for place in (root, *blobs))
+    return any(target.is_relative_to(allowed) for allowed in (root, *blobs))
 
 
 def check_name(folder: Path, name: str) -> None:
-    """Raise ModelError for a name that does not lie inside the folder, as written and with its links followed."""
+    """Raise ModelError for a name of a file outside the folder, as written or with links followed."""
     if not _is_plain(name) or not is_inside(folder, folder / name):
         raise _outside(folder, name)
 
@@ -57,11 +57,12 @@ def check_name(folder: Path, name: str) -> None:
 def _is_plain(name: str) -> bool:
     """Return whether a relative path is normalised, printable and short, and does not lead upwards."""
     path = Path(name)
-    inside = not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
-    return inside and name.isprintable() and len(name) <= MAX_NAME_LENGTH
+    is_normalised = not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
+    return is_normalised and name.isprintable() and len(name) <= MAX_NAME_LENGTH
 
 
 def _outside(folder: Path, name: str) -> ModelError:
+    """Return the error for a file outside the folder."""
     return ModelError(
         f"{folder}: the file {quoted(name)} lies outside the folder or has no plain name; "
         "put a copy of it into the folder"
@@ -69,7 +70,7 @@ def _outside(folder: Path, name: str) -> ModelError:
 
 
 def check_inside(folder: Path, file: str) -> None:
-    """Raise ModelError for a name that is no file directly in the folder (or in the hub's blobs around it)."""
+    """Raise ModelError unless a name is that of a file directly in the folder."""
     if Path(file).name != file:
         raise _outside(folder, file)
     check_name(folder, file)
@@ -81,7 +82,7 @@ def read_bytes(folder: Path, name: str, *, max_bytes: int | None = None) -> byte
     """Read a file of the folder, of at most `max_bytes` bytes.
 
     Args:
-        max_bytes: None: the limit of files with this name, see LIMITS.
+        max_bytes: Maximum size; None: the limit for files with this name, see LIMITS.
 
     Raises:
         FileNotFoundError, NotADirectoryError: If the file is missing.
@@ -106,12 +107,12 @@ def read_bytes(folder: Path, name: str, *, max_bytes: int | None = None) -> byte
 
 
 def read_json(folder: Path, name: str, *, max_bytes: int | None = None) -> Any:
-    """Parse a JSON file of the folder, which may begin with a byte order mark; raises as `read_bytes` does."""
+    """Parse a JSON file of the folder, which may begin with a byte order mark; raises the errors of `read_bytes`."""
     return parse_json(read_bytes(folder, name, max_bytes=max_bytes).removeprefix(b"\xef\xbb\xbf"), folder / name)
 
 
 def parse_json(raw: bytes, path: Path) -> Any:
-    """Parse JSON in UTF-8; duplicate keys, numbers that are not finite and endless nesting raise ModelError."""
+    """Parse JSON in UTF-8; raises ModelError for duplicate keys, numbers that are not finite, and deep nesting."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face's format: loaded, built, given another head, saved."""
+"""Model folders in Hugging Face's format: loading and saving of models, and new heads for them."""
 
 from heedful.checkpoint.bundle import ModelBundle, assign, create
 from heedful.checkpoint.config import BundleConfig, read_config, write_config

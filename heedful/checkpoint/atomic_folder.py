@@ -17,9 +17,9 @@ from heedful.errors import ModelError
 
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder that becomes the target when all of it has been written, or is removed.
+    """Yield a temporary folder that becomes the target at the end of the context, or is removed after an error.
 
-    Only an empty folder or a model folder is overwritten, so that a slip does not cost a home directory.
+    Only an empty folder or a model folder is overwritten, so that a wrong path does not cost a home directory.
 
     Raises:
         ModelError: If the target may not be overwritten or cannot be written.
@@ -51,7 +51,7 @@ def atomic_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def _is_model_config(config: Path) -> bool:
-    """Return whether a config.json is a model's: other programs use the name for their settings."""
+    """Return whether a config.json is that of a model, since other programs use the file name too."""
     try:
         return isinstance(json.loads(config.read_bytes()).get("model_type"), str)
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -59,6 +59,7 @@ def _is_model_config(config: Path) -> bool:
 
 
 def _replace(part: Path, target: Path) -> None:
+    """Rename `part` to `target`; if that fails, the old target is restored."""
     old = temporary_path(target.with_name(f"{target.name}.old"))
     if target.exists():
         os.replace(target, old)
@@ -72,14 +73,16 @@ def _replace(part: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
+    """Sync a folder and its contents to disk, with the permissions of the folder."""
     mode = folder.stat().st_mode
     for path in sorted(folder.rglob("*")):
-        path.chmod(mode if path.is_dir() else mode & 0o666)  # safetensors lets only the owner read
+        path.chmod(mode if path.is_dir() else mode & 0o666)  # safetensors makes files that only their owner can read
         _sync_one(path)
     _sync_one(folder)
 
 
 def _sync_one(path: Path) -> None:
+    """Sync one file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""ModelBundle: a model, its head and its tokenizer, as one model folder holds them."""
+"""ModelBundle: the contents of a model folder, which are a model, its head and its tokenizer."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from heedful.tokenizer import Tokenizer
 class ModelBundle(nn.Module):
     """A model, its head and its tokenizer.
 
-    `flush` applies pending updates of a lazily trained embedding; it is set while the model is trained.
+    While the model is trained, `flush` applies pending updates of embeddings that are updated lazily.
     """
 
     def __init__(self, config: BundleConfig, tokenizer: Tokenizer | None = None, source: str = "") -> None:
         super().__init__()
         self.config, self.tokenizer, self.source = config, tokenizer, source
-        self.unused_tensors: tuple[str, ...] = ()  # names of the folder's tensors that belong to other heads
-        self.other_head_tensors: dict[str, Tensor] = {}  # of these, the heads' own, by HF name: for `with_head`
-        self.thresholds: dict[str, float] = {}  # tuned, by label, or "no_answer"; "max_answer_tokens" or "most" tokens
+        self.unused_tensors: tuple[str, ...] = ()  # HF names of the folder's tensors that belong to other heads
+        self.other_head_tensors: dict[str, Tensor] = {}  # tensors of other heads by HF name, for `with_head`
+        # tuned thresholds by label, or "no_answer"; also the limits "max_answer_tokens" and "most", in tokens
+        self.thresholds: dict[str, float] = {}
         self.label_scaling: dict[str, float] = {}  # "mean" and "std" of regression labels, "low" and "high" of scores
-        self.calibration: tuple[float, ...] = ()  # the gold label's probabilities on dev, for prediction sets
-        self.text_suffix = ""  # appended to a text that a decoder continues
+        self.calibration: tuple[float, ...] = ()  # probabilities of gold labels on dev, for prediction sets
+        self.text_suffix = ""  # text appended to a text that a decoder continues
         self.pairs: bool | None = None  # whether a classifier was trained on pairs of texts; None: unknown
-        self.early_stages: tuple[EarlyStage, ...] = ()  # of a cascade, whose last stage is this model
+        self.early_stages: tuple[EarlyStage, ...] = ()  # earlier stages of a cascade that ends with this model
         self.model = make_model(config.model)
         self.head = None if config.head is None else make_head(config.head, self.model)
-        self.flush: Callable[[], None] = _nothing
+        self.flush: Callable[[], None] = _do_nothing
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state with up-to-date weights, for copies and pickles."""
@@ -49,7 +50,7 @@ class ModelBundle(nn.Module):
         return self.__dict__.copy()
 
     def forward(self, batch: Packed, target: Packed | None = None, *, trace: Trace | None = None) -> HeadOutputs:
-        """Return the head's outputs, or the last hidden states without a head."""
+        """Return the outputs of the head; without a head, the last hidden states."""
         if self.head is None:
             return self.hidden_states(batch, target, trace=trace)
         return self.head_outputs(batch, target, trace=trace)
@@ -62,10 +63,10 @@ class ModelBundle(nn.Module):
         trace: Trace | None = None,
         output_rows: Tensor | None = None,
     ) -> HeadOutputs:
-        """Return the head's outputs; only the rows that it reads are computed.
+        """Return the outputs of the head, computing only the rows that it reads.
 
         Args:
-            output_rows: Rows to score, for a head that scores rows; None: all.
+            output_rows: Numbers of the rows to score, for a head that scores rows; None: all.
         """
         assert self.head is not None
         head_batch = batch if target is None else target
@@ -83,13 +84,17 @@ class ModelBundle(nn.Module):
         trace: Trace | None = None,
         output_rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the last hidden states, [rows, width]; `output_rows`: only these rows, in their order."""
+        """Return the last hidden states, [rows, width].
+
+        Args:
+            output_rows: Numbers of the rows to return, in their order; None: all.
+        """
         target = self._decoder_inputs(batch, target)
         rows: Tensor = self.model(batch, target, trace=trace, output_rows=output_rows)
         return rows
 
     def _decoder_inputs(self, batch: Packed, target: Packed | None) -> Packed | None:
-        """Return the target; a decoder that needs none of its own reads the encoder's text, shifted right."""
+        """Return the inputs of the decoder: the target, or the source shifted right if the decoder needs no target."""
         model = self.config.model
         if target is not None or self.needs_target or not (model.has_encoder and model.has_decoder):
             return target
@@ -97,25 +102,25 @@ class ModelBundle(nn.Module):
 
     @property
     def needs_target(self) -> bool:
-        """Whether a decoder beside the encoder reads a text of its own."""
+        """Whether a model with encoder and decoder needs a text for the decoder."""
         head, model = self.config.head, self.config.model
-        both = model.has_encoder and model.has_decoder
+        has_both = model.has_encoder and model.has_decoder
         has_start = model.starts_with_last or model.start is not None
-        return both and (not has_start or head is None or isinstance(head, NextToken))
+        return has_both and (not has_start or head is None or isinstance(head, NextToken))
 
     def count(self) -> int:
-        """Return the number of parameters; shared ones count once."""
+        """Return the number of parameters; shared parameters count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def max_length(self) -> int | None:
-        """Maximum number of tokens that the model reads at once; None if unlimited."""
+        """Maximum number of tokens in a text that the model reads; None: unlimited."""
         limits = (self.max_target_length, self.config.model.max_source_positions)
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def max_target_length(self) -> int | None:
-        """Maximum number of tokens of a text that the model generates, or is trained to; None if unlimited."""
+        """Maximum number of tokens in a text that the model generates or learns to generate; None: unlimited."""
         positions, head = self.config.model.embedding.positions, self.config.head
         limits = [
             self.tokenizer.max_length if self.tokenizer else None,
@@ -126,24 +131,24 @@ class ModelBundle(nn.Module):
 
     @property
     def default_prompt(self) -> str:
-        """The default prompt: text before each text that is embedded, unless another prompt is named."""
+        """Text before each text to embed, unless another prompt is named; "": none."""
         head = self.config.head
         return head.prompt() if isinstance(head, SentenceEmbedding) else ""
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return parameters by the names of the families' tables; shared ones occur once.
+        """Return parameters by our names, as in the tables of families; shared parameters occur once.
 
-        Weights of linear layers that were replaced for inference are included as they were loaded, or as int8 numbers
-        and their scales.
+        Weights of linear layers that were replaced for inference are those that were loaded, or int8 numbers and their
+        scales.
         """
         self.flush()
-        replaced = OneDnnLinear | NativeLinear | Int8Linear
-        layers = ((name, module) for name, module in self.named_modules() if isinstance(module, replaced))
+        layer_types = OneDnnLinear | NativeLinear | Int8Linear
+        layers = ((name, module) for name, module in self.named_modules() if isinstance(module, layer_types))
         parts = {f"{name}.{part}": tensor for name, layer in layers for part, tensor in layer.parts().items()}
         return {name.removeprefix("model."): tensor for name, tensor in [*self.named_parameters(), *parts.items()]}
 
     def weights_digest(self) -> str:
-        """Return SHA-256 over the names and bytes of all parameters, in hexadecimal."""
+        """Return the SHA-256 of the names and bytes of all parameters, in hexadecimal."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.named_tensors().items()):
             digest.update(name.encode())
@@ -151,17 +156,17 @@ class ModelBundle(nn.Module):
         return digest.hexdigest()
 
 
-def _nothing() -> None:
-    pass
+def _do_nothing() -> None:
+    """Apply no updates; this is the `flush` of a model that is not in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EarlyStage:
-    """A stage of a cascade before the last one: a cheaper classifier, which answers where it is confident enough.
+    """A stage of a cascade before the last one: a cheaper classifier, which answers if it is confident enough.
 
     Attributes:
         bundle: The classifier.
-        threshold: Least probability of the most probable label with which this stage answers.
+        threshold: Minimum probability of the most probable label for this stage to answer.
     """
 
     bundle: ModelBundle
@@ -169,7 +174,11 @@ class EarlyStage:
 
 
 def cascade_refusal(source: str | Path, action: str) -> ModelError:
-    """Return the error about a cascade where a single model is needed."""
+    """Return the error for a cascade where a single model is needed.
+
+    Args:
+        action: What cannot be done with a cascade, such as "exported".
+    """
     return ModelError(
         f"{source} is a cascade of models, and cannot be {action}: give one of its stages instead, such as "
         f"{Path(source) / 'stage-1'}, or the model that its last stage was made from"
@@ -177,10 +186,10 @@ def cascade_refusal(source: str | Path, action: str) -> ModelError:
 
 
 def check_stage(stage: ModelBundle, last: ModelBundle) -> None:
-    """Check that a model can be a stage of a cascade that ends with another one.
+    """Check that a model can be a stage of a cascade that ends with the model `last`.
 
     Raises:
-        ModelError: If one of them does not choose a single label of the same ones, or is a cascade.
+        ModelError: If one of them is a cascade, or does not choose one label, or if their labels differ.
     """
     for bundle in (last, stage):
         head = bundle.config.head
@@ -192,23 +201,28 @@ def check_stage(stage: ModelBundle, last: ModelBundle) -> None:
             )
         if bundle.early_stages:
             raise ModelError(f"{bundle.source} is a cascade itself: name its stages one by one instead")
-    own, labels = ({*bundle.config.head.labels} for bundle in (stage, last))  # type: ignore[union-attr]
-    if own != labels:
+    stage_labels, labels = ({*bundle.config.head.labels} for bundle in (stage, last))  # type: ignore[union-attr]
+    if stage_labels != labels:
         raise ModelError(
-            f"{stage.source} has the labels {', '.join(sorted(own))}, and {last.source} has "
+            f"{stage.source} has the labels {', '.join(sorted(stage_labels))}, and {last.source} has "
             f"{', '.join(sorted(labels))}: all stages of a cascade need the same labels; train them on the same data"
         )
 
 
 def create(config: BundleConfig, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> ModelBundle:
-    """Make a model with fresh weights, initialised as config.model.initialisation says, from the seed."""
+    """Make a model with random weights, initialised by config.model.initialisation and the seed."""
     bundle = ModelBundle(config, tokenizer, source="created")
     initialise(bundle, config.model.initialisation, torch.Generator().manual_seed(seed))
     return bundle
 
 
 def assign(bundle: ModelBundle, tensors: Mapping[str, Tensor], device: torch.device | str) -> None:
-    """Replace the parameters by these tensors, in every module that shares them."""
+    """Replace all parameters by tensors, in every module that shares them.
+
+    Args:
+        tensors: Tensors by our names, one for each parameter.
+        device: Device to move them to.
+    """
     parameters = bundle.named_tensors()
     assert tensors.keys() == parameters.keys(), tensors.keys() ^ parameters.keys()
     fresh = {
@@ -218,4 +232,4 @@ def assign(bundle: ModelBundle, tensors: Mapping[str, Tensor], device: torch.dev
     for module in bundle.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                setattr(module, name, fresh[id(parameter)])  # recurrent networks keep a list of theirs, too
+                setattr(module, name, fresh[id(parameter)])  # which updates the weight lists of nn.LSTM and nn.GRU too

@@ -1,4 +1,4 @@
-"""config.json of a model folder: read strictly, and written back."""
+"""config.json of a model folder: strict reading, and writing."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BundleConfig:
-    """The configuration of a model folder: its model_type, our model and head, and the files as they were read."""
+    """The configuration of a model folder: our configurations of model and head, and the files that were read."""
 
-    family: str
+    family: str  # model_type
     model: ModelConfig
-    head: Head | None = None
-    hf_config: Mapping[str, object] = field(default_factory=dict)  # config.json
-    generation: Mapping[str, object] | None = None  # generation_config.json; None: the folder has none
+    head: Head | None = None  # None: no head
+    hf_config: Mapping[str, object] = field(default_factory=dict)  # values of config.json; empty for a new model
+    generation: Mapping[str, object] | None = None  # values of generation_config.json; None: the folder has none
 
 
 def read_config(
     values: Mapping[str, object], source: str, *, head: str | None = None, ignore: Iterable[str] = ()
 ) -> BundleConfig:
-    """Read the values of a config.json; every key is read, known not to matter, or refused.
+    """Read the values of a config.json; every key is read, known not to matter, or an error.
 
     Args:
-        source: Named in errors.
-        head: Kind of head to read instead of the one that `architectures` names.
+        source: Name of the file, for error messages.
+        head: Kind of head to read instead of the one that `architectures` names; None: that one.
         ignore: Unknown keys to ignore.
 
     Raises:
@@ -53,6 +53,7 @@ def read_config(
 
 
 def _architecture(family: Family, values: Mapping[str, object], source: str, head: str | None) -> str:
+    """Return the HF architecture that config.json names, or that of a kind of head."""
     if head is not None:
         kinds = family.kinds()
         if head not in kinds:
@@ -66,28 +67,21 @@ def _architecture(family: Family, values: Mapping[str, object], source: str, hea
 
 
 def write_config(config: BundleConfig) -> dict[str, object]:
-    """Return the values of a config.json; one that was read and not changed is returned as it was."""
+    """Return the values of a config.json; if nothing changed since reading, they are the values that were read."""
     family = FAMILIES[config.family]
-    dropped = ("torch_dtype", "auto_map")  # which is dtype now; and code that is not saved
+    dropped = ("torch_dtype", "auto_map")  # the old name of dtype; names of code that is not saved
     read_values = {name: value for name, value in config.hf_config.items() if name not in dropped}
     architecture = family.architecture(config.model, config.head)
     head_map = family.heads[architecture]
     if read_values and (read_values.get("architectures") or [family.bare]) == [architecture]:
         reader = ConfigReader(read_values, "")
-        same_model = head_map.used_config(family.read(reader)) == config.model
-        bare = isinstance(config.head, SentenceEmbedding | None)
-        if same_model and (bare or head_map.read(reader, config.model) == config.head):
+        is_same_model = head_map.used_config(family.read(reader)) == config.model
+        is_bare = isinstance(config.head, SentenceEmbedding | None)
+        if is_same_model and (is_bare or head_map.read(reader, config.model) == config.head):
             return read_values
     values = family.write(config.model)
     if config.head is not None and not isinstance(config.head, SentenceEmbedding):
         values |= head_map.write(config.head)
-    stale = {
-        "id2label",
-        "label2id",
-        "num_labels",
-        "problem_type",
-        "head",
-        *CROSS_ENCODER_KEYS,
-    }  # of the head that was read
-    unchanged = {name: value for name, value in read_values.items() if name not in stale}
+    head_keys = {"id2label", "label2id", "num_labels", "problem_type", "head", *CROSS_ENCODER_KEYS}
+    unchanged = {name: value for name, value in read_values.items() if name not in head_keys}
     return unchanged | values | {"model_type": config.family, "architectures": [architecture]}

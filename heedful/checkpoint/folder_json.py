@@ -1,4 +1,4 @@
-"""JSON files of a model folder, with errors that say what a model folder should hold."""
+"""JSON files of a model folder, with error messages for users who give a wrong folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from heedful.errors import ModelError, RunError
 
 
 class UnfinishedError(RunError):
-    """A run that was interrupted, or is running elsewhere."""
+    """The folder is that of a run that was interrupted or is still running."""
 
 
 def read_folder_json(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> dict[str, Any]:
-    """Read the object in a JSON file, as `read_value` does; raises ModelError for any other value."""
+    """Read a JSON file that holds an object; raises ModelError for another value. Arguments as in `read_value`."""
     value = read_value(path, folder=folder, max_bytes=max_bytes)
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")
@@ -22,11 +22,11 @@ def read_folder_json(path: Path, *, folder: Path | None = None, max_bytes: int |
 
 
 def read_value(path: Path, *, folder: Path | None = None, max_bytes: int | None = None) -> Any:
-    """Read the value in a JSON file; duplicate keys, NaN and endless nesting are refused.
+    """Read a JSON file; duplicate keys, NaN and endless nesting are errors.
 
     Args:
-        folder: Folder that the file must stay in; None: its own.
-        max_bytes: None: the limit of files with this name, see untrusted_files.LIMITS.
+        folder: Folder that the file, with links followed, must be in; None: its parent folder.
+        max_bytes: Size limit; None: the limit for files with this name, see untrusted_files.LIMITS.
 
     Raises:
         UnfinishedError: If the file is missing in the folder of an unfinished run.

@@ -10,11 +10,11 @@ from pathlib import Path
 from heedful.bundled import bundled_model
 from heedful.errors import HeedfulWarning, ModelError
 
-# files of a model folder to download: no pickles, no code
-FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "*.spm", "README.md"]  # folders of modules included
-MAIN = "main"  # the branch of a name without a revision
+# files to download, those in subfolders included: no pickles and no code
+FILES = ["*.json", "*.txt", "*.safetensors", "*.model", "*.spm", "README.md"]
+MAIN = "main"  # branch to fetch for a name without a revision
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_resolved: dict[str, Path] = {}  # name without a revision -> snapshot: one commit for the whole process
+_resolved: dict[str, Path] = {}  # name without a revision -> snapshot, so that a process uses one commit
 
 
 def name_and_revision(source: str | Path) -> tuple[str, str | None]:
@@ -31,21 +31,21 @@ def unpinned(name: str) -> bool:
     """Return whether a source is a name on the hub without a revision, and no folder, path or bundled model."""
     if not NAME.fullmatch(name) or os.path.isdir(name) or bundled_model(name):
         return False
-    return "/" not in name or not os.path.isdir(name.partition("/")[0])  # else it is a missing folder
+    return "/" not in name or not os.path.isdir(name.partition("/")[0])  # otherwise it is the path of a missing folder
 
 
 def pinned(name: str) -> str:
-    """Add the commit of `main` to a name without a revision, and return any other source as it is."""
+    """Return NAME@COMMIT, with the commit of `main`, for a name without a revision; other sources are unchanged."""
     return f"{name}@{fetch(name, None).name}" if unpinned(name) else name
 
 
 def fetch(name: str, revision: str | None) -> Path:
-    """Return the local folder of a revision, from the cache or the network; HF_HUB_OFFLINE=1 is honoured.
+    """Return the local folder of a revision, from the cache or the network; HF_HUB_OFFLINE=1 is respected.
 
-    Without a revision it is `main`. Its commit is reported once, and holds until the process ends.
+    Without a revision, it is `main`. Its commit is reported in a warning, and used until the process ends.
 
     Raises:
-        ModelError: If the name is not one, or the revision cannot be fetched.
+        ModelError: If the name is not a name on the hub, or the revision cannot be fetched.
     """
     if revision is not None:
         return _snapshot(name, revision)
@@ -60,6 +60,7 @@ def fetch(name: str, revision: str | None) -> Path:
 
 
 def _snapshot(name: str, revision: str) -> Path:
+    """Return the local folder of a revision, downloaded if it is not in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -67,7 +68,7 @@ def _snapshot(name: str, revision: str) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=FILES))
     except HFValidationError:
         raise ModelError(f"{name!r} is neither a folder here nor a name on the hub") from None
-    except Exception as error:  # network errors have no common base class, and some have no text
+    except Exception as error:  # network errors have no common base class, and some have no message
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(
             f"{name!r} is no folder here, and revision {revision!r} of it is not in the local cache and could not be "

@@ -1,4 +1,4 @@
-"""Loads a model folder in Hugging Face's format; each of its files is read once."""
+"""Loading of model folders in Hugging Face's format; each file is read once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from heedful.checkpoint.folder_json import read_folder_json
 from heedful.checkpoint.lora import CONFIG as ADAPTER_CONFIG
 from heedful.checkpoint.lora import Adapter, read_adapter
 from heedful.checkpoint.notes import NOTES, Notes, read_notes, stage_folder
-from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_tensors, read_tensors
+from heedful.checkpoint.safetensors_files import WEIGHTS, TensorEntry, find_tensors, read_tensors
 from heedful.checkpoint.training_steps import is_training_checkpoint, with_checkpoint_weights
 from heedful.checkpoint.validate import (
     check_depth,
@@ -40,7 +40,7 @@ from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.sentencepiece_model import NAMES as SENTENCEPIECE_FILES
 from heedful.untrusted_files import check_name
 
-RUN_MODEL = "model"  # the model's folder in a run's
+RUN_MODEL = "model"  # name of the model folder in a run folder
 
 
 def load(
@@ -53,15 +53,19 @@ def load(
     ignore: Iterable[str] = (),
     base: str | Path | None = None,
 ) -> ModelBundle:
-    """Load a model folder, a run's folder, one of its checkpoints, a bundled model, or NAME[@REVISION] on the hub.
+    """Load a model folder, a run folder, a checkpoint of a run, a bundled model, or NAME[@REVISION] on the hub.
 
-    The model is in eval mode. A LoRA adapter of peft is merged into the model that it is for. Of a cascade, the bundle
-    is the last stage, and has the others as `early_stages`.
+    The model is in eval mode. A LoRA adapter of peft is merged into its base model. For a cascade, the bundle is the
+    last stage, and the others are its `early_stages`.
 
     Args:
-        base: The model that an adapter is for, if not the one that it names.
+        name: Folder or name of the model.
+        revision: Revision on the hub; None: the one in the name, or `main`.
         head: Kind of head to load instead of the one in config.json: "masked_lm", "sequence_classification", ...
+        dtype: Dtype of the weights.
+        device: Device of the weights.
         ignore: Unknown keys of config.json to ignore.
+        base: Base model of an adapter; None: the one that the adapter names.
 
     Raises:
         HeedfulError: On unknown config keys, on missing, unexpected or misshapen tensors, on pickles, and on a
@@ -73,21 +77,19 @@ def load(
         raise ModelError(f"{folder} is no adapter, so base={str(base)!r} has no use: leave it out")
     model_folder = folder if adapter is None else base_folder(adapter, base)
     contents = _FolderContents.read(model_folder, head, tuple(ignore), dtype, adapter)
-    config, slots, table = contents.config, contents.slots, contents.table
+    config, entries, table = contents.config, contents.entries, contents.table
     bundle = _without_weights(config, model_folder)
     expected = to_hf_names(table, bundle.named_tensors())
-    check_names(table, expected, slots, contents.values, model_folder)
-    lacking = {name: torch.zeros(expected[name].shape, dtype=dtype) for name in table.zero_if_missing - slots.keys()}
-    assign(bundle, _load_tensors(contents, dtype, lacking), device)
+    check_names(table, expected, entries, contents.values, model_folder)
+    zeros = {name: torch.zeros(expected[name].shape, dtype=dtype) for name in table.zero_if_missing - entries.keys()}
+    assign(bundle, _load_tensors(contents, dtype, zeros), device)
     notes = read_notes(model_folder)
     bundle.tokenizer = _load_tokenizer(folder, contents.family, config.model, notes)
     if bundle.tokenizer is None and model_folder != folder:
         bundle.tokenizer = _load_tokenizer(model_folder, contents.family, config.model, notes)
     if isinstance(config.head, SentenceEmbedding):
         sentence_transformers.check_case(contents.modules_folder, bundle.tokenizer)
-    bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
-    bundle.calibration = notes.calibration
-    bundle.text_suffix, bundle.pairs = notes.text_suffix, notes.pairs
+    _apply_notes(notes, bundle)
     hub_name = hub.name_and_revision(name)[0]
     bundle.source = hub_name if os.path.isdir(name) or bundled_model(hub_name) else f"{hub_name}@{folder.name}"
     bundle.unused_tensors = contents.unused
@@ -100,27 +102,33 @@ def load(
     return bundle.eval()
 
 
+def _apply_notes(notes: Notes, bundle: ModelBundle) -> None:
+    """Set the attributes of a model that heedful.json has, except the tokenizer and the stages of a cascade."""
+    bundle.thresholds, bundle.label_scaling = notes.thresholds, notes.label_scaling
+    bundle.calibration, bundle.text_suffix, bundle.pairs = notes.calibration, notes.text_suffix, notes.pairs
+
+
 def _load_early_stages(
     last: ModelBundle, folder: Path, notes: Notes, dtype: torch.dtype, device: torch.device
 ) -> tuple[EarlyStage, ...]:
-    """Load the early stages of the cascade in a folder; () if it holds a single model."""
+    """Load the early stages of the cascade in a folder; returns () for a single model."""
     stages = []
     for number, threshold in enumerate(notes.stage_thresholds, start=1):
         check_name(folder, stage_folder(number))
-        place = folder / stage_folder(number)
-        if not (place / "config.json").is_file():
+        path = folder / stage_folder(number)
+        if not (path / "config.json").is_file():
             raise ModelError(
-                f"{folder} is a cascade whose {NOTES} names {len(notes.stage_thresholds)} early stages, but {place} is "
+                f"{folder} is a cascade whose {NOTES} names {len(notes.stage_thresholds)} early stages, but {path} is "
                 "no model folder: copy or build the whole cascade again"
             )
-        stage = load(place, dtype=dtype, device=device)
+        stage = load(path, dtype=dtype, device=device)
         check_stage(stage, last)
         stages.append(EarlyStage(bundle=stage, threshold=threshold))
     return tuple(stages)
 
 
 def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_chosen: bool) -> None:
-    """Warn of a model that transformers would compute differently, that overflows, or whose folder has other heads."""
+    """Warn of a model that transformers computes differently, that may overflow, or whose folder has other heads."""
     config = bundle.config
     warn_if_padding_ends_texts(config.head, bundle.tokenizer, config.hf_config, folder)
     warn_if_pooled_token_is_missing(config.head, bundle.tokenizer, folder)
@@ -155,17 +163,21 @@ def config_of(name: str | Path, *, revision: str | None = None) -> BundleConfig:
 
 
 def weight_files(name: str | Path, *, revision: str | None = None) -> list[Path]:
-    """Return the files that `load` would read the configuration and the weights from, those of an adapter included."""
+    """Return the files of configuration and weights that `load` would read, those of an adapter included."""
     folder = folder_of(name, revision)
     adapter = read_adapter(folder)
     folders = [folder] if adapter is None else [folder, base_folder(adapter)]
-    read_folder_json(folders[-1] / "config.json")  # raises an error that says what is wrong with it
+    read_folder_json(folders[-1] / "config.json")  # raises an error if it cannot be read
     configs = [folders[-1] / "config.json", *([] if adapter is None else [folder / ADAPTER_CONFIG])]
     return [*configs, *(path for folder in folders for path in sorted(folder.glob("*.safetensors")))]
 
 
 def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
-    """Return the folder of the model that an adapter is for; None: the one that it names."""
+    """Return the folder of an adapter's base model.
+
+    Args:
+        base: Folder or name of the base model; None: the one that the adapter names.
+    """
     named = base if base is not None else adapter.base
     if not named:
         raise ModelError(f"{adapter.folder / ADAPTER_CONFIG} names no model: {_give_base(adapter)}")
@@ -181,16 +193,12 @@ def base_folder(adapter: Adapter, base: str | Path | None = None) -> Path:
 
 
 def _give_base(adapter: Adapter) -> str:
+    """Return the end of an error message: how to give the base model."""
     return f"give it, heedful convert {adapter.folder} OUT --base MODEL, or in Python load(..., base=...)"
 
 
 def folder_of(name: str | Path, revision: str | None) -> Path:
-    """Return the folder of a model, fetched from the hub if need be.
-
-    Args:
-        name: As for `load`.
-        revision: None: the one in the name, NAME[@REVISION].
-    """
+    """Return the folder of a model, fetched from the hub if necessary; arguments are those of `load`."""
     folder = Path(name)
     if os.path.isfile(name):
         raise ModelError(f"{name} is a file; expected the folder that holds config.json and {WEIGHTS}")
@@ -209,9 +217,9 @@ class _FolderContents:
     """The configuration and the tensors of a folder, matched with each other."""
 
     config: BundleConfig
-    values: Mapping[str, object]  # config.json
-    slots: dict[str, Slot]  # the model's tensors, by the names of the family's table
-    other_slots: dict[str, Slot]  # those of other heads
+    values: Mapping[str, object]  # values of config.json
+    entries: dict[str, TensorEntry]  # tensors of the model and its head, by HF name
+    other_heads: dict[str, TensorEntry]  # tensors of other heads, by HF name
     folder: Path
     adapter: Adapter | None
 
@@ -225,27 +233,27 @@ class _FolderContents:
             adapter = adapter.with_table_names(FAMILIES[read_config(values, source, ignore=ignore).family])
             values = adapter.config_values(values, source, ignore)
         config = read_config(values, source, head=head, ignore=ignore)
-        slots: dict[str, Slot] = {}
-        for key, slot in find_tensors(folder).items():
-            if modern_name(key) in slots:
-                raise ModelError(f"{folder} holds {slots[modern_name(key)].key} and {key}, two names of one tensor")
-            slots[modern_name(key)] = slot
-        check_depth(config.model, slots, values, folder)
+        entries: dict[str, TensorEntry] = {}
+        for key, entry in find_tensors(folder).items():
+            if modern_name(key) in entries:
+                raise ModelError(f"{folder} holds {entries[modern_name(key)].key} and {key}, two names of one tensor")
+            entries[modern_name(key)] = entry
+        check_depth(config.model, entries, values, folder)
         family = FAMILIES[config.family]
-        if _differ([slots[tied] for tied in family.untied_tensors(values) if tied in slots], dtype):
+        if _differ([entries[tied] for tied in family.untied_tensors(values) if tied in entries], dtype):
             values |= {"tie_word_embeddings": False}
             config = read_config(values, source, head=head, ignore=ignore)
-        bare = family.is_bare(slots)
-        slots = {family.table_name(key, bare): slot for key, slot in slots.items()}
+        bare = family.is_bare(entries)
+        entries = {family.table_name(key, bare): entry for key, entry in entries.items()}
         if adapter is not None:
-            slots |= adapter.whole
-        contents = cls(config=config, values=values, slots=slots, other_slots={}, folder=folder, adapter=adapter)
+            entries |= adapter.replacements
+        contents = cls(config=config, values=values, entries=entries, other_heads={}, folder=folder, adapter=adapter)
         if head is None:
-            contents.config = _with_folder_head(config, slots, contents.modules_folder)
+            contents.config = _with_folder_head(config, entries, contents.modules_folder)
             if isinstance(contents.config.head, SentenceEmbedding) and contents.config.head.dense:
-                slots |= sentence_transformers.dense_tensors(contents.modules_folder)
+                entries |= sentence_transformers.dense_tensors(contents.modules_folder)
         if adapter is not None:
-            adapter.check(slots, contents.table)
+            adapter.check(entries, contents.table)
         contents._split_off_other_heads()
         if (folder / GENERATION).exists():
             contents.config = replace(contents.config, generation=read_folder_json(folder / GENERATION))
@@ -257,65 +265,66 @@ class _FolderContents:
 
     @property
     def modules_folder(self) -> Path:
-        """The adapter's folder if it has modules.json, else the model's."""
+        """Folder of modules.json: the adapter's if it has this file, otherwise the model's."""
         if self.adapter is not None and (self.adapter.folder / sentence_transformers.MODULES).exists():
             return self.adapter.folder
         return self.folder
 
     @cached_property
     def table(self) -> NameTable:
-        """The names of the model with its head."""
+        """Names of the tensors of the model with its head."""
         return self.family.table(self.config.model, self.config.head)
 
     @cached_property
     def other_tables(self) -> list[NameTable]:
-        """The names of the same model with each head that its family publishes."""
+        """Names of the tensors of the model with each other head that its family publishes."""
         reader = ConfigReader(self.config.hf_config, str(self.folder / "config.json"))
-        whole_model = self.family.read(reader)
-        models = [(head_map, head_map.used_config(whole_model)) for head_map in self.family.heads.values()]
+        full_model = self.family.read(reader)
+        models = [(head_map, head_map.used_config(full_model)) for head_map in self.family.heads.values()]
         return [self.family.table(model, head_map.read(reader, model)) for head_map, model in models]
 
     def _split_off_other_heads(self) -> None:
-        """Move tensors of other heads to `other_slots`, and give shared tensors all of their names."""
-        unclaimed = [name for name in self.slots if not claims(self.table, name)]
+        """Move tensors of other heads to `other_heads`, and add shared tensors under the names that are read."""
+        unclaimed = [name for name in self.entries if not claims(self.table, name)]
         for name in unclaimed:
             if any(claims(table, name) for table in self.other_tables):
-                self.other_slots[name] = self.slots.pop(name)
-        for copied, name in self.table.copied.items():  # transformers 4 saves the first name of what it shares
-            if name not in self.slots and copied in self.slots:
-                self.slots[name] = self.slots[copied]
+                self.other_heads[name] = self.entries.pop(name)
+        for copied, name in self.table.copied.items():  # transformers 4 saves only the first name of a shared tensor
+            if name not in self.entries and copied in self.entries:
+                self.entries[name] = self.entries[copied]
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Names of tensors of other heads."""
-        return tuple(sorted(self.other_slots))
+        return tuple(sorted(self.other_heads))
 
     def read_other_heads(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Read the tensors of other heads, without parts of a body that they need beside it."""
-        if not self.other_slots:
+        """Read the tensors of other heads, without tensors of the body that only these heads use."""
+        if not self.other_heads:
             return {}
         head_rows = {row for table in self.other_tables for row in table.rows if row.name.startswith("head.")}
         heads = NameTable(rows=tuple(head_rows))
-        slots = {name: self.other_slots[name] for name in self.unused if claims(heads, name)}
-        return read_tensors(slots, dtype) | ({} if self.adapter is None else self.adapter.merge(slots, dtype))
+        entries = {name: self.other_heads[name] for name in self.unused if claims(heads, name)}
+        return read_tensors(entries, dtype) | ({} if self.adapter is None else self.adapter.merge(entries, dtype))
 
 
-def _with_folder_head(config: BundleConfig, slots: Mapping[str, Slot], folder: Path) -> BundleConfig:
-    """Return the config with the head of modules.json, or without the pooler that the weights lack."""
+def _with_folder_head(config: BundleConfig, entries: Mapping[str, TensorEntry], folder: Path) -> BundleConfig:
+    """Return the config with the head of modules.json, or without a pooler if the weights have none."""
     family = FAMILIES[config.family]
     if (folder / sentence_transformers.MODULES).exists():
-        head = sentence_transformers.read_modules(folder, config.head, keeps_pooler=_has_pooler(family, slots))
+        head = sentence_transformers.read_modules(folder, config.head, keeps_pooler=_has_pooler(family, entries))
         return replace(config, head=head)
     is_bare = isinstance(config.head, Pooled) and family.architecture(config.model, config.head) == family.bare
-    return replace(config, head=None) if is_bare and not _has_pooler(family, slots) else config
+    return replace(config, head=None) if is_bare and not _has_pooler(family, entries) else config
 
 
-def _has_pooler(family: Family, slots: Mapping[str, Slot]) -> bool:
+def _has_pooler(family: Family, entries: Mapping[str, TensorEntry]) -> bool:
+    """Return whether a folder has the tensors of its family's pooler."""
     head_map = family.heads[family.bare]
     if head_map.head is not Pooled:
         return False
     table = head_map.table(Pooled())
-    return any(claims(table, name) for name in slots)
+    return any(claims(table, name) for name in entries)
 
 
 def _without_weights(config: BundleConfig, folder: Path) -> ModelBundle:
@@ -327,18 +336,20 @@ def _without_weights(config: BundleConfig, folder: Path) -> ModelBundle:
         raise ModelError(f"{folder / 'config.json'} describes a model that cannot be built: {error}") from error
 
 
-def _differ(slots: Sequence[Slot], dtype: torch.dtype) -> bool:
-    """Return whether there are two tensors, and they differ."""
-    return len(slots) == 2 and not torch.equal(*read_tensors({slot.key: slot for slot in slots}, dtype).values())
+def _differ(entries: Sequence[TensorEntry], dtype: torch.dtype) -> bool:
+    """Return whether these are two different tensors."""
+    return len(entries) == 2 and not torch.equal(*read_tensors({entry.key: entry for entry in entries}, dtype).values())
 
 
-def _load_tensors(contents: _FolderContents, dtype: torch.dtype, lacking: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of the model with its head by our names; `lacking` are those that the folder may lack."""
-    table, slots, folder = contents.table, contents.slots, contents.folder
-    merged = {} if contents.adapter is None else contents.adapter.merge(slots, dtype)
-    unchanged = {name: slot for name, slot in slots.items() if not table.skips(name) and name not in merged}
+def _load_tensors(contents: _FolderContents, dtype: torch.dtype, zeros: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Read the tensors of the model with its head by our names; `zeros` are those that are missing in the folder."""
+    table, entries, folder = contents.table, contents.entries, contents.folder
+    merged = {} if contents.adapter is None else contents.adapter.merge(entries, dtype)
+    unchanged = {name: entry for name, entry in entries.items() if not table.skips(name) and name not in merged}
     tensors = read_tensors(unchanged, dtype) | merged
-    for name, tensor in read_tensors({name: slots[name] for name in table.constants if name in slots}, dtype).items():
+    for name, tensor in read_tensors(
+        {name: entries[name] for name in table.constants if name in entries}, dtype
+    ).items():
         constant = table.constants[name].to(dtype)
         if tensor.shape != constant.shape or not torch.allclose(tensor, constant, rtol=0.0, atol=1e-2):
             raise ModelError(f"{folder}: {name} is not the sinusoids of this family: other positions are not supported")
@@ -348,11 +359,15 @@ def _load_tensors(contents: _FolderContents, dtype: torch.dtype, lacking: dict[s
                 f"{folder}: {second} and {first} should be one tensor, but they differ; "
                 'if they were trained separately, set "tie_word_embeddings": false in config.json'
             )
-    return to_our_names(table, tensors | lacking)
+    return to_our_names(table, tensors | zeros)
 
 
 def _load_tokenizer(folder: Path, family: Family, model: ModelConfig, notes: Notes) -> Tokenizer | None:
-    """Load the folder's tokenizer if it has one; raises TokenizerError unless the model was saved with it."""
+    """Load the tokenizer of a folder; None: it has none.
+
+    Raises:
+        TokenizerError: If the tokenizer does not fit the model, or is not the one that the model was saved with.
+    """
     names = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
     if not any((folder / file).exists() for file in names):
         return None

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al. 2022, arXiv:2106.09685) in peft's format, merged into the weights of the model they are for.
+"""LoRA adapters (Hu et al. 2022, arXiv:2106.09685) in peft's format, merged into the weights of their base model.
 
-A tensor of the model becomes W + s B A with s = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023,
-arXiv:2312.03732). Tensors that the adapter holds whole (heads in modules_to_save, biases) replace the model's.
+A weight of the model becomes W + s B A with s = alpha / r, or s = alpha / sqrt(r) with use_rslora (Kalajdzievski 2023,
+arXiv:2312.03732). Other tensors of the adapter (heads in modules_to_save, biases) replace those of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heedful.checkpoint.config import read_config
 from heedful.checkpoint.folder_json import read_folder_json
-from heedful.checkpoint.safetensors_files import Slot, find_file_tensors, read_tensors
+from heedful.checkpoint.safetensors_files import TensorEntry, find_file_tensors, read_tensors
 from heedful.errors import ModelError, quoted
 from heedful.families import FAMILIES
 from heedful.families.config_reader import ConfigReader
@@ -35,70 +35,78 @@ _KINDS = {  # task_type -> kind of head
     "SEQ_2_SEQ_LM": "language_model",
 }
 _NOT_PLAIN = "only plain LoRA is supported: merge the adapter with the library that made it"
-_ONLY: dict[str, tuple[object, ...]] = {  # key -> the values that are plain LoRA
+_PLAIN_VALUES: dict[str, tuple[object, ...]] = {  # key -> values with which the adapter is plain LoRA
     "peft_type": ("LORA",),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # the others change the model's weights
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # other values change the base model's weights
     **dict.fromkeys(("use_dora", "lora_bias", "use_qalora", "use_bdlora", "ensure_weight_tying"), (False, None)),
     **dict.fromkeys(("layer_replication", "target_parameters", "trainable_token_indices"), (None, [], {})),
     **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config"), (None,)),
     **dict.fromkeys(("velora_config", "megatron_config"), (None,)),
 }
-_IGNORED = frozenset(  # keys about training, or that say what the tensors' names say too
+_IGNORED = frozenset(  # keys about training, or whose values follow from the names of the tensors
     {
         *("auto_mapping", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern"),
         *("layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save"),
         *("peft_version", "qalora_group_size", "runtime_config", "target_modules"),
     }
 )
+# end of a tensor's name -> factor: A and B of a linear layer, A and B of an embedding
 _FACTORS = {"lora_A.weight": 0, "lora_B.weight": 1, "lora_embedding_A": 2, "lora_embedding_B": 3}
 _MAX_RANK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """The contents of an adapter's folder; names of tensors are those in the folder of the model it is for."""
+    """The contents of an adapter's folder; tensors have the names of the base model's folder."""
 
     folder: Path
     base: str | None  # base_model_name_or_path
-    revision: str | None
-    kind: str | None  # of its head; None: that of the model
-    bare: bool  # it is for the model without a head
-    factors: Mapping[str, tuple[Slot, Slot, float]]  # A, B, and the scale; those of an embedding are transposed
-    transposed: frozenset[str]
-    whole: Mapping[str, Slot]
+    revision: str | None  # revision of the base model
+    kind: str | None  # kind of head; None: that of the base model
+    bare: bool  # whether the adapter is for a model without a head
+    factors: Mapping[str, tuple[TensorEntry, TensorEntry, float]]  # A, B and s of each changed tensor
+    transposed: frozenset[str]  # names of changed tensors that are transposed, such as embeddings
+    replacements: Mapping[str, TensorEntry]  # tensors that replace those of the model
 
     def config_values(self, values: Mapping[str, object], source: str, ignore: Iterable[str]) -> dict[str, object]:
-        """Return config.json of the model with the adapter's head, and as many labels as the adapter has rows for."""
+        """Return the values of config.json with the adapter's head, and a label for each row of its last layer."""
         family = FAMILIES[read_config(values, source, ignore=ignore).family]
         kinds = family.kinds()
         if self.bare or self.kind is None:
             return {**values, **({"architectures": [family.bare]} if self.bare else {})}
         if self.kind not in kinds:
             raise ModelError(f"{self.folder}: its head is {self.kind}, but this family has {', '.join(kinds)}")
-        changed = {**values, "architectures": [kinds[self.kind]]}
-        config = read_config(changed, source, ignore=ignore)
-        last = [hf for row in family.table(config.model, config.head).rows if row.name == "head.out" for hf in row.hf]
-        count = next((slot.shape[0] for name in last if (slot := self.whole.get(f"{name}.weight"))), None)
+        new_values = {**values, "architectures": [kinds[self.kind]]}
+        config = read_config(new_values, source, ignore=ignore)
+        rows = family.table(config.model, config.head).rows
+        last_layer = [name for row in rows if row.name == "head.out" for name in row.hf]
+        entries = [entry for name in last_layer if (entry := self.replacements.get(f"{name}.weight"))]
+        count = entries[0].shape[0] if entries else None
         if count is not None and isinstance(config.head, Classes | TokenClasses) and count != len(config.head.labels):
             labels = [f"LABEL_{number}" for number in range(count)]
-            changed["id2label"] = {str(number): label for number, label in enumerate(labels)}
-            changed["label2id"] = {label: number for number, label in enumerate(labels)}
-        return changed
+            new_values["id2label"] = {str(number): label for number, label in enumerate(labels)}
+            new_values["label2id"] = {label: number for number, label in enumerate(labels)}
+        return new_values
 
     def with_table_names(self, family: Family) -> Adapter:
-        """Return the adapter with names as the family's table has them."""
-        bare = family.is_bare((*self.factors, *self.whole))
+        """Return the adapter with the names of the family's table."""
+        bare = family.is_bare((*self.factors, *self.replacements))
         return replace(
             self,
             factors={family.table_name(name, bare): value for name, value in self.factors.items()},
             transposed=frozenset(family.table_name(name, bare) for name in self.transposed),
-            whole={family.table_name(name, bare): slot for name, slot in self.whole.items()},
+            replacements={family.table_name(name, bare): entry for name, entry in self.replacements.items()},
         )
 
-    def check(self, slots: Mapping[str, Slot], table: NameTable) -> None:
-        """Raise ModelError unless every pair of factors fits a tensor of the model that is used in one place."""
-        shared = {name for pair in table.tied.items() for name in pair}
-        if changed := sorted(shared & {*self.factors, *self.whole}):
+    def check(self, entries: Mapping[str, TensorEntry], table: NameTable) -> None:
+        """Raise ModelError unless every pair of factors fits a tensor of the model that is used only once.
+
+        Args:
+            entries: Tensors of the model, by the names of its table.
+            table: Tensor names of the model.
+        """
+        tied = {name for pair in table.tied.items() for name in pair}
+        if changed := sorted(tied & {*self.factors, *self.replacements}):
             raise ModelError(
                 f"{self.folder}: it changes {changed[0]}, which the model uses twice, as tokens and as output, in one "
                 "place alone: merge the adapter with the library that made it"
@@ -106,57 +114,62 @@ class Adapter:
         for name, (a, b, _) in self.factors.items():
             out, width = b.shape[0], a.shape[1]
             shape = (width, out) if name in self.transposed else (out, width)
-            if name not in slots:
+            if name not in entries:
                 raise ModelError(f"{self.folder}: it changes {name}, which the model does not have: give its own model")
-            if slots[name].shape != shape:
+            if entries[name].shape != shape:
                 raise ModelError(
                     f"{self.folder}: it changes {name} as {list(shape)}, but the model's is "
-                    f"{list(slots[name].shape)}: give its own model"
+                    f"{list(entries[name].shape)}: give its own model"
                 )
 
-    def merge(self, slots: Mapping[str, Slot], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return those of the tensors that the adapter changes, computed in float32 or more."""
-        wide = torch.promote_types(dtype, torch.float32)
+    def merge(self, entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the merged tensors, W + s B A computed in float32 at least.
+
+        Args:
+            entries: Tensors of the model; the adapter may change others too.
+            dtype: Dtype of the results.
+        """
+        compute_dtype = torch.promote_types(dtype, torch.float32)
         merged = {}
         for name, (a, b, scale) in self.factors.items():
-            if name not in slots:  # another head's
+            if name not in entries:  # a tensor of another head
                 continue
-            tensors = read_tensors({"W": slots[name], "A": a, "B": b}, wide)
+            tensors = read_tensors({"W": entries[name], "A": a, "B": b}, compute_dtype)
             product = scale * (tensors["B"] @ tensors["A"])
             merged[name] = (tensors["W"] + (product.T if name in self.transposed else product)).to(dtype)
         return merged
 
 
 def read_adapter(folder: Path) -> Adapter | None:
-    """Read the adapter of a folder, or return None if the folder has a model of its own.
+    """Read the adapter in a folder; returns None if the folder has a model or no adapter.
 
     Raises:
-        ModelError: If it is no plain LoRA, or its tensors do not fit its configuration.
+        ModelError: If the adapter is not plain LoRA, or its tensors do not fit its configuration.
     """
     if (folder / "config.json").exists() or not (folder / CONFIG).exists():
         return None
     reader = ConfigReader(read_folder_json(folder / CONFIG), str(folder / CONFIG))
-    for key, accepted in _ONLY.items():
+    for key, accepted in _PLAIN_VALUES.items():
         reader.only(key, *accepted, why=_NOT_PLAIN)
     rank, alpha = reader.integer("r", 8, most=_MAX_RANK), reader.number("lora_alpha", 8.0, most=1e6)
-    ranks, alphas = (_pattern(reader, key) for key in ("rank_pattern", "alpha_pattern"))
-    root, flipped = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
+    ranks, alphas = (_read_pattern(reader, key) for key in ("rank_pattern", "alpha_pattern"))
+    use_root, is_transposed = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
     base, revision, task = (reader.text(key, None) for key in ("base_model_name_or_path", "revision", "task_type"))
     if task not in (None, "FEATURE_EXTRACTION", *_KINDS):
         raise ModelError(f"{reader.source}: task_type is {quoted(task)}; expected one of {', '.join(_KINDS)}")
     reader.check_all_read(_IGNORED)
-    pairs, whole = _tensors(folder)
+    pairs, replacements = _read_tensors(folder)
     factors, transposed = {}, set()
     for module, pair in pairs.items():
         is_embedding = pair.keys() == {2, 3}
         if not is_embedding and pair.keys() != {0, 1}:
             raise ModelError(f"{folder}: {module} has one factor of two: the adapter is damaged")
         a, b = (pair[part] for part in sorted(pair))
-        own = int(_matching(ranks, module, rank))
-        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == own:
-            raise ModelError(f"{folder}: {module} has factors {list(a.shape)} and {list(b.shape)}, but r is {own}")
-        factors[f"{module}.weight"] = (a, b, _matching(alphas, module, alpha) / (math.sqrt(own) if root else own))
-        if is_embedding or flipped:
+        r = int(_match_pattern(ranks, module, rank))
+        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == r:
+            raise ModelError(f"{folder}: {module} has factors {list(a.shape)} and {list(b.shape)}, but r is {r}")
+        factors[f"{module}.weight"] = (a, b, _match_pattern(alphas, module, alpha) / (math.sqrt(r) if use_root else r))
+        if is_embedding or is_transposed:
             transposed.add(f"{module}.weight")
     return Adapter(
         folder=folder,
@@ -166,28 +179,28 @@ def read_adapter(folder: Path) -> Adapter | None:
         bare=task == "FEATURE_EXTRACTION",
         factors=factors,
         transposed=frozenset(transposed),
-        whole=whole,
+        replacements=replacements,
     )
 
 
-def _tensors(folder: Path) -> tuple[dict[str, dict[int, Slot]], dict[str, Slot]]:
-    """Return the factors by module, and the tensors that replace the model's."""
-    pairs: dict[str, dict[int, Slot]] = {}
-    whole: dict[str, Slot] = {}
-    for key, slot in find_file_tensors(folder, WEIGHTS).items():
+def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict[str, TensorEntry]]:
+    """Return the factors of each module by their numbers in _FACTORS, and the tensors that replace the model's."""
+    pairs: dict[str, dict[int, TensorEntry]] = {}
+    replacements: dict[str, TensorEntry] = {}
+    for key, entry in find_file_tensors(folder, WEIGHTS).items():
         name = key.removeprefix("base_model.model.").replace(".base_layer.", ".")
         end = next((end for end in _FACTORS if name.endswith(f".{end}")), None)
         if end is not None:
-            pairs.setdefault(name.removesuffix(f".{end}"), {})[_FACTORS[end]] = slot
+            pairs.setdefault(name.removesuffix(f".{end}"), {})[_FACTORS[end]] = entry
         elif "lora_" in name:
             raise ModelError(f"{folder}: {key} is no factor of plain LoRA: {_NOT_PLAIN}")
         else:
-            whole[name] = slot
-    return pairs, whole
+            replacements[name] = entry
+    return pairs, replacements
 
 
-def _pattern(reader: ConfigReader, key: str) -> dict[str, float]:
-    """Read numbers by the ends of modules' names."""
+def _read_pattern(reader: ConfigReader, key: str) -> dict[str, float]:
+    """Read an object of numbers whose keys are the last parts of module names."""
     reader.only(key, *([reader.values[key]] if isinstance(reader.values.get(key), dict) else [None]), why=_NOT_PLAIN)
     values = reader.values.get(key) or {}
     assert isinstance(values, dict)
@@ -197,5 +210,6 @@ def _pattern(reader: ConfigReader, key: str) -> dict[str, float]:
     return values
 
 
-def _matching(pattern: Mapping[str, float], module: str, default: float) -> float:
+def _match_pattern(pattern: Mapping[str, float], module: str, default: float) -> float:
+    """Return the number of the first key that a module's name ends with, or the default."""
     return next((value for name, value in pattern.items() if f".{module}".endswith(f".{name}")), default)

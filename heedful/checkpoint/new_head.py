@@ -1,4 +1,4 @@
-"""Gives a model the head of a task: known weights are kept, the rest is initialised from a seed."""
+"""New heads for a model: weights that both heads have are kept, the others are initialised from a seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from heedful.model.heads import ClassesHead
 from heedful.model.initialise import initialise, skip_init
 from heedful.model.pooling import PooledClassesHead
 
-HEAD, LAST_LAYER = "head.", "head.out."  # prefixes of our names of a head's tensors, and of those of its last layer
+HEAD, LAST_LAYER = "head.", "head.out."  # prefixes of our names for tensors of a head, and of its last layer
 
 
 def with_head(
@@ -43,13 +43,17 @@ def with_head(
     seed: int = 0,
     reinit_layers: int = 0,
 ) -> ModelBundle:
-    """Return a copy of the model with a head of that kind, in its dtype and on its device.
+    """Return a copy of the model with another head, in its dtype and on its device.
 
-    The body is kept, and so is what both heads have under one HF name (a pooler, say); the last layer only if it
-    predicts the same labels. Everything else is initialised from the seed.
+    The body is kept, and so are tensors that both heads have under the same HF name, such as a pooler. The last layer
+    is kept only if it predicts the same labels. Other tensors are initialised from the seed.
 
     Args:
-        reinit_layers: Blocks at the top to initialise again, with the whole head (Zhang et al. 2021, section 5).
+        kind: Kind of the new head.
+        labels: Labels of a classifier.
+        problem_type: Problem type of a sequence classifier.
+        seed: Seed of the initialisation.
+        reinit_layers: Number of upper blocks to initialise again, with the whole head (Zhang et al. 2021, section 5).
 
     Raises:
         ModelError: If the family publishes no such head, or the head needs a decoder that the model lacks.
@@ -57,7 +61,7 @@ def with_head(
     """
     head = make_head_config(bundle.config, kind, labels, problem_type)
     config = replace(bundle.config, model=_used_model(bundle.config, kind), head=head)
-    FAMILIES[config.family].architecture(config.model, head)  # raises for a head that needs more than the model has
+    FAMILIES[config.family].architecture(config.model, head)  # raises ModelError if the model lacks a decoder
     with skip_init():
         new = ModelBundle(config, bundle.tokenizer, bundle.source)
     empty = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in new.named_tensors().items()}
@@ -67,18 +71,18 @@ def with_head(
     assert new.head is not None
     for part in (new.head, *blocks):
         initialise(part, config.model.initialisation, generator)
-    fresh = {id(parameter) for block in blocks for parameter in block.parameters()}
-    known = bundle.named_tensors()
-    trained = {
-        name: known[name]
+    initialised = {id(parameter) for block in blocks for parameter in block.parameters()}
+    old_tensors = bundle.named_tensors()
+    old_weights = {
+        name: old_tensors[name]
         for name, tensor in new.named_tensors().items()
-        if not name.startswith(HEAD) and id(tensor) not in fresh
+        if not name.startswith(HEAD) and id(tensor) not in initialised
     }
     if not reinit_layers:
-        trained |= _shared_head_tensors(bundle, new)
+        old_weights |= _shared_head_tensors(bundle, new)
     like = next(bundle.parameters())
     tensors = {
-        name: (trained[name].detach().clone() if name in trained else tensor.detach().to(like))
+        name: (old_weights[name].detach().clone() if name in old_weights else tensor.detach().to(like))
         for name, tensor in new.named_tensors().items()
     }
     assign(new, tensors, like.device)
@@ -86,7 +90,7 @@ def with_head(
 
 
 def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
-    """Return the model with a head that outputs scale · number + shift: its last layer is new, the rest is shared."""
+    """Return the model with a head that outputs scale · number + shift; all but its last layer is shared."""
     if (scale, shift) == (1.0, 0.0):
         return bundle
     new, head = copy(bundle), copy(bundle.head)
@@ -104,9 +108,9 @@ def rescaled(bundle: ModelBundle, scale: float, shift: float) -> ModelBundle:
 def _used_model(config: BundleConfig, kind: str) -> ModelConfig:
     """Return the part of the model that a head uses."""
     family = FAMILIES[config.family]
-    if kind == "embedding":  # the encoder, if there is one that can be alone
-        alone = config.model.encoder is not None and not family.needs_decoder
-        return replace(config.model, decoder=None, start=None) if alone else config.model
+    if kind == "embedding":
+        uses_encoder_only = config.model.encoder is not None and not family.needs_decoder
+        return replace(config.model, decoder=None, start=None) if uses_encoder_only else config.model
     return family.heads[family.kinds()[kind]].used_config(config.model)
 
 
@@ -116,7 +120,12 @@ def make_head_config(
     labels: Sequence[str] = (),
     problem_type: ProblemType = "single_label_classification",
 ) -> Head:
-    """Return the head that the family publishes under that name, with the family's own dropout and activation."""
+    """Return the configuration of a head, with the dropout and the activation of the model's family.
+
+    Raises:
+        ModelError: If the family publishes no head of this kind.
+        SettingError: If a classifier gets no labels, or one of them twice.
+    """
     family = FAMILIES[config.family]
     is_decoder = config.model.encoder is None and config.model.decoder is not None
     if kind == "embedding":
@@ -124,7 +133,7 @@ def make_head_config(
             return config.head
         publishes_pooler = family.heads[family.bare].head is Pooled
         return SentenceEmbedding(
-            pooling=("last" if is_decoder else "mean",),  # the last token of a decoder alone sees all others
+            pooling=("last" if is_decoder else "mean",),  # in a decoder, only the last token sees all others
             keeps_pooler=publishes_pooler and isinstance(config.head, Pooled),
         )
     kinds = {name: hf_name for name, hf_name in family.kinds().items() if family.heads[hf_name].head is not type(None)}
@@ -136,7 +145,7 @@ def make_head_config(
         listed = ", ".join(f'"{label}"' for label in labels[:20]) or "none"
         raise SettingError(f'labels are {listed}; a "{kind}" head needs one or more, each once')
     values: dict[str, object] = dict(config.hf_config or family.write(config.model))
-    for key in CROSS_ENCODER_KEYS & values.keys():  # of the head that was read
+    for key in CROSS_ENCODER_KEYS & values.keys():  # keys of the old head
         del values[key]
     values |= {
         "id2label": {str(number): label for number, label in enumerate(labels)},
@@ -159,6 +168,7 @@ def make_head_config(
 
 
 def _top_blocks(bundle: ModelBundle, count: int) -> list[nn.Module]:
+    """Return the upper `count` blocks; raises SettingError if there are fewer, or if layers share blocks."""
     stack = bundle.model.decoder or bundle.model.encoder
     blocks = list(stack.blocks) if stack is not None else []
     if not 0 <= count <= len(blocks):
@@ -174,27 +184,32 @@ def _top_blocks(bundle: ModelBundle, count: int) -> list[nn.Module]:
 
 
 def _shared_head_tensors(bundle: ModelBundle, new: ModelBundle) -> dict[str, Tensor]:
-    """Return the tensors that the old head, or another head in the folder, has under the same HF name, by our names."""
+    """Return tensors of the new head that the old head or another head in the folder has under the same HF name.
+
+    The result has our names.
+    """
     old_table, new_table = (
         FAMILIES[config.family].table(config.model, config.head) for config in (bundle.config, new.config)
     )
-    old, wanted = _hf_named(old_table, bundle, HEAD), _hf_named(new_table, new, HEAD)
-    others = bundle.other_head_tensors
-    names = _same_shape(old, wanted)
-    other_names = _same_shape(others, wanted) - old.keys()
-    if _predicted(bundle.config.head) != _predicted(new.config.head):
-        names -= _hf_named(old_table, bundle, LAST_LAYER).keys()
-    other_names -= _hf_named(new_table, new, LAST_LAYER).keys()  # what another head's last layer predicts is unknown
-    tensors = {name: old[name] for name in names} | {name: others[name] for name in other_names}
+    old_tensors, new_tensors = _hf_tensors(old_table, bundle, HEAD), _hf_tensors(new_table, new, HEAD)
+    other_tensors = bundle.other_head_tensors
+    names = _names_of_same_shape(old_tensors, new_tensors)
+    other_names = _names_of_same_shape(other_tensors, new_tensors) - old_tensors.keys()
+    if _predictions(bundle.config.head) != _predictions(new.config.head):
+        names -= _hf_tensors(old_table, bundle, LAST_LAYER).keys()
+    # it is not known what the last layer of another head predicts
+    other_names -= _hf_tensors(new_table, new, LAST_LAYER).keys()
+    tensors = {name: old_tensors[name] for name in names} | {name: other_tensors[name] for name in other_names}
     return to_our_names(new_table, tensors)
 
 
-def _same_shape(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> set[str]:
-    return {name for name in tensors.keys() & wanted.keys() if tensors[name].shape == wanted[name].shape}
+def _names_of_same_shape(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the tensors that are in both mappings with the same shape."""
+    return {name for name in tensors.keys() & like.keys() if tensors[name].shape == like[name].shape}
 
 
-def _predicted(head: Head | None) -> tuple[object, ...]:
-    """Return what the last layer of a head predicts."""
+def _predictions(head: Head | None) -> tuple[object, ...]:
+    """Return a description of what the last layer of a head predicts, for comparisons."""
     match head:
         case Classes(labels=labels, problem_type=problem_type):
             return ("sequence_classification", labels, problem_type)
@@ -205,7 +220,7 @@ def _predicted(head: Head | None) -> tuple[object, ...]:
     return (type(head),)
 
 
-def _hf_named(table: NameTable, bundle: ModelBundle, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, by their HF names."""
+def _hf_tensors(table: NameTable, bundle: ModelBundle, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors for which our names begin with the prefix, by their HF names."""
     tensors = {name: tensor for name, tensor in bundle.named_tensors().items() if name.startswith(prefix)}
     return to_hf_names(replace(table, copied={}), tensors)

@@ -1,4 +1,4 @@
-"""heedful.json of a model folder: what Hugging Face's files have no place for."""
+"""heedful.json of a model folder: values for which Hugging Face's files have no key."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NOTES = "heedful.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notes:
-    """The values of heedful.json; see ModelBundle for what they are."""
+    """The values of heedful.json; `ModelBundle` explains those that are its attributes."""
 
-    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with
+    tokenizer: object = None  # fingerprint of the tokenizer that the model was saved with; None: no tokenizer
     thresholds: dict[str, float] = field(default_factory=dict)
     label_scaling: dict[str, float] = field(default_factory=dict)
     calibration: tuple[float, ...] = ()
     text_suffix: str = ""
     pairs: bool | None = None
-    stage_thresholds: tuple[float, ...] = ()  # of the early stages of a cascade, in the folders of `stage_folder`
+    stage_thresholds: tuple[float, ...] = ()  # thresholds of the early stages of a cascade, in order
 
     def to_dict(self) -> dict[str, object]:
-        """Return the values that are not the defaults."""
+        """Return the values that differ from the defaults, by name."""
         names = ("tokenizer", "thresholds", "label_scaling", "calibration", "text_suffix", "stage_thresholds")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value} | (
@@ -34,7 +34,7 @@ class Notes:
 
 
 def read_notes(folder: Path) -> Notes:
-    """Read heedful.json if the folder has it; raises ModelError for a value of another type."""
+    """Read heedful.json, which may be missing; raises ModelError for a value of a wrong type."""
     path = folder / NOTES
     values = read_folder_json(path) if path.exists() else {}
     text_suffix, pairs = values.get("text_suffix", ""), values.get("pairs")
@@ -54,11 +54,12 @@ def read_notes(folder: Path) -> Notes:
 
 
 def stage_folder(number: int) -> str:
-    """Return the name of the subfolder of an early stage, counted from 1."""
+    """Return the name of the subfolder of an early stage of a cascade; stages are counted from 1."""
     return f"stage-{number}"
 
 
 def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, float]:
+    """Return an object of numbers; {} if it is missing."""
     numbers = values.get(name, {})
     if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
         raise _wrong_type(path, name, numbers, "names with a number each")
@@ -66,6 +67,7 @@ def _numbers(path: Path, values: Mapping[str, object], name: str) -> dict[str, f
 
 
 def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple[float, ...]:
+    """Return a list of probabilities, sorted; () if it is missing."""
     listed = values.get(name, [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and 0 <= value <= 1 for value in listed):
         raise _wrong_type(path, name, listed, "a list of probabilities")
@@ -73,6 +75,7 @@ def _probabilities(path: Path, values: Mapping[str, object], name: str) -> tuple
 
 
 def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, ...]:
+    """Return the thresholds of a cascade's early stages; () if they are missing."""
     listed = values.get("stage_thresholds", [])
     if not isinstance(listed, list) or not all(type(value) in (int, float) and value >= 0 for value in listed):
         raise _wrong_type(path, "stage_thresholds", listed, "a list of probabilities")
@@ -80,4 +83,5 @@ def _stage_thresholds(path: Path, values: Mapping[str, object]) -> tuple[float, 
 
 
 def _wrong_type(path: Path, name: str, value: object, expected: str) -> ModelError:
+    """Return the error for a value of a wrong type."""
     return ModelError(f"{path}: {name} is {value!r:.80}; expected {expected}")

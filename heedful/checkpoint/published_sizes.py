@@ -1,4 +1,4 @@
-"""Published sizes of families, and how many parameters a configuration has, without allocating any."""
+"""Published sizes of families, and numbers of parameters, counted without memory for weights."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ def published() -> Iterator[PublishedSize]:
 
 
 def count_parameters(model_type: str, values: Mapping[str, object], head: str | None = None) -> int:
-    """Return the exact number of parameters for a config.json; shared ones count once.
+    """Return the exact number of parameters for a config.json; shared parameters count once.
 
     Args:
+        values: Values of config.json.
         head: Kind of head; None: the bare model.
     """
     return _count(_config(model_type, values, head))
 
 
 def _config(model_type: str, values: Mapping[str, object], head: str | None) -> BundleConfig:
+    """Read a published configuration."""
     bare = {key: value for key, value in values.items() if key != "architectures"}
     return read_config(bare | {"model_type": model_type}, model_type, head=head)
 
 
 def _count(config: BundleConfig) -> int:
+    """Return the number of parameters of a configuration."""
     with skip_init():
         return ModelBundle(config).count()

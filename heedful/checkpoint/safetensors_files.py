@@ -1,6 +1,6 @@
 """Safetensors files of a model folder, which is untrusted: headers are checked before tensors are read.
 
-Nothing is mapped into memory, so that a file that is truncated while it is read is an error and does not end the
+Files are not mapped into memory, so that the truncation of a file while it is read is an error and does not end the
 process.
 """
 
@@ -23,64 +23,66 @@ from heedful.errors import ModelError, quoted
 from heedful.untrusted_files import check_inside, check_name, parse_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_HEADER_BYTES = 1 << 21  # of a safetensors header or an index: some 16,000 tensors
+MAX_HEADER_BYTES = 1 << 21  # bytes of a safetensors header, enough for some 16,000 tensors
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.joblib", "*.npy", "*.npz")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
-    """The place of a tensor that has not been read yet."""
+class TensorEntry:
+    """A tensor in a safetensors file, as the header describes it; its numbers have not been read."""
 
     file: Path
-    key: str  # its name in the file
+    key: str  # name in the file
     shape: tuple[int, ...]
-    dtype: str  # as in safetensors: F32, BF16, ...
+    dtype: str  # name of the dtype in safetensors: F32, BF16, ...
     start: int  # first byte in the file
 
 
-def find_tensors(folder: Path) -> dict[str, Slot]:
-    """Return name, shape and dtype of every tensor in the folder, from the headers; a single file precedes an index.
+def find_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """Return all tensors of a folder by name, from the headers of a single file or, if there is none, of shards.
 
     Raises:
         ModelError: If there are no weights, only pickles, or files that do not fit their index.
     """
     if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
         check_inside(folder, WEIGHTS)
-        return _slots(folder / WEIGHTS)
+        return _read_header(folder / WEIGHTS)
     if (folder / INDEX).exists():
         shards = read_index(folder, INDEX)
-        slots: dict[str, Slot] = {}
+        entries: dict[str, TensorEntry] = {}
         for file, listed in shards.items():
-            shard = _slots(folder / file)
+            shard = _read_header(folder / file)
             if shard.keys() != listed:
                 raise ModelError(
                     f"{folder / file} holds {_shortened(shard.keys() - listed)} that {INDEX} does not place there, and "
                     f"lacks {_shortened(listed - shard.keys())}: the index and the shards are not of one save"
                 )
-            slots |= shard
-        return slots
+            entries |= shard
+        return entries
     raise _no_weights(folder)
 
 
-def find_module_tensors(folder: Path, module: str) -> dict[str, Slot]:
-    """Return the tensors in the weights of a module of sentence-transformers, from their header.
+def find_module_tensors(folder: Path, module: str) -> dict[str, TensorEntry]:
+    """Return the tensors of a module of sentence-transformers, from the header of its weights.
 
     Args:
-        module: Its folder's name in the model's.
+        folder: The model folder.
+        module: Name of the module's subfolder.
     """
     return find_file_tensors(folder, str(Path(module, WEIGHTS)))
 
 
-def find_file_tensors(folder: Path, name: str) -> dict[str, Slot]:
+def find_file_tensors(folder: Path, name: str) -> dict[str, TensorEntry]:
     """Return the tensors in one file of the folder, from its header."""
     path = folder / name
     if not path.exists() and not path.is_symlink():
         raise _no_weights(path.parent, path.name)
     check_name(folder, name)
-    return _slots(path)
+    return _read_header(path)
 
 
 def _no_weights(folder: Path, expected: str = f"{WEIGHTS}, or {INDEX} and its shards") -> ModelError:
+    """Return the error for a folder without weights, or only with pickled ones."""
     if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         return ModelError(
             f"{folder} has its weights in {', '.join(pickles[:3])}: such files can run code when they are read, so "
@@ -91,7 +93,7 @@ def _no_weights(folder: Path, expected: str = f"{WEIGHTS}, or {INDEX} and its sh
 
 
 def read_index(folder: Path, index: str) -> dict[str, set[str]]:
-    """Return the shards that an index names, all of them in the folder, and the tensors that each should hold."""
+    """Return the names of the tensors in each shard that an index lists; all shards must be files in the folder."""
     weight_map = read_folder_json(folder / index).get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -107,13 +109,14 @@ def read_index(folder: Path, index: str) -> dict[str, set[str]]:
     return {file: shards[file] for file in sorted(shards)}
 
 
+# dtype of safetensors -> bytes of a number
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
 _BYTES |= {"U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
-def _slots(path: Path) -> dict[str, Slot]:
-    """Read the header of a safetensors file: its tensors must fill the rest of the file, without holes and overlaps."""
-    with _reading(path) as file:
+def _read_header(path: Path) -> dict[str, TensorEntry]:
+    """Read the header of a safetensors file; raises ModelError unless its tensors fill the file without overlaps."""
+    with _open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= size - 8:
@@ -127,18 +130,19 @@ def _slots(path: Path) -> dict[str, Slot]:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise _broken(path, "its metadata is not text")
     end = base = 8 + length
-    slots = {}
-    for start, stop, name, shape, dtype in sorted(_entry(path, name, entry) for name, entry in header.items()):
+    entries = {}
+    for start, stop, name, shape, dtype in sorted(_parse_entry(path, name, entry) for name, entry in header.items()):
         if base + start != end:
             raise _broken(path, f"there is {'an overlap' if base + start < end else 'a hole'} before {name}")
-        slots[name] = Slot(file=path, key=name, shape=shape, dtype=dtype, start=base + start)
+        entries[name] = TensorEntry(file=path, key=name, shape=shape, dtype=dtype, start=base + start)
         end = base + stop
     if end != size:
         raise _broken(path, f"its tensors end at byte {end}, but the file ends at {size}")
-    return slots
+    return entries
 
 
-def _entry(path: Path, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...], str]:
+def _parse_entry(path: Path, name: str, entry: object) -> tuple[int, int, str, tuple[int, ...], str]:
+    """Return start, stop, name, shape and dtype of an entry of a header; raises ModelError if it is invalid."""
     if not name.isprintable() or len(name) > 1000:
         raise _broken(path, f"it names a tensor {quoted(name)}")
     match entry:
@@ -153,11 +157,13 @@ def _entry(path: Path, name: str, entry: object) -> tuple[int, int, str, tuple[i
 
 
 def _broken(path: Path, reason: str) -> ModelError:
+    """Return the error for a damaged file."""
     return ModelError(f"{path} is not a complete safetensors file: {reason}; fetch or save it again")
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[BufferedReader]:
+def _open_file(path: Path) -> Iterator[BufferedReader]:
+    """Open a file; I/O errors become ModelErrors."""
     try:
         with path.open("rb") as file:
             yield file
@@ -168,43 +174,49 @@ def _reading(path: Path) -> Iterator[BufferedReader]:
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def read_tensors(slots: Mapping[str, Slot], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read tensors and convert them to a dtype; raises ModelError for NaN and infinite numbers."""
+def read_tensors(entries: Mapping[str, TensorEntry], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read tensors and convert them to a dtype.
+
+    Raises:
+        ModelError: If a tensor is not of floating point, or has NaN or infinite numbers.
+    """
     by_file: dict[Path, list[str]] = defaultdict(list)
-    for name, slot in slots.items():
-        if slot.dtype not in _FLOATS:
-            raise ModelError(f"{slot.file}: {name} holds {slot.dtype}; expected one of {', '.join(_FLOATS)}")
-        by_file[slot.file].append(name)
+    for name, entry in entries.items():
+        if entry.dtype not in _FLOATS:
+            raise ModelError(f"{entry.file}: {name} holds {entry.dtype}; expected one of {', '.join(_FLOATS)}")
+        by_file[entry.file].append(name)
     tensors = {}
     for path, names in by_file.items():
-        with _reading(path) as file:
-            for name in sorted(names, key=lambda name: slots[name].start):
-                tensors[name] = _read(file, slots[name]).to(dtype)
-                if not _finite(tensors[name]):
-                    same = slots[name].dtype in _FLOATS and _FLOATS[slots[name].dtype] == dtype
+        with _open_file(path) as file:
+            for name in sorted(names, key=lambda name: entries[name].start):
+                tensors[name] = _read(file, entries[name]).to(dtype)
+                if not _is_finite(tensors[name]):
+                    is_same_dtype = entries[name].dtype in _FLOATS and _FLOATS[entries[name].dtype] == dtype
                     raise ModelError(
-                        f"{path}: {name} holds NaN or infinite numbers{'' if same else f' as {dtype}'}: "
+                        f"{path}: {name} holds NaN or infinite numbers{'' if is_same_dtype else f' as {dtype}'}: "
                         "the training that made it failed, or the file is damaged"
                     )
     return tensors
 
 
-def _read(file: BufferedReader, slot: Slot) -> Tensor:
+def _read(file: BufferedReader, entry: TensorEntry) -> Tensor:
     try:
-        flat = torch.empty(math.prod(slot.shape), dtype=_FLOATS[slot.dtype])
+        flat = torch.empty(math.prod(entry.shape), dtype=_FLOATS[entry.dtype])
     except (RuntimeError, MemoryError):
-        raise ModelError(f"{slot.file}: not enough memory for {slot.key}, {list(slot.shape)}") from None
-    file.seek(slot.start)
+        raise ModelError(f"{entry.file}: not enough memory for {entry.key}, {list(entry.shape)}") from None
+    file.seek(entry.start)
     if flat.numel() and file.readinto(flat.view(torch.uint8).numpy().data) != flat.nbytes:
-        raise _broken(slot.file, f"it ended inside {slot.key} while it was read")
-    return flat.view(slot.shape)
+        raise _broken(entry.file, f"it ended inside {entry.key} while it was read")
+    return flat.view(entry.shape)
 
 
-def _finite(tensor: Tensor) -> bool:
-    # minimum and maximum suffice, without a second tensor: with a NaN, both are NaN
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor has neither NaN nor infinite numbers, without a second tensor of its size."""
+    # if there is a NaN, minimum and maximum are NaN
     return not tensor.numel() or all(bool(extreme.isfinite()) for extreme in tensor.aminmax())
 
 
 def _shortened(names: Iterable[str], most: int = 5) -> str:
+    """List the first `most` names, for error messages."""
     listed = sorted(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "") or "nothing"

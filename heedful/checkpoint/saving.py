@@ -23,18 +23,19 @@ from heedful.nn.inference_linear import Int8Linear
 
 
 def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, pooling: Pooling | None = None) -> None:
-    """Write a model folder that transformers (and, for sentence embeddings, sentence-transformers) loads.
+    """Write a model folder that transformers, and for sentence embeddings sentence-transformers, can load.
 
-    It appears complete or not at all. A model_type of "heedful" is read only by Heedful. The early stages of a cascade
-    are folders in it, which other libraries ignore.
+    The folder appears complete or not at all. Only Heedful reads the model_type "heedful". The early stages of a
+    cascade are subfolders, which other libraries ignore.
 
     Args:
-        pooling: Write the files of sentence-transformers with this pooling beside a head of another kind: the folder is
-            then loaded as an encoder of sentences, and `load(..., head=...)` takes the other head.
+        overwrite: Whether to replace an existing model folder.
+        pooling: Pooling of sentence embeddings, for a model with another head: the folder gets the files of
+            sentence-transformers too and is loaded as a sentence encoder; `load(..., head=...)` loads the other head.
 
     Raises:
-        ModelError: If the model computes in int8, so that its weights are rounded; if the folder is not empty and
-            `overwrite` is False, or is no model folder; if it cannot be written.
+        ModelError: If the weights are rounded to int8; if the folder is not empty and `overwrite` is False, or is not a
+            model folder; if it cannot be written.
     """
     if any(isinstance(module, Int8Linear) for module in bundle.modules()):
         raise ModelError(f"{bundle.source} computes in int8, its weights are rounded: load it again, and save that")
@@ -53,8 +54,9 @@ def save(bundle: ModelBundle, folder: str | Path, *, overwrite: bool = False, po
             temporary / WEIGHTS,
             metadata={"format": "pt"},
         )
-        fresh = not config.hf_config and bundle.tokenizer is not None
-        ids = family.fresh_token_ids(bundle.tokenizer.special) if fresh and bundle.tokenizer is not None else {}
+        ids: dict[str, int] = {}
+        if not config.hf_config and bundle.tokenizer is not None:
+            ids = family.fresh_token_ids(bundle.tokenizer.special)
         values = ids | write_config(config) | {"dtype": str(dtype).removeprefix("torch.")}
         _write_json(temporary / "config.json", values)
         if config.generation is not None:

@@ -1,4 +1,4 @@
-"""Sentence-transformers folders: modules.json with its modules and prompts, and cross-encoders, of versions 2 to 6."""
+"""Folders in the format of sentence-transformers 2 to 6: modules.json, its modules and prompts, and cross-encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from heedful.checkpoint.folder_json import read_folder_json, read_value
-from heedful.checkpoint.safetensors_files import WEIGHTS, Slot, find_module_tensors
+from heedful.checkpoint.safetensors_files import WEIGHTS, TensorEntry, find_module_tensors
 from heedful.errors import ModelError, quoted
 from heedful.families.config_reader import ConfigReader
 from heedful.families.head_maps import with_score_activation
@@ -21,10 +21,10 @@ from heedful.untrusted_files import check_name
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
-DENSE = "head.dense."  # before the names of the tensors of dense layers
+DENSE = "head.dense."  # prefix of our names for tensors of dense layers
 
-_KINDS = ["transformer", "pooling", "normalize"]  # around the dense layers
-_POOLINGS: dict[str, Pooling] = {  # names in version 6
+_KINDS = ["transformer", "pooling", "normalize"]  # modules; dense layers are between pooling and normalize
+_POOLINGS: dict[str, Pooling] = {  # value of pooling_mode in version 6 -> pooling
     "cls": "first",
     "max": "max",
     "mean": "mean",
@@ -32,7 +32,7 @@ _POOLINGS: dict[str, Pooling] = {  # names in version 6
     "lasttoken": "last",
 }
 _FLAG = "pooling_mode_"
-_FLAGS: dict[str, Pooling] = {  # earlier versions, with _FLAG before them: their vectors are in this order
+_FLAGS: dict[str, Pooling] = {  # key of earlier versions, without the prefix _FLAG -> pooling, in the order of vectors
     "cls_token": "first",
     "max_tokens": "max",
     "mean_tokens": "mean",
@@ -41,7 +41,7 @@ _FLAGS: dict[str, Pooling] = {  # earlier versions, with _FLAG before them: thei
 }
 _PACKAGE = "sentence_transformers.models"
 _IDENTITY = "torch.nn.modules.linear.Identity"
-_ACTIVATIONS: dict[str, Activation | None] = {  # of dense layers
+_ACTIVATIONS: dict[str, Activation | None] = {  # activation_function of a dense layer -> activation
     _IDENTITY: None,
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.GELU": "gelu",
@@ -53,14 +53,14 @@ _VECTOR = "sentence_embedding"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Modules:
-    """The folders of modules.json, relative to it; None: the module is missing."""
+    """The modules that modules.json lists; folders are relative to it."""
 
-    pooling: str | None = None
-    dense: tuple[str, ...] = ()
-    normalise: bool = False
+    pooling: str | None = None  # folder of the Pooling module; None: there is none
+    dense: tuple[str, ...] = ()  # folders of the Dense modules
+    normalise: bool = False  # whether there is a Normalize module
 
 
-def _read_list(folder: Path) -> _Modules:
+def _read_module_list(folder: Path) -> _Modules:
     """Read modules.json: a Transformer, alone or followed by one Pooling, Dense layers, and optionally Normalize."""
     path = folder / MODULES
     try:
@@ -88,18 +88,18 @@ def _read_list(folder: Path) -> _Modules:
 
 
 def read_modules(folder: Path, head: object, *, keeps_pooler: bool) -> SentenceEmbedding | Classes:
-    """Read the head that modules.json describes: sentence embeddings, or a cross-encoder of a Transformer alone.
+    """Read the head that modules.json describes: sentence embeddings, or a cross-encoder if it lists no pooling.
 
     Args:
-        head: That of config.json.
+        head: Head of config.json.
         keeps_pooler: Whether the folder has a pooler.
 
     Raises:
-        ModelError: If Heedful would compute other vectors or scores.
+        ModelError: If Heedful would compute other vectors or scores than sentence-transformers.
     """
-    path, modules = folder / MODULES, _read_list(folder)
+    path, modules = folder / MODULES, _read_module_list(folder)
     if modules.pooling is None and isinstance(head, Classes):
-        return _cross_encoder(folder, head)
+        return _read_cross_encoder(folder, head)
     if modules.pooling is None:
         raise ModelError(
             f"{path} names a Transformer alone, which is a cross-encoder if config.json names a classifier, and it "
@@ -108,29 +108,30 @@ def read_modules(folder: Path, head: object, *, keeps_pooler: bool) -> SentenceE
     embedding = SentenceEmbedding(
         normalise=modules.normalise, max_length=_max_length(folder), keeps_pooler=keeps_pooler
     )
-    embedding = _with_prompts(embedding, folder / PROMPTS)
-    pooling, pools_prompt = _pooling(folder, str(Path(modules.pooling, "config.json")))
-    dense = tuple(_dense(folder, str(Path(name, "config.json"))) for name in modules.dense)
+    embedding = _read_prompts(embedding, folder / PROMPTS)
+    pooling, pools_prompt = _read_pooling(folder, str(Path(modules.pooling, "config.json")))
+    dense = tuple(_read_dense(folder, str(Path(name, "config.json"))) for name in modules.dense)
     return replace(embedding, pooling=pooling, pools_prompt=pools_prompt, dense=dense)
 
 
-def dense_tensors(folder: Path) -> dict[str, Slot]:
+def dense_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Return the tensors of the Dense modules by our names."""
-    slots = {}
-    for number, name in enumerate(_read_list(folder).dense):
-        for key, slot in find_module_tensors(folder, name).items():
+    entries = {}
+    for number, name in enumerate(_read_module_list(folder).dense):
+        for key, entry in find_module_tensors(folder, name).items():
             if key not in ("linear.weight", "linear.bias"):
-                raise ModelError(f"{slot.file} holds {quoted(key)}; expected linear.weight and linear.bias")
-            slots[f"{DENSE}{number}.{key.removeprefix('linear.')}"] = slot
-    return slots
+                raise ModelError(f"{entry.file} holds {quoted(key)}; expected linear.weight and linear.bias")
+            entries[f"{DENSE}{number}.{key.removeprefix('linear.')}"] = entry
+    return entries
 
 
-def _dense(folder: Path, name: str) -> DenseLayer:
+def _read_dense(folder: Path, name: str) -> DenseLayer:
+    """Read the config.json of a Dense module, `name` in the folder."""
     reader = ConfigReader(read_folder_json(folder / name, folder=folder), str(folder / name))
-    reader.integer("in_features")  # whose weight has to have that shape
+    reader.integer("in_features")  # the shape of the weight is checked later
     reader.only("module_input_name", _VECTOR, why="dense layers are computed after the pooling")
     reader.only("module_output_name", _VECTOR, None, why="dense layers are computed after the pooling")
-    reader.only("use_residual", False, why="a residual around a dense layer is not built")
+    reader.only("use_residual", False, why="a residual around a dense layer is not supported")
     activation = reader.choice("activation_function", {name: name for name in _ACTIVATIONS}, None)
     layer = DenseLayer(
         width=reader.integer("out_features"),
@@ -141,7 +142,8 @@ def _dense(folder: Path, name: str) -> DenseLayer:
     return layer
 
 
-def _cross_encoder(folder: Path, head: Classes) -> Classes:
+def _read_cross_encoder(folder: Path, head: Classes) -> Classes:
+    """Return the head of config.json with the activation of a cross-encoder."""
     path = folder / PROMPTS
     values = read_folder_json(path) if path.exists() else {}
     if (name := values.get("default_prompt_name")) is not None:
@@ -151,8 +153,8 @@ def _cross_encoder(folder: Path, head: Classes) -> Classes:
     return with_score_activation(head, ConfigReader({"activation_fn": values["activation_fn"]}, str(path)))
 
 
-def _pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
-    """Read the poolings, and whether they include prompts."""
+def _read_pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
+    """Read the config.json of a Pooling module, `name` in the folder: poolings, and whether they include prompts."""
     path = folder / name
     values = read_folder_json(path, folder=folder)
     pools_prompt = values.get("include_prompt", True)
@@ -160,20 +162,24 @@ def _pooling(folder: Path, name: str) -> tuple[tuple[Pooling, ...], bool]:
         raise ModelError(f"{path}: include_prompt is {pools_prompt!r:.80}; expected true or false")
     known, names = _POOLINGS, values.get("pooling_mode")
     if names is None:
-        on = {name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value}
-        known, names = _FLAGS, [*(name for name in _FLAGS if name in on), *sorted(on - _FLAGS.keys())]
+        set_flags = {name.removeprefix(_FLAG) for name, value in values.items() if name.startswith(_FLAG) and value}
+        known, names = _FLAGS, [*(name for name in _FLAGS if name in set_flags), *sorted(set_flags - _FLAGS.keys())]
     elif isinstance(names, str):
         names = [names]
-    listed = isinstance(names, list) and 0 < len(names) <= len(known)
-    if not listed or not all(isinstance(name, str) and name in known for name in names) or len(set(names)) < len(names):
+    is_list = isinstance(names, list) and 0 < len(names) <= len(known)
+    if (
+        not is_list
+        or not all(isinstance(name, str) and name in known for name in names)
+        or len(set(names)) < len(names)
+    ):
         raise ModelError(
             f"{path}: the pooling is {quoted(names)}; expected some of {', '.join(known)}, each of them once"
         )
     return tuple(known[name] for name in names), pools_prompt
 
 
-def _with_prompts(head: SentenceEmbedding, path: Path) -> SentenceEmbedding:
-    """Read prompts by name, the default one, the similarity, and how many numbers of a vector are kept."""
+def _read_prompts(head: SentenceEmbedding, path: Path) -> SentenceEmbedding:
+    """Read prompts, the name of the default prompt, the similarity, and the number of dimensions to return."""
     values = read_folder_json(path) if path.exists() else {}
     prompts, similarity = values.get("prompts") or {}, values.get("similarity_fn_name")
     if isinstance(prompts, dict):
@@ -207,6 +213,7 @@ def check_case(folder: Path, tokenizer: Tokenizer | None) -> None:
 
 
 def _max_length(folder: Path) -> int | None:
+    """Read the maximum number of tokens in a text; None: no file has it."""
     for file, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
         if (folder / file).exists():
             value = read_folder_json(folder / file).get(key)
@@ -218,13 +225,13 @@ def _max_length(folder: Path) -> int | None:
 def write_modules(
     folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor] | None = None
 ) -> None:
-    """Write modules.json and what it points to, in the form that every version since 2 reads.
+    """Write modules.json and the files of its modules, in a form that every version since 2 reads.
 
-    Several poolings in another order than that of the flags need version 6.
+    Only version 6 reads several poolings in another order than that of the flags.
 
     Args:
-        width: Of the model's rows.
-        tensors: Those of the dense layers, by our names.
+        width: Width of the model's rows.
+        tensors: Tensors of the dense layers, by our names.
     """
     pooling: dict[str, object] = {_FLAG + name: mode in head.pooling for name, mode in _FLAGS.items()}
     if head.pooling != tuple(mode for mode in _FLAGS.values() if mode in head.pooling):
@@ -256,13 +263,18 @@ def write_modules(
 
 
 def _write_dense(folder: Path, head: SentenceEmbedding, width: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the folders of the Dense modules; `width` is the width of the pooled vectors."""
     words = {activation: word for word, activation in _ACTIVATIONS.items()}
     for number, layer in enumerate(head.dense):
         path, prefix = folder / f"{number + 2}_Dense", f"{DENSE}{number}."
         values = {"in_features": width, "out_features": layer.width, "bias": layer.bias}
         _write(path / "config.json", {**values, "activation_function": words[layer.activation]})
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        save_file({f"linear.{name}": tensor.cpu().contiguous() for name, tensor in own.items()}, path / WEIGHTS)
+        layer_tensors = {
+            f"linear.{name.removeprefix(prefix)}": tensor.cpu().contiguous()
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        save_file(layer_tensors, path / WEIGHTS)
         width = layer.width
 
 

@@ -1,4 +1,4 @@
-"""Weights of a run at one of its training checkpoints, in RUN/state/step-00000400."""
+"""Weights of a training checkpoint of a run, such as RUN/state/step-00000400."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def is_training_checkpoint(folder: Path) -> bool:
 
 
 def with_checkpoint_weights(bundle: ModelBundle, folder: Path) -> ModelBundle:
-    """Put the weights of a checkpoint into the run's model; weights that training did not change stay as they are.
+    """Return the run's model with the weights of a checkpoint; weights that are not in the checkpoint stay.
+
+    Args:
+        bundle: The run's model, whose weights are replaced.
+        folder: Folder of the checkpoint.
 
     Raises:
         ModelError: If the checkpoint was saved in shards, cannot be read, or belongs to another model.
@@ -43,5 +47,5 @@ def with_checkpoint_weights(bundle: ModelBundle, folder: Path) -> ModelBundle:
         for name, weight in weights.items():
             parameters[name].copy_(weight)
     bundle.source = str(folder)
-    scaling = bundle.label_scaling  # labels are scaled in training
+    scaling = bundle.label_scaling  # weights of a checkpoint predict scaled labels
     return rescaled(bundle, scaling.get("std", 1.0), scaling.get("mean", 0.0))

@@ -1,6 +1,6 @@
-"""Converts pickled weights to safetensors in a child process with limited memory and no network.
+"""Conversion of pickled weights to safetensors, in a child process with limited memory and no network.
 
-A pickle is a program. `load` reads none; this converts a folder that has nothing else, once.
+A pickle is a program, so `load` reads none. This converts a folder with pickled weights once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from heedful.errors import HeedfulWarning, ModelError
 from heedful.untrusted_files import check_inside, check_name, is_inside
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # the last: modules of sentence-transformers
-_MAX_COPIED_BYTES = 1 << 29  # of one such file
+_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")  # files to copy; the last are of sentence-transformers
+_MAX_COPIED_BYTES = 1 << 29  # size limit of a file that is copied
 _CHILD = Path(__file__).with_name("unpickle_child.py")
 
 
@@ -32,8 +32,8 @@ _CHILD = Path(__file__).with_name("unpickle_child.py")
 class Unpickled:
     """The result of a conversion."""
 
-    tensors: int
-    network: str  # why the child could not be cut off from the network; "": it was
+    tensors: int  # number of tensors
+    network: str  # why the child process could not be cut off from the network; "": it had no network
 
     def __str__(self) -> str:
         network = f"with the network in reach ({self.network})" if self.network else "without network"
@@ -41,16 +41,19 @@ class Unpickled:
 
 
 def convert_pickles(folder: Path, out: Path) -> Unpickled:
-    """Convert a folder with its weights in pytorch_model.bin, or in shards of that name, to safetensors.
+    """Convert a folder with weights in pytorch_model.bin, or in shards of it, to a folder with safetensors.
 
-    So are the weights of Dense modules of sentence-transformers in their folders, even if the others are safetensors.
+    Pickled weights of Dense modules of sentence-transformers are converted too, even if other weights are safetensors.
 
-    The child refuses anything but a plain table of tensors; its memory (four times the weights), its time and the size
-    of its files are limited, and where the system allows, it has no network; otherwise there is a warning. `out` holds
-    the weights as safetensors, config.json and the tokenizer's files, and appears complete or not at all.
+    The child process reads only plain tables of tensors. Its memory (four times the weights), its time and the size of
+    its files are limited. It has no network if the system allows that; otherwise there is a warning.
+
+    Args:
+        folder: Folder with pickled weights.
+        out: New folder, with the weights, config.json and the tokenizer's files; it appears complete or not at all.
 
     Raises:
-        ModelError: If the folder has safetensors or no pickles, or the child refuses them.
+        ModelError: If the folder has safetensors or no pickles, or the child process rejects them.
     """
     modules = [path.parent.name for path in sorted(folder.glob(f"*/{PICKLE}")) if not (path.parent / WEIGHTS).exists()]
     for module in modules:
@@ -94,14 +97,22 @@ def _safe_names(files: Iterable[str]) -> dict[str, str]:
 
 
 def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
+    """Convert files in a child process.
+
+    Args:
+        files: Pickled file and new safetensors file, for each file.
+
+    Raises:
+        ModelError: If the child process fails or takes too long.
+    """
     max_bytes = sum(source.stat().st_size for source, _ in files)
     seconds = 60 + max_bytes // (10 << 20)
     job = {
-        "files": [(os.path.abspath(a), os.path.abspath(b)) for a, b in files],
+        "files": [(os.path.abspath(source), os.path.abspath(target)) for source, target in files],
         "max_bytes": max_bytes,
         "seconds": seconds,
     }
-    keep = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
     with tempfile.TemporaryFile() as output:
         try:
             code = subprocess.run(
@@ -110,7 +121,7 @@ def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
                 stdout=output,
                 stderr=subprocess.DEVNULL,
                 cwd=files[0][1].parent,
-                env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **keep},
+                env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **inherited},
                 timeout=2 * seconds,
                 check=False,
             ).returncode
@@ -121,12 +132,13 @@ def _read_in_child(files: list[tuple[Path, Path]]) -> Unpickled:
     if code or "error" in answer or not all(target.is_file() and not target.is_symlink() for _, target in files):
         reason = answer.get("error") or f"the child process ended with {code}"
         name = answer.get("file") or files[0][0].name
-        text = "".join(sign if sign.isprintable() else "?" for sign in str(reason)[:500])
+        text = "".join(char if char.isprintable() else "?" for char in str(reason)[:500])
         raise ModelError(f"{files[0][0].parent}: {name} could not be converted: {text}")
     return Unpickled(tensors=int(answer.get("tensors", 0)), network=str(answer.get("network", "unknown")))
 
 
 def _parse_answer(line: bytes) -> dict[str, Any]:
+    """Return the JSON object that the child process printed; {} for anything else."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -135,6 +147,7 @@ def _parse_answer(line: bytes) -> dict[str, Any]:
 
 
 def _copy(folder: Path, target: Path, patterns: tuple[str, ...], max_bytes: int | None) -> None:
+    """Copy files of a folder; raises ModelError for links out of it, and for files above the limit (None: no limit)."""
     for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         if path.name == PICKLE_INDEX or not path.is_file():
             continue

@@ -1,8 +1,9 @@
-"""The child process that reads pickles. It imports nothing of Heedful, so that Python can start it isolated (-I).
+"""The child process that reads pickles; it imports nothing of Heedful, so that Python can start it isolated (-I).
 
     python -I unpickle_child.py '{"files": [[input, output], ...], "max_bytes": ..., "seconds": ...}'
 
-Its output is one line of JSON: {"network": "" or why it could not be cut off, "tensors": ...} or {"error": ...}.
+It prints one line of JSON: {"network": ..., "tensors": ...}, and "error" and "file" if it failed. "network" is why the
+process could not be cut off from the network, or "".
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def cut_off_network() -> str:
 
 
 def limit(max_bytes: int, seconds: int) -> None:
-    """Limit memory to the present use and four times the weights, files to twice the weights, and CPU time."""
+    """Limit memory to four times the weights beyond the present use, files to twice the weights, and CPU time."""
     try:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
@@ -67,18 +68,18 @@ def convert(source: str, target: str, max_bytes: int) -> int:
         if size > 2 * max_bytes + (1 << 19):
             raise NotWeightsError(f"its tensors are more than {size} bytes, but the file has far fewer")
         tensors[name] = value.detach()
-    # safetensors takes no two tensors that share memory
-    plain = {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    save_file(plain, target, metadata={"format": "pt"})
-    return len(plain)
+    # clones, since safetensors saves no tensors that share memory
+    clones = {name: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    save_file(clones, target, metadata={"format": "pt"})
+    return len(clones)
 
 
 class NotWeightsError(Exception):
-    """The file is complete, but holds no plain table of tensors."""
+    """The file is complete, but holds something else than a plain table of tensors."""
 
 
 def explain_refusal(error: BaseException) -> str:
-    """Return the reason of an error, without the library's advice to switch its protection off."""
+    """Return the reason of an error, without PyTorch's advice to switch its protection off."""
     text, kind = str(error), type(error).__name__
     global_name = re.search(r"\b(?:GLOBAL|[Uu]nsupported class) `?([\w.]+)", text)
     if isinstance(error, NotWeightsError | OSError):
@@ -96,8 +97,9 @@ def explain_refusal(error: BaseException) -> str:
 
 
 def main() -> None:
+    """Convert the files that the command line lists, and print the result."""
     job = json.loads(sys.argv[1])
-    count, answer = 0, {"network": cut_off_network()}  # before threads, which forbid it
+    count, answer = 0, {"network": cut_off_network()}  # before threads start, after which it is impossible
     try:
         import safetensors.torch  # noqa: F401
         import torch

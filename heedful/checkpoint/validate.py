@@ -1,4 +1,4 @@
-"""Checks that config.json and the weights of a folder belong together, by names and shapes alone."""
+"""Checks that config.json and the weights of a folder belong together, by names and shapes only."""
 
 from __future__ import annotations
 
@@ -10,53 +10,58 @@ from pathlib import Path
 
 from torch import Tensor
 
-from heedful.checkpoint.safetensors_files import Slot
+from heedful.checkpoint.safetensors_files import TensorEntry
 from heedful.errors import HeedfulWarning, ModelError
 from heedful.families.names import NameTable
 from heedful.model.config import Classes, Head, ModelConfig
 from heedful.tokenizer import Tokenizer
 
 
-def check_depth(model: ModelConfig, slots: Mapping[str, Slot], values: Mapping[str, object], folder: Path) -> None:
+def check_depth(
+    model: ModelConfig, entries: Mapping[str, TensorEntry], values: Mapping[str, object], folder: Path
+) -> None:
     """Raise ModelError if the numbers of layers and tensors cannot fit; called before anything is built."""
     layers = sum(stack.blocks or stack.layers for stack in (model.encoder, model.decoder) if stack is not None)
-    too_few = layers > len(slots)
-    if too_few or len(slots) > 64 * (layers + 4):
+    too_few = layers > len(entries)
+    if too_few or len(entries) > 64 * (layers + 4):
         raise ModelError(
             f"{folder}: config.json asks for {layers} layers{_keys_with(values, {layers})}, but the weights hold "
-            f"{'only ' if too_few else ''}{len(slots)} tensors: {', '.join(list(slots)[:4]) or 'none'}"
-            f"{', ...' * (len(slots) > 4)}"
+            f"{'only ' if too_few else ''}{len(entries)} tensors: {', '.join(list(entries)[:4]) or 'none'}"
+            f"{', ...' * (len(entries) > 4)}"
         )
 
 
 def check_names(
     table: NameTable,
     expected: Mapping[str, Tensor],
-    slots: Mapping[str, Slot],
+    entries: Mapping[str, TensorEntry],
     values: Mapping[str, object],
     folder: Path,
 ) -> None:
-    """Raise ModelError unless names and shapes in the headers are those that config.json implies.
+    """Raise ModelError unless the weights have the names and shapes that config.json implies.
 
     Args:
-        expected: Tensors without memory, by HF name.
-        values: config.json.
+        table: Tensor names of the model.
+        expected: Tensors that config.json implies, by HF name, without memory.
+        entries: Tensors of the folder, by HF name.
+        values: Values of config.json.
+        folder: Folder, for error messages.
     """
     problems = []
     for name, tensor in expected.items():
-        if name in slots and slots[name].shape != tuple(tensor.shape):
-            sizes = {size for size, actual in zip_longest(tensor.shape, slots[name].shape) if size != actual}
+        if name in entries and entries[name].shape != tuple(tensor.shape):
+            sizes = {size for size, actual in zip_longest(tensor.shape, entries[name].shape) if size != actual}
             problems.append(
-                f"{name} has the shape {list(slots[name].shape)}, but config.json implies {list(tensor.shape)}"
+                f"{name} has the shape {list(entries[name].shape)}, but config.json implies {list(tensor.shape)}"
                 f"{_keys_with(values, sizes)}"
             )
     for problem, names in (
-        ("missing", [name for name in expected if name not in slots and not table.may_lack(name)]),
-        ("not expected", [name for name in slots if _is_unexpected(name, expected, table)]),
+        ("missing", [name for name in expected if name not in entries and not table.may_lack(name)]),
+        ("not expected", [name for name in entries if _is_unexpected(name, expected, table)]),
     ):
         if names:
             problems.append(f"{problem}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if names[6:] else ""))
-    expected_depth, actual_depth = _depth(expected), _depth(slots)
+    expected_depth, actual_depth = _depth(expected), _depth(entries)
     if problems and expected_depth != actual_depth:
         keys = _keys_with(values, {expected_depth})
         problems.insert(0, f"config.json asks for {expected_depth} layers{keys}, but the weights have {actual_depth}")
@@ -65,6 +70,7 @@ def check_names(
 
 
 def _depth(names: Iterable[str]) -> int:
+    """Return the number of layers that tensor names count."""
     return 1 + max((int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)), default=-1)
 
 
@@ -76,12 +82,12 @@ def _keys_with(values: Mapping[str, object], sizes: set[int | None]) -> str:
 
 
 def _is_unexpected(name: str, expected: Mapping[str, Tensor], table: NameTable) -> bool:
-    """Return whether a tensor is no part of the model: unknown, of a layer too many, a bias that it lacks."""
+    """Return whether a tensor is no part of the model, such as one of a layer or a bias that the model lacks."""
     return not (name in expected or name in table.tied or table.skips(name))
 
 
 def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | None, folder: Path) -> None:
-    """Warn where the token whose row is classified is not in texts, so that transformers classifies none."""
+    """Warn if the classifier reads the row of a token that texts do not have, so that transformers classifies none."""
     token = head.pooled_token if isinstance(head, Classes) else None
     if token is not None and tokenizer is not None and token not in tokenizer.encode("a").ids:
         warnings.warn(
@@ -95,7 +101,7 @@ def warn_if_pooled_token_is_missing(head: Head | None, tokenizer: Tokenizer | No
 def warn_if_padding_ends_texts(
     head: Head | None, tokenizer: Tokenizer | None, values: Mapping[str, object], folder: Path
 ) -> None:
-    """Warn where transformers classifies by another row: the last one whose token is not `pad_token_id`."""
+    """Warn if texts end with `pad_token_id`: transformers classifies by the last row of another token."""
     pad = values.get("pad_token_id")
     if not isinstance(head, Classes) or head.pooling != "last" or tokenizer is None or not isinstance(pad, int):
         return

@@ -176,7 +176,7 @@ def show_verdict(results: JsonObject) -> None:
 
 def _show_search(search: JsonObject) -> None:
     """Print the students that a search has tried."""
-    from heedful.runs.distil.search import FLATTERED
+    from heedful.runs.distil.search import CHOSEN_ON_TEST
 
     print_text(f"Students tried, fastest first; share of the teacher's {escape(search['metric'])} on {search['split']}")
     rows = []
@@ -196,7 +196,7 @@ def _show_search(search: JsonObject) -> None:
         )
     print_table(rows, head=["", "parameters", "ms", "share", ""], right={1, 2, 3}, indent=2)
     if search["split"] != "dev":
-        print_text(f"\n{escape(search['taken'])} was {FLATTERED}.")
+        print_text(f"\n{escape(search['taken'])} was {CHOSEN_ON_TEST}.")
     print()
 
 

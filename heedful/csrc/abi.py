@@ -1,4 +1,4 @@
-"""The functions of the C++ library: their names, and the types that they take and return."""
+"""The functions of the C++ library: their names, and the types of their arguments and results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _P, _I, _N, _F, _D, _U = (
     ctypes.c_double,
     ctypes.c_uint64,
 )
-# first arguments of both attention functions
-_CALL = [_I, _I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]
+# types of the first arguments of attention and attention_gradient
+_ATTENTION = [_I, _I, _I, _I, _P, _P, _I, _P, _I, _P, _I, _F, _N, _I, _D, _U, _N]
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> result type, argument types
     "lanes": (_I, []),
     "half": (_N, []),
@@ -35,8 +35,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "gelu_gradient": (None, [_P, _P, _I, _N, _P, _N]),
     "add_norm": (None, [_I, _I, _F, _P, _P, _D, _U, _P, _N, _P, _N, _P, _N, _P, _P, _N]),
     "add_norm_gradient": (None, [_I, _I, _F, _P, _D, _U, _P, _P, _P, _P, _P, _N, _P, _P, _N]),
-    "attention": (None, [*_CALL, _P, _I, _P, _N]),
-    "attention_gradient": (None, [*_CALL, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
+    "attention": (None, [*_ATTENTION, _P, _I, _P, _N]),
+    "attention_gradient": (None, [*_ATTENTION, _P, _I, _P, _P, _I, _P, _P, _P, _I, _N]),
     "disentangled_attention": (None, [_I, _I, _I, _P, *[_P, _I] * 3, _F, _N, _P, _P, _I, _P, _I, _P, _I, _N]),
     "cross_entropy": (None, [_P, _I, _I, _P, _N, _P, _P, _N]),
     "scores8": (None, [_P, _P, _I, _I, _P, _P, _I, _P, _N]),
@@ -47,19 +47,19 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {  # name without "heedful_" -> r
     "adamw_rows": (None, [_P, _P, _P, _P, _I, _P, _I, _P, _I, _P, _F, _D, _D, _D, _N]),
 }
 
-Function = Callable[..., Any]  # of ctypes; SIGNATURES has its types
+Function = Callable[..., Any]  # a function of ctypes, with the types of SIGNATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """A loaded library: its functions as attributes, by the names of SIGNATURES; the sources document them."""
+    """A loaded library, whose functions are attributes with the names of SIGNATURES; the C++ sources document them."""
 
     path: Path
-    has_bfloat16: bool  # whether it multiplies bfloat16
-    has_int8: bool  # whether it multiplies int8
-    has_tiles: bool  # whether it multiplies by the tile registers of AMX
-    lanes: int  # widths must be multiples of this
-    compiler: str  # name and version
+    has_bfloat16: bool  # whether the library multiplies bfloat16
+    has_int8: bool  # whether the library multiplies int8
+    has_tiles: bool  # whether the library multiplies by the tile registers of AMX
+    lanes: int  # numbers in a vector register; widths of tensors must be multiples of it
+    compiler: str  # name and version of the compiler
     pack: Function
     packed_words: Function
     linear: Function

@@ -1,11 +1,12 @@
-"""Compiles, caches and loads the C++ kernels.
+"""Compilation, caching and loading of the C++ kernels.
 
-They are compiled for this processor: the cache key is a digest of the sources, the flags and the processor. The
-compiler is not part of it, so that a cached library is used on machines without one; its results are compared with
-PyTorch's when it is loaded. The file ends in a digest of its contents, since loading a truncated library ends the
-process. The digest does not show who wrote the file: `heedful.cache` checks that nobody else can change it.
+Kernels are compiled for this processor: the cache key is a digest of the sources, the flags and the processor. It does
+not depend on the compiler, so that machines without a compiler can use a cached library; results of a library are
+compared with PyTorch's when it is loaded. The file ends in a digest of its contents, since loading a truncated library
+would end the process. The digest does not prove who wrote the file; `heedful.cache` checks that nobody else can change
+it.
 
-The library has no OpenMP of its own: it uses the threads of PyTorch.
+The library uses the threads of PyTorch's OpenMP.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from heedful.csrc.scratch import Start, scratch_folder
 from heedful.errors import HeedfulError, HeedfulWarning
 
 KERNELS_VARIABLE = "HEEDFUL_KERNELS"  # environment variable; "off": the kernels are not used
-COMPILERS = ("g++", "c++")  # with GNU's OpenMP, as PyTorch
+COMPILERS = ("g++", "c++")  # compilers with GNU's OpenMP, which PyTorch uses too
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-fopenmp", "-w")
-COMPILE_SECONDS = 300  # time limit of the compiler
-DIGEST_BYTES = 32  # at the end of a library
+COMPILE_SECONDS = 300  # time limit of the compiler, in seconds
+DIGEST_BYTES = 32  # bytes of the digest at the end of a library
 
 
 def kernels() -> Kernels | None:
-    """Return the library, compiled first if it is not cached; None: see `unavailable_reason`."""
+    """Return the library, compiled first if it is not cached; None: `unavailable_reason` returns why."""
     library = _library_or_reason()
     return library if isinstance(library, Kernels) else None
 
@@ -51,8 +52,9 @@ def unavailable_reason() -> str:
     return reason if isinstance(reason, str) else ""
 
 
-@functools.cache  # it is called many times in each training step
+@functools.cache  # called many times in each training step
 def _library_or_reason() -> Kernels | str:
+    """Return the library, or why there is none."""
     setting = os.environ.get(KERNELS_VARIABLE, "")
     if setting == "off":
         return f"{KERNELS_VARIABLE} is off"
@@ -70,21 +72,25 @@ def _library_or_reason() -> Kernels | str:
 
 
 def unused_note() -> str:
-    """Return a note that the kernels are not used, unless they were turned off; or an empty string."""
+    """Return a note that the kernels are not used, and why; "" if they are used or turned off."""
     reason = unavailable_reason()
     return f"the C++ kernels are not used: {reason}" if reason and os.environ.get(KERNELS_VARIABLE) != "off" else ""
 
 
 def sources() -> list[Path]:
-    """Return the C++ files."""
+    """Return the C++ source files."""
     return sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h"))
 
 
 def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) -> Path:
-    """Return the library in a folder, compiled unless an intact one is cached; of several processes, one compiles.
+    """Return the path of the library in a folder, compiled first if it is missing or damaged.
+
+    If several processes call this, one of them compiles.
 
     Args:
-        verify: Whether to load a new library, and compare its results, before it is cached.
+        folder: Folder of the cache.
+        flags: Flags of the compiler.
+        verify: Whether to load a new library and check its results before it is cached.
 
     Raises:
         CacheError: If others than this user and root may write to the folder.
@@ -112,7 +118,11 @@ def build(folder: Path, flags: tuple[str, ...] = FLAGS, *, verify: bool = True) 
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler and its first arguments: CXX, or the first installed of COMPILERS."""
+    """Return the command of the C++ compiler and its first arguments: CXX, otherwise the first of COMPILERS installed.
+
+    Raises:
+        HeedfulError: If there is no compiler, or the system is not Linux.
+    """
     if not sys.platform.startswith("linux"):
         raise HeedfulError(f"kernels are compiled on Linux, not on {sys.platform}")
     setting = os.environ.get("CXX", "")
@@ -128,7 +138,7 @@ def compiler() -> list[str]:
 
 
 def _digest(flags: tuple[str, ...]) -> str:
-    """Return a digest of what a library depends on: flags, sources, the processor's name and its instructions."""
+    """Return a digest of everything that decides a library: flags, sources, and the processor and its instructions."""
     capabilities = torch.cpu.get_capabilities().items()
     known = sorted((name, value) for name, value in capabilities if value is True or isinstance(value, str))
     digest = hashlib.sha256(json.dumps([flags, known]).encode())
@@ -138,7 +148,7 @@ def _digest(flags: tuple[str, ...]) -> str:
 
 
 def _is_intact(path: Path) -> bool:
-    """Return whether the file exists and is as it was written; raises CacheError if others may have written it."""
+    """Return whether the file exists and is undamaged; raises CacheError if others may have written it."""
     try:
         return _ends_in_digest(cache.read_file(path))
     except FileNotFoundError:
@@ -146,12 +156,13 @@ def _is_intact(path: Path) -> bool:
 
 
 def _ends_in_digest(contents: bytes) -> bool:
+    """Return whether the contents of a file end in their digest."""
     return hashlib.sha256(contents[:-DIGEST_BYTES]).digest() == contents[-DIGEST_BYTES:]
 
 
 def _compile(command: list[str], flags: tuple[str, ...], path: Path, *, verify: bool) -> None:
     """Compile each source in its own process, and link them into one file that appears complete or not at all."""
-    remove_stale(path.parent, path.name)  # left over from an interrupted build
+    remove_stale(path.parent, path.name)  # temporary folders of interrupted builds
     scratch = temporary_path(path)
     with scratch_folder(scratch) as start:
         objects = [(path, scratch / f"{path.stem}.o") for path in sources() if path.suffix == ".cpp"]
@@ -183,7 +194,7 @@ def _verify(library: Path, command: list[str]) -> None:
 
 
 def _run_all(command: list[str], argument_lists: list[list[str]], start: Start) -> None:
-    """Run the compiler with each list of arguments, all at once; raises HeedfulError at the first that fails."""
+    """Run the compiler with each list of arguments, all in parallel; raises HeedfulError if one fails."""
     deadline = time.monotonic() + COMPILE_SECONDS
     for process in [start([*command, *arguments]) for arguments in argument_lists]:
         _, stderr = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
@@ -194,13 +205,13 @@ def _run_all(command: list[str], argument_lists: list[list[str]], start: Start) 
 
 
 def load_library(path: Path) -> Kernels:
-    """Load a library that was compiled here.
+    """Load a compiled library.
 
-    It is loaded by the descriptor that was checked and read, so that it cannot be exchanged in between.
+    It is loaded by the file descriptor that was checked, so that nobody can exchange the file in between.
 
     Raises:
-        CacheError: If others than this user and root may have written it.
-        HeedfulError: If it is damaged, or is another library.
+        CacheError: If others than this user and root may have written the file.
+        HeedfulError: If the file is damaged, or is another library.
     """
     handle = cache.open_checked_file(path)
     try:
@@ -214,8 +225,8 @@ def load_library(path: Path) -> Kernels:
     except BaseException:
         os.close(handle)
         raise
-    # The descriptor stays open from here on: the loader knows a library by the name that it was loaded by, and would
-    # return this one again for another file with the same number.
+    # The descriptor stays open: the loader knows libraries by the names under which they were loaded, and would return
+    # this library again for another file with the same descriptor.
     functions = {}
     for name, (result, arguments) in SIGNATURES.items():
         try:

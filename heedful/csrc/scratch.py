@@ -1,4 +1,4 @@
-"""A private scratch folder and the commands that run in it; both end with this process, however it ends."""
+"""A private scratch folder and commands that use it; both end with this process, even if it is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-Start = Callable[[list[str]], "subprocess.Popen[bytes]"]
+Start = Callable[[list[str]], "subprocess.Popen[bytes]"]  # starts a command
 
-# Its input ends when this process does. $1 is the process group, $2 the folder.
+# shell script whose input ends with this process; $1 is the process group to kill, $2 the folder to remove
 _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }'
 
 
@@ -21,9 +21,9 @@ _GUARD = 'read -r _; kill -s KILL -- "-$1"; rm -rf -- "$2" || { sleep 1; rm -rf 
 def scratch_folder(folder: Path) -> Iterator[Start]:
     """Make a folder that only this user can enter; yields a function that starts commands with it as their TMPDIR.
 
-    At the end the commands and their children, which are one process group, are killed, and the folder is removed. A
-    shell watches a pipe that only this process holds open: if this process dies, by whatever signal, the pipe closes,
-    and the shell cleans up. The standard error of a command is a pipe.
+    At the end of the context, the commands and their children, which are one process group, are killed, and the folder
+    is removed. A shell reads from a pipe that only this process has open: if this process is killed, the pipe closes,
+    and the shell does the same. The standard error of a command is a pipe.
     """
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     started: list[subprocess.Popen[bytes]] = []
@@ -50,8 +50,8 @@ def scratch_folder(folder: Path) -> Iterator[Start]:
 
         yield start
     finally:
-        # The guard ends when nothing is left to guard. The leader is waited for last: until then no other process
-        # group can get its number.
+        # The guard is ended after the commands. The leader is waited for last, since until then no other process group
+        # can get its number.
         if started:
             with suppress(ProcessLookupError):
                 os.killpg(started[0].pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Model families as data: for each model_type a reader of its config.json and a table of its tensor names."""
+"""Model families as data: a reader of config.json and a table of tensor names for each model_type."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def register(model_type: str, family: Family) -> None:
-    """Add a family: its folders are then loaded, trained and saved as those of any other.
+    """Add a family, so that its model folders can be loaded, trained and saved.
 
     Args:
-        model_type: As config.json names it.
+        model_type: Value of model_type in config.json.
+        family: The family.
 
     Raises:
         ModelError: If another family has that model_type.
@@ -68,11 +69,11 @@ def register(model_type: str, family: Family) -> None:
 
 
 def unregister(model_type: str) -> None:
-    """Remove a family that was registered."""
+    """Remove a registered family."""
     del FAMILIES[model_type]
 
 
-DEFAULT_FAMILIES = {  # objective -> family of a fresh model, unless one is named
+DEFAULT_FAMILIES = {  # objective -> model_type of a fresh model, if the user names none
     "mlm": "bert",
     "mlm+nsp": "bert",
     "mlm+sop": "albert",

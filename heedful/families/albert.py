@@ -15,7 +15,7 @@ MEMORY = "memories and gaps of the first code were never trained"
 
 def read(reader: ConfigReader) -> ModelConfig:
     """Read BERT's config with shared blocks, projected embeddings and no dropout after the MLP."""
-    reader.only("inner_group_num", 1, why="several blocks in a group are not built")
+    reader.only("inner_group_num", 1, why="several blocks in a group are not supported")
     for name, value in (("net_structure_type", 0), ("gap_size", 0), ("num_memory_blocks", 0), ("down_scale_factor", 1)):
         reader.only(name, value, why=MEMORY)
     model = bert.read(
@@ -40,16 +40,18 @@ def write(model: ModelConfig) -> dict[str, object]:
     }
 
 
-def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+def _masked_table(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     tokens = "albert.embeddings.word_embeddings"
     return head_maps.masked_table(
         head, lm="predictions.", dense="dense", norm="LayerNorm", tokens=tokens, module=module
     )
 
 
-def _pretraining(head: Pretraining) -> NameTable:
+def _pretraining_table(head: Pretraining) -> NameTable:
+    """Return the names of masked language modelling and sentence order together."""
     order = name_rows(("albert.pooler", "head.next.first.dense"), ("sop_classifier.classifier", "head.next.out"))
-    return _masked(head, "head.masked").merged_with(NameTable(rows=order))
+    return _masked_table(head, "head.masked").merged_with(NameTable(rows=order))
 
 
 def size(layers: int, width: int, heads: int) -> dict[str, object]:
@@ -93,10 +95,12 @@ FAMILY = Family(
     heads={
         "AlbertModel": head_maps.pooled(_POOLER),
         "AlbertForPreTraining": head_maps.with_settings(
-            head_maps.masked(_pretraining, "hidden_act", Pretraining, lambda reader: {"dropout": reader.number(*_KEY)}),
+            head_maps.masked(
+                _pretraining_table, "hidden_act", Pretraining, lambda reader: {"dropout": reader.number(*_KEY)}
+            ),
             lambda head: {_KEY[0]: head.dropout},
         ),
-        "AlbertForMaskedLM": head_maps.masked(_masked, "hidden_act"),
+        "AlbertForMaskedLM": head_maps.masked(_masked_table, "hidden_act"),
         "AlbertForSequenceClassification": head_maps.classes(_POOLER, _OUT, **_DROPOUT),
         "AlbertForTokenClassification": head_maps.token_classes(_OUT, **_DROPOUT),
         "AlbertForMultipleChoice": head_maps.choice(_POOLER, _OUT, **_DROPOUT),

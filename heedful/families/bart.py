@@ -41,6 +41,7 @@ def read(reader: ConfigReader) -> ModelConfig:
 
 
 def _read_mbart(reader: ConfigReader) -> ModelConfig:
+    """Read config.json of mBART."""
     return read_parts(
         reader,
         positions=_learned_positions(reader),
@@ -52,6 +53,7 @@ def _read_mbart(reader: ConfigReader) -> ModelConfig:
 
 
 def _learned_positions(reader: ConfigReader) -> Learned:
+    """Read the number of learned positions."""
     count = reader.integer("max_position_embeddings", 1024)
     return Learned(count=count + POSITION_OFFSET, offset=POSITION_OFFSET)
 
@@ -66,15 +68,16 @@ def read_parts(
     default_start: int | None = None,
     starts_with_last: bool = False,
 ) -> ModelConfig:
-    """Read config.json of a family whose encoder and decoder are built as follows.
+    """Read config.json of a family with BART's keys.
 
     Args:
+        positions: Positions of encoder and decoder.
         embedding_norm: Whether a norm follows the sum of tokens and positions.
         pre_norm: Whether norms are before each sublayer, instead of after each residual sum.
         final_norm: Whether a norm follows the last block.
-        default_start: Token that decoder inputs begin with, unless decoder_start_token_id is another.
-        starts_with_last: Whether decoder inputs that are made by shifting the source begin with its last token: the
-            language code of mBART.
+        default_start: Token that decoder inputs begin with, if config.json has no decoder_start_token_id.
+        starts_with_last: Whether decoder inputs made by shifting the source begin with its last token, which is the
+            language code in mBART.
     """
     legacy_keys = {
         "normalize_before": pre_norm,
@@ -115,6 +118,7 @@ def read_parts(
 
 
 def _read_stack(reader: ConfigReader, part: str, width: int, pre_norm: bool, final_norm: bool) -> StackConfig:
+    """Read the encoder or the decoder."""
     reader.only(f"{part}_layerdrop", 0, None, why="LayerDrop is not supported")
     heads = reader.integer(f"{part}_attention_heads", 16)
     reader.divides(f"{part}_attention_heads", heads, "d_model", width)
@@ -161,7 +165,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _part_rows(part: str, embedding: str) -> tuple[NameRow, ...]:
-    """Return the names of encoder or decoder, and of its embedding without the tokens."""
+    """Return the names of encoder or decoder, and of its embedding without token vectors."""
     layer, block = f"model.{part}.layers.{{}}.", f"{part}.blocks.{{}}."
     cross = f"{layer}encoder_attn."
     return name_rows(
@@ -187,7 +191,7 @@ def body(model: ModelConfig) -> NameTable:
     return NameTable(
         rows=(*name_rows(tokens), *_part_rows("encoder", "embedding"), *_part_rows("decoder", "decoder_embedding")),
         tied={f"model.{part}.embed_tokens.weight": "model.shared.weight" for part in PARTS},
-        ignored=frozenset(f"model.{part}.version" for part in PARTS),  # of fairseq's files
+        ignored=frozenset(f"model.{part}.version" for part in PARTS),  # in files converted from fairseq
     )
 
 
@@ -217,7 +221,7 @@ def size(vocabulary: int, layers: int, width: int) -> dict[str, object]:
 
 
 def _classification_head(read_pooling: Fixed) -> HeadMap:
-    """Return the classifier of one row of the decoder, which `read_pooling` chooses."""
+    """Return the classifier of one row of the decoder, which the settings of `read_pooling` select."""
     return head_maps.classes(
         ("classification_head.dense", "head.first.dense"),
         ("classification_head.out_proj", "head.out"),
@@ -228,12 +232,12 @@ def _classification_head(read_pooling: Fixed) -> HeadMap:
 
 
 def _pool_last(reader: ConfigReader) -> head_maps.Arguments:
-    """Choose the last row, that of the token that ends the text."""
+    """Return the settings that pool the last row, that of the end-of-text token."""
     return {"pooling": "last"}
 
 
 def _pool_last_eos(reader: ConfigReader) -> head_maps.Arguments:
-    """Choose the row of the last end-of-text token, which a language code follows."""
+    """Return the settings that pool the row of the last end-of-text token, which precedes a language code."""
     return {"pooling": "last", "pooled_token": reader.integer("eos_token_id", 2, least=0)}
 
 

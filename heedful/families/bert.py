@@ -35,7 +35,7 @@ NAMES = {  # our name -> key of config.json
     "padding": "pad_token_id",
 }
 ABSOLUTE = {"absolute": "absolute"}
-POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # relative_key_query is not built
+POSITIONS = {**ABSOLUTE, "relative_key": "relative_key"}  # relative_key_query is not supported
 IGNORED_KEYS = frozenset(
     {
         "classifier_dropout",  # unused without a classifier
@@ -59,12 +59,13 @@ def read(
 ) -> ModelConfig:
     """Read config.json.
 
-    Relative positions replace absolute ones, whose table is saved and never added (transformers 4).
+    Relative positions replace absolute ones: transformers 4 saves the table of absolute positions, but does not use it.
 
     Args:
-        names: Our names and the family's keys; what is missing, the family does not have.
+        names: Our names and the family's keys, without those that the family lacks.
         offset: Rows of the position table before position 0.
-        attention_out_dropout: After attention's projection; None: the family's dropout.
+        default_dropout: Dropout if config.json has none.
+        attention_out_dropout: Dropout after the projection of attention; None: that of config.json.
         relative: Whether the family may have relative positions.
     """
     kind = reader.choice("position_embedding_type", POSITIONS if relative else ABSOLUTE, "absolute")
@@ -160,7 +161,8 @@ def body(model: ModelConfig, prefix: str) -> NameTable:
     )
 
 
-def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+def _masked_table(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
@@ -171,10 +173,11 @@ def _masked(head: MaskedTokens | Pretraining, module: str = "head") -> NameTable
     )
 
 
-def _pretraining(head: Pretraining) -> NameTable:
-    tokens = _masked(head, "head.masked")
-    following = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
-    return NameTable(rows=tokens.rows + following, tied=tokens.tied, copied=tokens.copied)
+def _pretraining_table(head: Pretraining) -> NameTable:
+    """Return the names of masked language modelling and next-sentence prediction together."""
+    masked = _masked_table(head, "head.masked")
+    next_sentence = name_rows(("bert.pooler.dense", "head.next.first.dense"), ("cls.seq_relationship", "head.next.out"))
+    return NameTable(rows=masked.rows + next_sentence, tied=masked.tied, copied=masked.copied)
 
 
 def size(
@@ -203,11 +206,11 @@ FAMILY = Family(
     write=write,
     body=lambda model: body(model, "bert."),
     ignored_keys=IGNORED_KEYS,
-    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # of multilingual models whose body is BERT's
+    tokenizer_defaults=tokenizer_defaults.XLM_ROBERTA,  # for multilingual models with BERT's body
     heads={
         "BertModel": head_maps.pooled(_POOLER),
-        "BertForPreTraining": head_maps.masked(_pretraining, "hidden_act", Pretraining),
-        "BertForMaskedLM": head_maps.masked(_masked, "hidden_act"),
+        "BertForPreTraining": head_maps.masked(_pretraining_table, "hidden_act", Pretraining),
+        "BertForMaskedLM": head_maps.masked(_masked_table, "hidden_act"),
         "BertForNextSentencePrediction": head_maps.next_sentence(_POOLER, ("cls.seq_relationship", "head.out")),
         "BertForSequenceClassification": head_maps.classes(_POOLER, _OUT),
         "BertForTokenClassification": head_maps.token_classes(_OUT),

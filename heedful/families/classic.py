@@ -26,6 +26,8 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _entry(head: type) -> HeadMap:
+    """Return the HeadMap of a head, whose configuration is under the key "head"."""
+
     def read_head(reader: ConfigReader, model: ModelConfig) -> Head:
         if model.has_decoder != (head is NextToken):
             does = (

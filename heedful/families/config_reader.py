@@ -1,4 +1,4 @@
-"""Reads a config.json key by key: every key is read, known not to change the model's outputs, or refused."""
+"""Strict reading of config.json: each key is read, known not to change the model's outputs, or an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REQUIRED: Any = object()
 Default = TypeVar("Default")
 Word = TypeVar("Word", bound=str)
 
-# keys that every configuration may hold, and that never change what a model computes
+# keys that every config.json may have, and that never change the outputs of a model
 IGNORED_KEYS = frozenset(
     """
     architectures model_type transformers_version dtype torch_dtype _name_or_path name_or_path _commit_hash
@@ -32,7 +32,7 @@ IGNORED_KEYS = frozenset(
 
 _CODE = "Heedful runs no code that a folder names"
 _ENCODER = "it is an encoder here"
-REFUSED_KEYS: dict[str, tuple[tuple[object, ...], str]] = {  # key -> the values that can be loaded, why no others
+REFUSED_KEYS: dict[str, tuple[tuple[object, ...], str]] = {  # key -> values that can be loaded, reason against others
     "custom_pipelines": ((None, {}), _CODE),
     "trust_remote_code": ((None, False), _CODE),
     "_attn_implementation_internal": ((None, "eager", "sdpa", "flash_attention_2"), _CODE),
@@ -48,7 +48,7 @@ PROBLEM_TYPES: tuple[ProblemType, ...] = get_args(ProblemType)
 
 
 class ConfigReader:
-    """The values of a config.json, read key by key; `check_all_read` refuses what nobody read.
+    """The values of a config.json, read key by key; `check_all_read` raises an error for keys that were not read.
 
     Each method raises ModelError for a missing key without default, and for a value that is not the expected one.
     """
@@ -59,7 +59,13 @@ class ConfigReader:
         for name, (accepted, why) in REFUSED_KEYS.items():
             self.only(name, *accepted, why=why)
 
-    def _take(self, name: str, default: object, expected: str, fits: Callable[[object], bool]) -> Any:
+    def _read_value(self, name: str, default: object, expected: str, fits: Callable[[object], bool]) -> Any:
+        """Return a value, or the default for a missing key.
+
+        Args:
+            expected: Description of valid values, for error messages.
+            fits: Whether a value is valid; null is, too, if the default is None.
+        """
         self._read.add(name)
         if name not in self.values:
             if default is _REQUIRED:
@@ -71,8 +77,8 @@ class ConfigReader:
         return value
 
     def integer(self, name: str, default: Default = _REQUIRED, *, least: int = 1, most: int = 2**24) -> int | Default:
-        """Read a whole number from least to most."""
-        value: int | Default = self._take(
+        """Read a whole number from `least` to `most`."""
+        value: int | Default = self._read_value(
             name,
             default,
             f"a whole number from {least} to {most}",
@@ -83,8 +89,8 @@ class ConfigReader:
     def number(
         self, name: str, default: Default = _REQUIRED, *, least: float = 0.0, most: float = 1.0
     ) -> float | Default:
-        """Read a number from least to most."""
-        value: float | Default = self._take(
+        """Read a number from `least` to `most`."""
+        value: float | Default = self._read_value(
             name,
             default,
             f"a number from {least:g} to {most:g}",
@@ -93,8 +99,8 @@ class ConfigReader:
         return float(value) if isinstance(value, int) else value
 
     def numbers(self, name: str, count: int, *, most: float) -> tuple[float, ...]:
-        """Read a list of `count` positive numbers up to most."""
-        values: list[float] = self._take(
+        """Read a list of `count` positive numbers up to `most`."""
+        values: list[float] = self._read_value(
             name,
             _REQUIRED,
             f"a list of {count} numbers above 0, up to {most:g}",
@@ -108,33 +114,41 @@ class ConfigReader:
 
     def flag(self, name: str, default: Default = _REQUIRED) -> bool | Default:
         """Read true or false."""
-        value: bool | Default = self._take(name, default, "true or false", lambda v: isinstance(v, bool))
+        value: bool | Default = self._read_value(name, default, "true or false", lambda v: isinstance(v, bool))
         return value
 
     def choice(self, name: str, known: Mapping[str, Word], default: Default = _REQUIRED) -> Word | Default:
-        """Read one of the known words, translated to ours."""
-        value: Word | Default = self._take(
+        """Read one of the known words.
+
+        Args:
+            known: Words of config.json and our words for them.
+        """
+        value: Word | Default = self._read_value(
             name, default, f"one of {', '.join(known)}", lambda v: isinstance(v, str) and v in known
         )
         return known[value] if isinstance(value, str) and value in known else value
 
     def text(self, name: str, default: Default = _REQUIRED) -> str | Default:
-        """Read a text."""
-        value: str | Default = self._take(name, default, "a text", lambda v: isinstance(v, str))
+        """Read a string."""
+        value: str | Default = self._read_value(name, default, "a text", lambda v: isinstance(v, str))
         return value
 
     def mapping(self, name: str) -> dict[str, object]:
         """Read an object."""
-        value: dict[str, object] = self._take(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
+        value: dict[str, object] = self._read_value(name, _REQUIRED, "an object", lambda v: isinstance(v, dict))
         return value
 
     def divides(self, name: str, divisor: int, of: str, value: int) -> None:
-        """Raise ModelError unless the divisor divides the value."""
+        """Raise ModelError unless `divisor`, the value of the key `name`, divides `value`, that of the key `of`."""
         if value % divisor:
             raise ModelError(f"{self.source}: {name} is {divisor}, which does not divide {of} {value}")
 
     def only(self, name: str, *accepted: object, why: str) -> None:
-        """Raise ModelError for a key with another value than the accepted ones; it may be missing."""
+        """Raise ModelError if a key has another value than the accepted ones; the key may be missing.
+
+        Args:
+            why: Reason why other values cannot be loaded.
+        """
         self._read.add(name)
         if name in self.values and self.values[name] not in accepted:
             raise ModelError(
@@ -143,9 +157,9 @@ class ConfigReader:
             )
 
     def labels(self) -> tuple[str, ...]:
-        """Read the labels of id2label in order; without it LABEL_0, LABEL_1, ... for num_labels (default 2)."""
-        id2label = self._take("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
-        count = self.integer("num_labels", 2, most=4096 if id2label is None else 10**6)  # unnamed ones take memory
+        """Read the labels of id2label in order; without id2label, they are LABEL_0 to LABEL_{num_labels - 1}."""
+        id2label = self._read_value("id2label", None, 'an object {"0": name, ...}', lambda v: isinstance(v, dict))
+        count = self.integer("num_labels", 2, most=4096 if id2label is None else 10**6)  # labels without names take RAM
         if id2label is None:
             return tuple(f"LABEL_{number}" for number in range(count))
         if sorted(id2label) != sorted(str(number) for number in range(len(id2label))) or not id2label:
@@ -155,7 +169,7 @@ class ConfigReader:
             names = _shortened(list(id2label.values()))
             raise ModelError(f"{self.source}: id2label holds names that are not text: {names}")
         labels = tuple(id2label[str(number)] for number in range(len(id2label)))
-        label2id = self._take("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
+        label2id = self._read_value("label2id", None, "an object {name: id, ...}", lambda v: isinstance(v, dict))
         inverse = {name: number for number, name in enumerate(labels)}
         if label2id is not None and label2id != inverse and len(set(labels)) == len(labels):
             raise ModelError(
@@ -169,11 +183,11 @@ class ConfigReader:
         return value or ("regression" if len(self.labels()) == 1 else "single_label_classification")
 
     def check_all_read(self, ignored_keys: frozenset[str], ignore: Iterable[str] = ()) -> dict[str, object]:
-        """Raise ModelError for a key that nobody read; returns the known keys and values, which saving keeps.
+        """Raise ModelError for a key that was not read; returns the known keys and values, which are saved again.
 
         Args:
             ignored_keys: Keys that do not change the outputs of this family.
-            ignore: Unknown keys that the user asked to ignore.
+            ignore: Unknown keys that the user wants to ignore.
         """
         known = self._read | ignored_keys | IGNORED_KEYS
         if unread := [name for name in self.values if name not in known | set(ignore)]:
@@ -188,6 +202,7 @@ class ConfigReader:
 
 
 def _shortened(value: object, most: int = 80) -> str:
+    """Return the Python notation of a value, cut off after `most` characters, for error messages."""
     text = repr(value)
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -205,21 +220,21 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def read_activation(reader: ConfigReader, name: str, default: Any = _REQUIRED) -> Activation:
-    """Read the HF name of an activation, as ours."""
+    """Read the HF name of an activation, and return our name."""
     activation: Activation = reader.choice(name, _ACTIVATIONS, default)
     return activation
 
 
 def activation_name(activation: Activation) -> str:
-    """Return the first HF name of our activation."""
+    """Return the HF name that is written for our activation."""
     return next(hf for hf, name in _ACTIVATIONS.items() if name == activation)
 
 
-FULL, LOCAL = "full_attention", "sliding_attention"
+FULL, LOCAL = "full_attention", "sliding_attention"  # values of layer_types
 
 
 def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | None:
-    """Read the numbers of the layers that see everything from `layer_types`; None: the key is missing or null."""
+    """Read the numbers of the layers without a window from `layer_types`; None: the key is missing or null."""
     kinds = reader.values.get("layer_types")
     if not isinstance(kinds, list):
         reader.only("layer_types", None, why=f"expected a list of {FULL} and {LOCAL}")
@@ -231,5 +246,5 @@ def read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...] | N
 
 
 def layer_types(stack: StackConfig) -> list[str]:
-    """Return the values of `layer_types`."""
+    """Return the values of `layer_types` for a stack."""
     return [FULL if stack.window_of(layer) is None else LOCAL for layer in range(stack.layers)]

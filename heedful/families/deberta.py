@@ -1,7 +1,7 @@
 """DeBERTa-v2 and v3, and mDeBERTa (He et al. 2021, arXiv:2006.03654; 2023, arXiv:2111.09543).
 
-BERT's blocks with disentangled attention and, in v3, without learned positions. The head for masked tokens is that of
-the published files, `lm_predictions`; transformers makes a fresh one in its place unless `legacy` is false.
+BERT's blocks with disentangled attention and, in v3, without learned positions. The masked-language-modelling head is
+`lm_predictions` of the published files; transformers initialises another one instead, unless `legacy` is false.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from heedful.families.names import CONCAT, NameTable, name_rows
 from heedful.model.config import Choice, Classes, Disentangled, Learned, MaskedTokens, ModelConfig
 
 NAMES = {name: key for name, key in bert.NAMES.items() if name != "types"}
-BOTH = ("c2p", "p2c")  # contents with distances, distances with contents
+BOTH = ("c2p", "p2c")  # values of pos_att_type: content with distance, distance with content
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read config.json; what deviates from the attention of the published base and large models is refused."""
+    """Read config.json; raises ModelError for attention that the published base and large models do not have."""
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     _check_attention(reader)
-    reader.only("conv_kernel_size", 0, None, why="the convolution after the first layer is not built")
-    reader.only("z_steps", 0, 1, None, why="a last layer that is computed again is not built")
-    reader.only("embedding_size", width, None, why="narrow embeddings are not built")
-    reader.only("attention_head_size", width // heads, None, why="heads of another width are not built")
-    reader.only("pooler_hidden_size", width, None, why="a pooler of another width is not built")
+    reader.only("conv_kernel_size", 0, None, why="the convolution after the first layer is not supported")
+    reader.only("z_steps", 0, 1, None, why="a last layer that is computed again is not supported")
+    reader.only("embedding_size", width, None, why="narrow embeddings are not supported")
+    reader.only("attention_head_size", width // heads, None, why="heads of another width are not supported")
+    reader.only("pooler_hidden_size", width, None, why="a pooler of another width is not supported")
     eps = reader.number("layer_norm_eps", 1e-7)
     model = bert.read(reader, NAMES, relative=False)
     positions = model.embedding.positions
@@ -39,7 +39,7 @@ def read(reader: ConfigReader) -> ModelConfig:
         reach=positions.count if reach < 1 else reach,
         norm=norm == "layer_norm",
     )
-    scale = (3 * model.encoder.head_width) ** -0.5  # three products are summed
+    scale = (3 * model.encoder.head_width) ** -0.5  # since scores are sums of three products
     embedding = replace(
         model.embedding,
         positions=positions if reader.flag("position_biased_input", True) else None,
@@ -61,7 +61,7 @@ def _check_attention(reader: ConfigReader) -> None:
         raise ModelError(
             f"{reader.source}: relative_attention is {on['relative_attention']}, share_att_key "
             f'{on["share_att_key"]} and pos_att_type {str(named)[:80]!r}; only true, true and "p2c|c2p" can be loaded: '
-            "other attention of this kind is not built"
+            "other attention of this kind is not supported"
         )
 
 
@@ -96,17 +96,20 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the masked-language-modelling head, which is always tied."""
     reader.only("legacy", False, None, why="that is another head, with other names; the published one is not legacy")
     return {"tied": True}
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     lm = "lm_predictions.lm_head."
     named = ((f"{lm}dense", "head.dense"), (f"{lm}LayerNorm", "head.norm"), (f"{lm}bias", "head.decoder.bias"))
     return NameTable(rows=name_rows(*named))
 
 
-def _pooler(reader: ConfigReader) -> head_maps.Arguments:
+def _pooler_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the pooler before a classifier."""
     return {
         "activation": read_activation(reader, "pooler_hidden_act", "gelu"),
         "dropout_first": reader.number("pooler_dropout", 0.0),
@@ -114,6 +117,7 @@ def _pooler(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _write_pooler(head: Classes | Choice) -> dict[str, object]:
+    """Write the settings that `_pooler_settings` reads."""
     assert head.activation is not None
     return {"pooler_hidden_act": activation_name(head.activation), "pooler_dropout": head.dropout_first}
 
@@ -122,7 +126,7 @@ def body(model: ModelConfig) -> NameTable:
     """Return the names of embedding and encoder."""
     layer, block = "deberta.encoder.layer.{}.", "encoder.blocks.{}."
     learned = isinstance(model.embedding.positions, Learned)
-    positions = "deberta.embeddings.position_embeddings"  # in published files also where they are not used
+    positions = "deberta.embeddings.position_embeddings"  # published files have them even if the model does not
     return NameTable(
         rows=name_rows(
             ("deberta.embeddings.word_embeddings", "embedding.tokens"),
@@ -183,14 +187,14 @@ FAMILY = Family(
     heads={
         "DebertaV2Model": head_maps.bare(),
         "DebertaV2ForMaskedLM": head_maps.with_settings(
-            head_maps.masked(_masked, "hidden_act", fixed=_masked_settings), lambda head: {"legacy": False}
+            head_maps.masked(_masked_table, "hidden_act", fixed=_masked_settings), lambda head: {"legacy": False}
         ),
         "DebertaV2ForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(_FIRST, _OUT, key="cls_dropout", fixed=_pooler), _write_pooler
+            head_maps.classes(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "DebertaV2ForMultipleChoice": head_maps.with_settings(
-            head_maps.choice(_FIRST, _OUT, key="cls_dropout", fixed=_pooler), _write_pooler
+            head_maps.choice(_FIRST, _OUT, key="cls_dropout", fixed=_pooler_settings), _write_pooler
         ),
         "DebertaV2ForQuestionAnswering": head_maps.span(),
     },

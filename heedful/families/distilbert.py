@@ -24,7 +24,8 @@ NAMES = {  # our name -> key of config.json, which lacks the eps of the norms, 1
 }
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     named = name_rows(
         ("vocab_transform", "head.dense"), ("vocab_layer_norm", "head.norm"), ("vocab_projector", "head.decoder")
     )
@@ -62,7 +63,7 @@ FAMILY = Family(
     ),
     heads={
         "DistilBertModel": head_maps.bare(),
-        "DistilBertForMaskedLM": head_maps.masked(_masked, "activation"),
+        "DistilBertForMaskedLM": head_maps.masked(_masked_table, "activation"),
         "DistilBertForSequenceClassification": head_maps.classes(
             *_FIRST, key="seq_classif_dropout", default=0.2, fixed=lambda reader: {"activation": "relu"}
         ),

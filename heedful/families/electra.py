@@ -12,7 +12,7 @@ from heedful.model.config import MaskedTokens, ModelConfig, ReplacedTokens
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's config, with embeddings of another width."""
+    """Read BERT's keys, and the width of the embeddings."""
     model = bert.read(reader)
     return replace(model, embedding=replace(model.embedding, width=reader.integer("embedding_size", 128)))
 
@@ -23,12 +23,13 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Return BERT's names, and the projection of the embeddings."""
+    """Return BERT's names and that of the projection of the embeddings."""
     project = NameTable(rows=name_rows(("electra.embeddings_project", "embedding.project")))
     return bert.body(model, "electra.").merged_with(project)
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the generator's head."""
     named = name_rows(("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm"))
     decoder = "generator_lm_head.bias" if head.tied else "generator_lm_head"
     decoder_name = "head.decoder.bias" if head.tied else "head.decoder"
@@ -36,7 +37,7 @@ def _masked(head: MaskedTokens) -> NameTable:
     return NameTable(rows=(*named, *name_rows((decoder, decoder_name))), tied=tied)
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of multiple choice: the first row through a dense layer."""
     reader.only("summary_type", "first", why="it is the published value")
     reader.only("summary_use_proj", True, why="it is the published value")
@@ -69,7 +70,7 @@ FAMILY = Family(
             read=lambda reader, model: ReplacedTokens(activation=read_activation(reader, "hidden_act")),
             table=lambda head: NameTable(rows=_REPLACED),
         ),
-        "ElectraForMaskedLM": head_maps.masked(_masked, None),
+        "ElectraForMaskedLM": head_maps.masked(_masked_table, None),
         "ElectraForSequenceClassification": head_maps.classes(
             ("classifier.dense", "head.first.dense"),
             ("classifier.out_proj", "head.out"),
@@ -78,7 +79,7 @@ FAMILY = Family(
         ),
         "ElectraForTokenClassification": head_maps.token_classes(_OUT),
         "ElectraForMultipleChoice": head_maps.with_settings(
-            head_maps.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary),
+            head_maps.choice(("sequence_summary.summary", "head.first.dense"), _OUT, key=None, fixed=_summary_settings),
             lambda head: {"summary_last_dropout": head.dropout},
         ),
         "ElectraForQuestionAnswering": head_maps.span(),

@@ -1,4 +1,4 @@
-"""A family as data: how its config.json is read as ours, and the tables of its tensor names."""
+"""A family as data: functions that read and write its config.json, and tables of its tensor names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from heedful.model.config import Head, ModelConfig, SentenceEmbedding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadMap:
-    """One HF architecture: our head, and how its settings and tensors are named there."""
+    """One HF architecture: our head for it, its settings in config.json, and its tensor names."""
 
-    head: type
-    read: Callable[[ConfigReader, ModelConfig], Head | None]
-    write: Callable[[Any], dict[str, object]] = lambda head: {}
-    table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())
-    encoder_only: bool = False  # in a family with encoder and decoder: the architecture has no decoder
-    prefix: str | None = None  # before the names of the body; None: the family's
-    name: str | None = None  # our name for it; None: the head's kind
+    head: type  # class of our head's configuration; NoneType: no head
+    read: Callable[[ConfigReader, ModelConfig], Head | None]  # reads the head's configuration
+    write: Callable[[Any], dict[str, object]] = lambda head: {}  # values of config.json for the head
+    table: Callable[[Any], NameTable] = lambda head: NameTable(rows=())  # names of the head's tensors
+    encoder_only: bool = False  # whether the architecture lacks the decoder of its family
+    prefix: str | None = None  # prefix of the body's tensor names; None: the family's
+    name: str | None = None  # our name for the architecture; None: the head's kind
 
     @property
     def kind(self) -> str:
@@ -40,22 +40,21 @@ class HeadMap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """A model_type: how its config.json is read and written, its tensor names, and its published sizes."""
+    """A model_type: reading and writing of its config.json, its tensor names, and its published sizes."""
 
-    prefix: str  # before the names of the body, except in folders of the bare model
+    prefix: str  # prefix of the body's tensor names, except in folders of the bare model
     read: Callable[[ConfigReader], ModelConfig]
-    write: Callable[[ModelConfig], dict[str, object]]
-    body: Callable[[ModelConfig], NameTable]
+    write: Callable[[ModelConfig], dict[str, object]]  # values of config.json
+    body: Callable[[ModelConfig], NameTable]  # names of the tensors of the model without its head
     heads: Mapping[str, HeadMap]  # by HF architecture; the first is the bare model
-    needs_decoder: bool = False  # no architecture has the encoder alone
-    ignored_keys: frozenset[str] = frozenset()  # of config.json, that do not change the outputs
+    needs_decoder: bool = False  # whether every architecture has the decoder
+    ignored_keys: frozenset[str] = frozenset()  # keys of config.json that do not change the outputs
     sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # published name -> config.json
-    tokenizer_defaults: Mapping[str, object] | None = (
-        None  # what SentencePiece models lack, or vocab.txt (with model: wordpiece)
-    )
-    generation_defaults: Mapping[str, object] = field(default_factory=dict)  # where a folder has no generation settings
-    special_token_ids: Mapping[str, str] = field(default_factory=dict)  # keys of a fresh config.json -> their role
-    # names of two tensors that a config.json may tie although they differ
+    # settings that a SentencePiece model lacks, or a vocab.txt (with "model": "wordpiece"); None: no such tokenizers
+    tokenizer_defaults: Mapping[str, object] | None = None
+    generation_defaults: Mapping[str, object] = field(default_factory=dict)  # for folders without generation settings
+    special_token_ids: Mapping[str, str] = field(default_factory=dict)  # key of a fresh config.json -> role of a token
+    # config.json -> names of two tensors that it ties although they differ; (): none
     untied_tensors: Callable[[Mapping[str, object]], tuple[str, ...]] = lambda values: ()
 
     @property
@@ -64,41 +63,41 @@ class Family:
         return next(iter(self.heads))
 
     def architecture(self, model: ModelConfig, head: Head | None) -> str:
-        """Return the HF architecture of a model with a head; sentence embeddings have the bare model's.
+        """Return the HF architecture of a model with a head; that of sentence embeddings is the bare model.
 
         Raises:
             ModelError: If the family publishes no such head, or the head needs a decoder that the model lacks.
         """
-        bare = isinstance(head, SentenceEmbedding) or head is None
-        wanted = type(None) if bare else type(head)
-        fitting = [name for name, head_map in self.heads.items() if head_map.head is wanted]
-        if bare and not fitting:
-            return self.bare  # it has a pooler
-        if not fitting:
+        is_bare = isinstance(head, SentenceEmbedding) or head is None
+        head_type = type(None) if is_bare else type(head)
+        names = [name for name, head_map in self.heads.items() if head_map.head is head_type]
+        if is_bare and not names:
+            return self.bare  # the bare model of this family has a pooler
+        if not names:
             assert head is not None
             raise ModelError(f'this family has no published head "{head.kind}"; it has {", ".join(self.kinds())}')
         if any(head_map.encoder_only for head_map in self.heads.values()):
-            fitting = [name for name in fitting if self.heads[name].encoder_only == (model.decoder is None)]
-        if not fitting:
+            names = [name for name in names if self.heads[name].encoder_only == (model.decoder is None)]
+        if not names:
             assert head is not None
             raise ModelError(f'the head "{head.kind}" of this family reads the decoder, but this model has none')
-        return fitting[0]
+        return names[0]
 
     def fresh_token_ids(self, special: object) -> dict[str, int]:
-        """Return the special token ids of a fresh config.json; transformers takes the published ones for missing keys.
+        """Return the special token ids for a fresh config.json; without them, transformers uses the published ids.
 
         Args:
-            special: The tokenizer's special ids.
+            special: Special token ids of the tokenizer, by role.
         """
         ids = {key: getattr(special, role) for key, role in self.special_token_ids.items()}
         return {key: id for key, id in ids.items() if id is not None}
 
     def kinds(self) -> dict[str, str]:
-        """Return our name of each head -> its HF architecture."""
+        """Return the HF architectures by our names for them."""
         return {head_map.kind: name for name, head_map in self.heads.items()}
 
     def table(self, model: ModelConfig, head: Head | None) -> NameTable:
-        """Return the names of body and head, as in a folder with a task."""
+        """Return the names of body and head in a folder of a model with a head."""
         body = self.body(model)
         if isinstance(head, SentenceEmbedding) and head.dense and not claims(body, "head.dense.0.weight"):
             body = body.merged_with(NameTable(rows=name_rows(("head.dense.{}", "head.dense.{}"))))
@@ -107,19 +106,27 @@ class Family:
         return body.merged_with(self.heads[self.architecture(model, head)].table(head))
 
     def is_bare(self, names: Iterable[str]) -> bool:
-        """Return whether no name in a folder has the prefix of the family or of one of its architectures."""
+        """Return whether these are the tensor names of a bare model: none has a prefix of this family."""
         prefixes = (self.prefix, *(head_map.prefix for head_map in self.heads.values() if head_map.prefix))
         return not any(name.startswith(prefixes) for name in names)
 
     def table_name(self, name: str, bare: bool) -> str:
-        """Return the table's name for a name in a folder; `bare`: as `is_bare` says of the folder."""
+        """Return the name in the table for a tensor name in a folder.
+
+        Args:
+            bare: Whether it is the folder of a bare model.
+        """
         for head_map in self.heads.values():
             if head_map.prefix and name.startswith(head_map.prefix):
                 return self.prefix + name.removeprefix(head_map.prefix)
         return self.prefix + name if bare else name
 
     def folder_names(self, model: ModelConfig, head: Head | None, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors with the table's names under the names that they have in a folder."""
+        """Return tensors under their names in a folder.
+
+        Args:
+            tensors: Tensors by their names in the table.
+        """
         architecture = self.architecture(model, head)
         if architecture == self.bare:
             dtype = next(iter(tensors.values())).dtype

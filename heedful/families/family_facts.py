@@ -1,4 +1,4 @@
-"""Facts about families for their comparison: objectives, papers, and published results with their sources."""
+"""Facts about families, for a table that compares them: objectives, papers, and published results with sources."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class FamilyFacts:
     """Facts about a family that its configurations do not contain."""
 
     name: str
-    kind: str  # its model_type
-    sizes: tuple[str, ...]  # published sizes to show
-    objective: str
+    kind: str  # model_type
+    sizes: tuple[str, ...]  # names of published sizes to show
+    objective: str  # pre-training objective
     paper: str
-    best: str = ""  # size that the results belong to
+    best: str = ""  # name of the size that the results belong to
     results: str = ""  # published results; "": none
-    source: str = ""  # of the results
+    source: str = ""  # source of the results
     records: tuple[str, ...] = ()  # recorded benchmarks that measure this model_type
 
 

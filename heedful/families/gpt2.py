@@ -1,6 +1,6 @@
-"""GPT-2 (Radford et al. 2019): a decoder with norms before its sublayers, learned positions and a tied output.
+"""GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, whose output layer is tied.
 
-HF saves its linear layers as transposed matrices.
+HF saves the matrices of its linear layers transposed.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def write(model: ModelConfig) -> dict[str, object]:
     }
 
 
-def _double(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
-    """Read the double heads' settings: the summary is the last row, straight to a score."""
+def _read_double_heads(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
+    """Read the settings of GPT2DoubleHeadsModel: the score of multiple choice is computed from the last row."""
     reader.only("summary_type", "cls_index", "last", why="Heedful reads the last row")
     reader.only("summary_use_proj", True, why="it is the published value")
     reader.only("summary_proj_to_labels", True, why="it is the published value")
@@ -85,7 +85,8 @@ def _double(reader: ConfigReader, model: ModelConfig) -> NextTokenAndChoice:
     return NextTokenAndChoice(pooling="last", dense=False, dropout=dropout, tied=tied)
 
 
-def _double_table(head: NextTokenAndChoice) -> NameTable:
+def _double_heads_table(head: NextTokenAndChoice) -> NameTable:
+    """Return the tensor names of GPT2DoubleHeadsModel."""
     tokens = head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte", module="head.tokens").table(head)
     return tokens.merged_with(NameTable(rows=name_rows(("multiple_choice_head.summary", "head.choice.out"))))
 
@@ -139,17 +140,16 @@ FAMILY = Family(
         "GPT2LMHeadModel": head_maps.vocabulary(NextToken, lm="lm_head", tokens="transformer.wte"),
         "GPT2DoubleHeadsModel": HeadMap(
             head=NextTokenAndChoice,
-            read=_double,
+            read=_read_double_heads,
             write=lambda head: {"tie_word_embeddings": head.tied, "summary_first_dropout": head.dropout},
-            table=_double_table,
+            table=_double_heads_table,
         ),
         "GPT2ForSequenceClassification": head_maps.classes(
             ("score", "head.out"), key=None, fixed=lambda reader: {"pooling": "last", "dense": False, "bias": False}
         ),
         "GPT2ForTokenClassification": head_maps.token_classes(("classifier", "head.out"), default=0.1),
-        "GPT2ForQuestionAnswering": head_maps.span(
-            fixed=lambda reader: {"no_answer": "last"}
-        ),  # the first row sees only itself
+        # no answer is the last row: the first one sees only itself
+        "GPT2ForQuestionAnswering": head_maps.span(fixed=lambda reader: {"no_answer": "last"}),
     },
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep", "pad_token_id": "pad"},
     sizes={

@@ -1,4 +1,7 @@
-"""The heads that several families publish, and how their settings and tensors are named."""
+"""Heads that several families publish: their settings in config.json and their tensor names.
+
+Each function returns a `HeadMap`. Its `named` arguments are the rows of the table of tensor names.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from heedful.model.config import (
     TokenClasses,
 )
 
-Arguments = dict[str, Any]  # of a class of heads, or of a function of this module
+Arguments = dict[str, Any]  # keyword arguments of a head's configuration, or of a function of this module
 Fixed = Callable[[ConfigReader], Arguments]  # reads settings of a head that a family fixes or names differently
 
 
-CROSS_ENCODER, ACTIVATION = "sentence_transformers", "activation_fn"  # keys since version 4
-OLD_ACTIVATION = "sbert_ce_default_activation_function"  # before
+CROSS_ENCODER, ACTIVATION = "sentence_transformers", "activation_fn"  # keys of sentence-transformers since version 4
+OLD_ACTIVATION = "sbert_ce_default_activation_function"  # key before version 4
 CROSS_ENCODER_KEYS = {CROSS_ENCODER, OLD_ACTIVATION}
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -41,7 +44,10 @@ SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
 
 
 def with_score_activation(head: Classes, reader: ConfigReader, key: str = ACTIVATION) -> Classes:
-    """Return a head with the activation that a cross-encoder of sentence-transformers has by that key.
+    """Return a head with the activation of a cross-encoder of sentence-transformers, if config.json has one.
+
+    Args:
+        key: Key of the activation.
 
     Raises:
         ModelError: If the activation is neither Identity nor Sigmoid, or does not fit the problem.
@@ -49,13 +55,14 @@ def with_score_activation(head: Classes, reader: ConfigReader, key: str = ACTIVA
     activation = reader.choice(key, SCORE_ACTIVATIONS, None)
     if activation == "sigmoid" and head.problem_type == "single_label_classification":
         raise ModelError(
-            f"{reader.source}: {key} is Sigmoid, but Heedful takes the softmax of {len(head.labels)} labels of which "
-            'one is right: set problem_type to "multi_label_classification" for the sigmoid of each'
+            f"{reader.source}: {key} is Sigmoid, but with problem_type {head.problem_type}, Heedful takes the softmax "
+            f'of {len(head.labels)} labels: set problem_type to "multi_label_classification" for the sigmoid of each'
         )
     return replace(head, score_activation=activation)
 
 
 def _with_cross_encoder_keys(reader: ConfigReader, head: Classes) -> Classes:
+    """Return a head with a cross-encoder's activation, from the key of any version of sentence-transformers."""
     if isinstance(values := reader.values.get(CROSS_ENCODER), dict) and ACTIVATION in values:
         part = ConfigReader({ACTIVATION: values[ACTIVATION]}, f"{reader.source}: {CROSS_ENCODER}")
         return with_score_activation(head, part)
@@ -63,19 +70,19 @@ def _with_cross_encoder_keys(reader: ConfigReader, head: Classes) -> Classes:
 
 
 def bare() -> HeadMap:
-    """Return the model without a head."""
+    """Return a model without a head."""
     return HeadMap(head=type(None), read=lambda reader, model: None)
 
 
 def pooled(*named: Named) -> HeadMap:
-    """Return the model with its pooler."""
+    """Return a model with its pooler."""
     return HeadMap(
         head=Pooled, read=lambda reader, model: Pooled(), table=lambda head: NameTable(rows=name_rows(*named))
     )
 
 
 def next_sentence(*named: Named) -> HeadMap:
-    """Return next-sentence prediction."""
+    """Return a next-sentence prediction head."""
     return HeadMap(
         head=NextSentenceScores,
         read=lambda reader, model: NextSentenceScores(),
@@ -92,7 +99,10 @@ def masked(
     """Return a masked-language-modelling head.
 
     Args:
-        activation: Key that names its activation; None: always GELU.
+        table: Tensor names of the head.
+        activation: Key of the activation; None: always GELU.
+        head: Class of the head's configuration.
+        fixed: Settings that the family fixes or names differently.
     """
 
     def read(reader: ConfigReader, model: ModelConfig) -> MaskedTokens | Pretraining:
@@ -109,9 +119,16 @@ def masked(
 def masked_table(
     head: MaskedTokens | Pretraining, *, lm: str, dense: str, norm: str, tokens: str, module: str
 ) -> NameTable:
-    """Return the names of a vocabulary head whose decoder is tied to the embedding, or not.
+    """Return the names of a masked-language-modelling head, whose decoder may be tied to the embedding.
 
-    Its bias has two names; untied, only the decoder's own is read.
+    The bias has two names; if the decoder is not tied, only the decoder's name is read.
+
+    Args:
+        lm: Prefix of the head's names.
+        dense: Name of the dense layer, after the prefix.
+        norm: Name of the norm, after the prefix.
+        tokens: Name of the token embedding.
+        module: Our name of the head.
     """
     named = name_rows((lm + dense, f"{module}.dense"), (lm + norm, f"{module}.norm"))
     weight, bias = f"{lm}decoder.weight", f"{lm}decoder.bias"
@@ -129,13 +146,14 @@ def classes(
     fixed: Fixed = lambda reader: {},
     prefix: str | None = None,
 ) -> HeadMap:
-    """Return sequence classification.
+    """Return a sequence classification head.
 
     Args:
         key: Key of the dropout; None: no dropout.
-        default: Dropout of a missing key; None: the model's.
-        dropout_first: Whether the same dropout is also before the dense layer.
-        prefix: Before the names of the body; None: the family's.
+        default: Dropout if the key is missing; None: the model's.
+        dropout_first: Whether the same dropout is applied before the dense layer too.
+        fixed: Settings that the family fixes or names differently.
+        prefix: Prefix of the body's tensor names; None: the family's.
     """
 
     def read(reader: ConfigReader, model: ModelConfig) -> Classes:
@@ -166,7 +184,7 @@ def token_classes(
     prefix: str | None = None,
     encoder_only: bool = False,
 ) -> HeadMap:
-    """Return token classification; arguments as for `classes`."""
+    """Return a token classification head; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> TokenClasses:
         settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
@@ -188,7 +206,7 @@ def choice(
     default: float | None = None,
     fixed: Fixed = lambda reader: {},
 ) -> HeadMap:
-    """Return multiple choice; arguments as for `classes`."""
+    """Return a multiple choice head; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> Choice:
         settings: Arguments = {"dropout": _dropout(reader, model, key, default)} | fixed(reader)
@@ -205,7 +223,7 @@ def choice(
 def span(
     *named: Named, key: str | None = None, default: float | None = None, fixed: Fixed = lambda reader: {}
 ) -> HeadMap:
-    """Return extractive question answering; arguments as for `classes`."""
+    """Return a head for extractive question answering; arguments are those of `classes`."""
 
     def read(reader: ConfigReader, model: ModelConfig) -> SpanScores:
         settings: Arguments = {"dropout": reader.number(key, default) if key else 0.0} | fixed(reader)
@@ -227,7 +245,16 @@ def with_settings(head_map: HeadMap, write: Callable[[Any], dict[str, object]]) 
 def vocabulary(
     head: type, *, lm: str, tokens: str, module: str = "head", default_tied: bool = True, **fixed: object
 ) -> HeadMap:
-    """Return one linear layer over the vocabulary, tied to the embedding or not; `default_tied`: of a missing key."""
+    """Return a head of one linear layer over the vocabulary.
+
+    Args:
+        head: Class of the head's configuration.
+        lm: Name of the layer.
+        tokens: Name of the token embedding.
+        module: Our name of the head.
+        default_tied: Whether the layer is tied to the embedding, if config.json does not say.
+        fixed: Other settings of the head.
+    """
 
     def read(reader: ConfigReader, model: ModelConfig) -> Head:
         config: Head = head(tied=reader.flag("tie_word_embeddings", default_tied), **fixed)
@@ -243,12 +270,13 @@ def vocabulary(
 
 
 def _dropout(reader: ConfigReader, model: ModelConfig, key: str | None, default: float | None) -> float:
-    """Read the head's dropout; the model's if it is not given."""
+    """Read the dropout of a head; without a key or a value, it is the model's."""
     dropout: float | None = reader.number(key, default) if key else None
     return model.embedding.dropout if dropout is None else dropout
 
 
 def _write_labels(head: Classes | TokenClasses) -> dict[str, object]:
+    """Write the labels of a head."""
     return {
         "id2label": {str(number): name for number, name in enumerate(head.labels)},
         "label2id": {name: number for number, name in enumerate(head.labels)},

@@ -38,6 +38,8 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def _entry(head: type) -> HeadMap:
+    """Return the HeadMap of a head, whose configuration is under the key "head"."""
+
     def read_head(reader: ConfigReader, model: ModelConfig) -> Head:
         head_config: Head = read_settings(head, reader.mapping("head"), source=f"{reader.source}: head")
         return head_config

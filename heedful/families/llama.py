@@ -47,9 +47,10 @@ def read(
     """Read config.json.
 
     Args:
-        eps: Of norms, if config.json names none.
-        head_width: If config.json names none; None: width over heads.
-        qk_norm: Whether queries and keys are normalised; their MLPs have no biases.
+        causal: Whether the model is a decoder; otherwise an encoder.
+        eps: eps of the norms, if config.json has none.
+        head_width: Width of a head, if config.json has none; None: width over heads.
+        qk_norm: Whether queries and keys are normalised; then the MLPs have no biases.
     """
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     if head_width is None:
@@ -92,7 +93,7 @@ def read(
 
 
 def read_eurobert(reader: ConfigReader) -> ModelConfig:
-    """Read config.json, also with the keys of the first publication."""
+    """Read config.json, with the keys of transformers or of the first publication."""
     reader.only("hidden_dropout", 0.0, None, why="the published models have none")
     return read(reader, causal=False, eps=1e-5)
 
@@ -137,17 +138,19 @@ def write(model: ModelConfig) -> dict[str, object]:
         "initializer_range": getattr(model.initialisation, "std", 0.02),
         "pad_token_id": model.embedding.padding,
         **write_rotary(stack.relation),
-        **_written_window(stack),
+        **_write_window(stack),
     }
 
 
-def _written_window(stack: StackConfig) -> dict[str, object]:
+def _write_window(stack: StackConfig) -> dict[str, object]:
+    """Write the settings of a sliding window."""
     if stack.window is None:
         return {}
     return {"use_sliding_window": True, "sliding_window": stack.window + 1, "layer_types": layer_types(stack)}
 
 
 def _body(model: ModelConfig) -> NameTable:
+    """Return the names of the embedding and of the encoder or decoder."""
     stack, part = (model.encoder, "encoder") if model.encoder else (model.decoder, "decoder")
     assert stack is not None
     layer, block = "model.layers.{}.", f"{part}.blocks.{{}}."
@@ -175,13 +178,13 @@ _IGNORED = frozenset({"max_position_embeddings", "pretraining_tp", "is_llama_con
 _POOLINGS: dict[str, tuple[Pooling, bool]] = {"bos": ("first", False), "mean": ("mean", False), "late": ("mean", True)}
 
 
-def _masked(reader: ConfigReader) -> head_maps.Arguments:
+def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read the settings of the linear layer over the vocabulary."""
     tied = reader.flag("tie_word_embeddings", False)
     return {"dense": False, "bias": reader.flag("mlp_bias", False), "tied": tied}
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
     """Read a classifier's pooling.
 
     "late" is the mean of all tokens' scores: those of the mean of their vectors, since the last layer is linear.
@@ -194,16 +197,18 @@ def _summary(reader: ConfigReader) -> head_maps.Arguments:
 
 
 def _write_pooling(head: Classes) -> dict[str, object]:
+    """Write the setting that `_summary_settings` reads."""
     names = {pooling: name for name, pooling in _POOLINGS.items()}
     return {"classifier_pooling": names[head.pooling, head.pools_last]}
 
 
 def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the linear layer over the vocabulary."""
     return _NEXT_TOKEN.table(head)
 
 
 def size(layers: int, width: int, inner: int, heads: tuple[int, int], **more: object) -> dict[str, object]:
-    """Return a published configuration; `heads`: of queries, and of keys and values."""
+    """Return a published configuration; `heads`: numbers of query heads, and of key and value heads."""
     shape = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
     counts = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     return shape | counts | {"rms_norm_eps": 1e-5} | more
@@ -225,9 +230,9 @@ EUROBERT = Family(
     },
     heads={
         "EuroBertModel": head_maps.bare(),
-        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, fixed=_masked),
+        "EuroBertForMaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
         "EuroBertForSequenceClassification": head_maps.with_settings(
-            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, fixed=_summary), _write_pooling
+            head_maps.classes(("dense", "head.first.dense"), _OUT, key=None, fixed=_summary_settings), _write_pooling
         ),
         "EuroBertForTokenClassification": head_maps.token_classes(_OUT, key=None),
     },
@@ -242,14 +247,14 @@ EUROBERT = Family(
 
 
 def _heads(name: str) -> dict[str, HeadMap]:
-    """Return the heads of a decoder, which read the last token."""
+    """Return the heads of a decoder, which pool the last token."""
     score = ("score", "head.out")
-    last: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
+    pooling: head_maps.Arguments = {"pooling": "last", "dense": False, "bias": False}
     span = head_maps.span(fixed=lambda reader: {"no_answer": "last"})  # the first row sees only itself
     return {
         f"{name}Model": head_maps.bare(),
         f"{name}ForCausalLM": _NEXT_TOKEN,
-        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, fixed=lambda reader: last),
+        f"{name}ForSequenceClassification": head_maps.classes(score, key=None, fixed=lambda reader: pooling),
         f"{name}ForTokenClassification": head_maps.token_classes(score, default=0.1),
         f"{name}ForQuestionAnswering": replace(span, prefix="transformer."),
     }

@@ -29,14 +29,14 @@ from heedful.model.config import (
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read config.json, as published or as transformers 5 writes it."""
+    """Read config.json, with the published keys or those of transformers 5."""
     width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     reader.divides("num_attention_heads", heads, "hidden_size", width)
     vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", most=1024)
     eps, norm_bias = reader.number("norm_eps", 1e-5), reader.flag("norm_bias", False)
     attention_dropout = reader.number("attention_dropout", 0.0)
-    layers_seeing_all = _global_layers(reader, layers)
-    relation = _rotary(reader, width // heads)
+    global_layers = _read_global_layers(reader, layers)
+    relation = _read_rotary(reader, width // heads)
     return ModelConfig(
         embedding=EmbeddingConfig(
             vocabulary=vocabulary,
@@ -64,8 +64,8 @@ def read(reader: ConfigReader) -> ModelConfig:
             final_norm=True,
             relation=relation,
             window=reader.integer("local_attention", 128) // 2,
-            global_every=layers_seeing_all if isinstance(layers_seeing_all, int) else None,
-            global_layers=None if isinstance(layers_seeing_all, int) else layers_seeing_all,
+            global_every=global_layers if isinstance(global_layers, int) else None,
+            global_layers=None if isinstance(global_layers, int) else global_layers,
             dropout=0.0,
             attention_out_dropout=attention_dropout,
             attention_dropout=attention_dropout,
@@ -79,34 +79,34 @@ def read(reader: ConfigReader) -> ModelConfig:
     )
 
 
-def _rotary(reader: ConfigReader, head_width: int) -> Rotary:
-    """Read the rotary positions of global and of local layers; rope_scaling holds for both."""
+def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
+    """Read the rotary positions of global and of local layers; rope_scaling applies to both."""
     bases = {
         FULL: reader.number("global_rope_theta", 160_000.0, least=1.0, most=1e9),
         LOCAL: reader.number("local_rope_theta", 10_000.0, least=1.0, most=1e9),
     }
-    described: dict[str, dict[str, object]] = {
+    rope_values: dict[str, dict[str, object]] = {
         kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
     }
     parameters = reader.mapping("rope_parameters") if reader.values.get("rope_parameters") is not None else {}
     scaling = reader.mapping("rope_scaling") if reader.values.get("rope_scaling") is not None else {}
-    for kind, parameters_of_kind in parameters.items():
-        if kind in described and isinstance(parameters_of_kind, dict):
-            described[kind] |= parameters_of_kind
-        elif kind not in described or parameters_of_kind is not None:
+    for kind, kind_parameters in parameters.items():
+        if kind in rope_values and isinstance(kind_parameters, dict):
+            rope_values[kind] |= kind_parameters
+        elif kind not in rope_values or kind_parameters is not None:
             reader.only("rope_parameters", None, why=f"expected objects under {FULL} and {LOCAL}")
-    for values in described.values():
+    for values in rope_values.values():
         values |= scaling
         part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
         part.only("type", values["rope_type"], why="transformers reads rope_type and not type here: rename the key")
         part.only("truncate", True, None, why="transformers ignores it here")
-    base, everywhere = read_scaling(reader, described[FULL], 0.0, head_width)
-    local_base, near = read_scaling(reader, described[LOCAL], 0.0, head_width)
-    return Rotary(base=base, local_base=local_base, scaling=everywhere, local_scaling=near)
+    base, scaling = read_scaling(reader, rope_values[FULL], 0.0, head_width)
+    local_base, local_scaling = read_scaling(reader, rope_values[LOCAL], 0.0, head_width)
+    return Rotary(base=base, local_base=local_base, scaling=scaling, local_scaling=local_scaling)
 
 
-def _global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
-    """Read which layers are global: every n-th, given as that number or layer by layer, or else their numbers."""
+def _read_global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
+    """Read which layers are global: returns n if every n-th layer is, otherwise the numbers of the layers."""
     every: int = reader.integer("global_attn_every_n_layers", 3)
     numbers = read_global_layers(reader, layers)
     if numbers is None:
@@ -116,7 +116,7 @@ def _global_layers(reader: ConfigReader, layers: int) -> int | tuple[int, ...]:
 
 
 def write(model: ModelConfig) -> dict[str, object]:
-    """Write the values of config.json, as published."""
+    """Write the values of config.json, under the published keys."""
     embedding, encoder = model.embedding, model.encoder
     assert encoder is not None and isinstance(encoder.relation, Rotary) and encoder.window is not None
     return {
@@ -132,8 +132,8 @@ def write(model: ModelConfig) -> dict[str, object]:
         "attention_bias": encoder.attention_bias,
         "mlp_bias": encoder.mlp_bias,
         "local_attention": 2 * encoder.window,
-        **_written_layers(encoder),
-        **_written_rotary(encoder.relation),
+        **_write_layers(encoder),
+        **_write_rotary(encoder.relation),
         "embedding_dropout": embedding.dropout,
         "attention_dropout": encoder.attention_dropout,
         "mlp_dropout": encoder.inner_dropout,
@@ -142,14 +142,15 @@ def write(model: ModelConfig) -> dict[str, object]:
     }
 
 
-def _written_layers(encoder: StackConfig) -> dict[str, object]:
+def _write_layers(encoder: StackConfig) -> dict[str, object]:
+    """Write the settings that `_read_global_layers` reads."""
     if encoder.global_layers is None:
         return {"global_attn_every_n_layers": encoder.global_every}
     return {"global_attn_every_n_layers": 1, "layer_types": layer_types(encoder)}
 
 
-def _written_rotary(relation: Rotary) -> dict[str, object]:
-    """Write the bases as they were published, or all of it where positions are stretched."""
+def _write_rotary(relation: Rotary) -> dict[str, object]:
+    """Write the published keys of the bases, or, with a scaling, rope_parameters."""
     local_base = relation.base if relation.local_base is None else relation.local_base
     if relation.scaling is None and relation.local_scaling is None:
         return {"global_rope_theta": relation.base, "local_rope_theta": local_base}
@@ -163,8 +164,8 @@ def _written_rotary(relation: Rotary) -> dict[str, object]:
     return {"rope_parameters": kinds, **({"max_position_embeddings": length[0]} if length else {})}
 
 
-def _dense(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the settings of the prediction head before a classifier's last layer."""
+def _dense_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the dense layer and the norm before a head's last layer."""
     return {
         "dense": True,
         "dense_bias": reader.flag("classifier_bias", False),
@@ -174,12 +175,15 @@ def _dense(reader: ConfigReader) -> head_maps.Arguments:
     }
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the prediction head's settings and its pooling."""
-    return _dense(reader) | {"pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")}
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of `_dense_settings` and the pooling."""
+    return _dense_settings(reader) | {
+        "pooling": reader.choice("classifier_pooling", {"cls": "first", "mean": "mean"}, "cls")
+    }
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     named = name_rows(("head.dense", "head.dense"), ("head.norm", "head.norm"))
     if not head.tied:
         return NameTable(rows=(*named, *name_rows(("decoder", "head.decoder"))))
@@ -188,12 +192,13 @@ def _masked(head: MaskedTokens) -> NameTable:
 
 
 def _masked_settings(reader: ConfigReader) -> head_maps.Arguments:
-    settings = {name: value for name, value in _dense(reader).items() if name != "dense"}
+    """Read the settings of the masked-language-modelling head."""
+    settings = {name: value for name, value in _dense_settings(reader).items() if name != "dense"}
     return settings | {"bias": reader.flag("decoder_bias", True)}
 
 
 def _write_head(head: MaskedTokens | Summary | Rowwise) -> dict[str, object]:
-    """Write the settings that `_dense`, `_summary` and `_masked_settings` read."""
+    """Write the settings that `_dense_settings`, `_summary_settings` and `_masked_settings` read."""
     assert head.activation is not None
     values = {"classifier_bias": head.dense_bias, "classifier_activation": activation_name(head.activation)}
     if isinstance(head, MaskedTokens):
@@ -253,11 +258,11 @@ FAMILY = Family(
         **{
             f"ModernBertFor{name}": head_maps.with_settings(head_map, _write_head)
             for name, head_map in {
-                "MaskedLM": head_maps.masked(_masked, None, fixed=_masked_settings),
-                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary),
-                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense),
-                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary),
-                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense),
+                "MaskedLM": head_maps.masked(_masked_table, None, fixed=_masked_settings),
+                "SequenceClassification": head_maps.classes(*_NAMED, **_ZERO, fixed=_summary_settings),
+                "TokenClassification": head_maps.token_classes(*_NAMED, **_ZERO, fixed=_dense_settings),
+                "MultipleChoice": head_maps.choice(*_NAMED, **_ZERO, fixed=_summary_settings),
+                "QuestionAnswering": head_maps.span(*_NAMED, **_ZERO, fixed=_dense_settings),
             }.items()
         },
     },

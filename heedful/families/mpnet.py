@@ -1,7 +1,7 @@
 """MPNet (Song et al. 2020, arXiv:2004.09297): BERT's blocks with learned positions and a bias for each distance.
 
-As in RoBERTa, positions start at 2, so a table of 514 rows serves 512 tokens. All layers share the biases, which are
-added to scaled scores. There are no segment types.
+As in RoBERTa, positions start at 2, so a table of 514 rows is for 512 tokens. All layers share the biases, which are
+added to scaled scores. There are no token types.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _FIXED = "transformers computes the same whatever this key says"
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's config; numbers that transformers fixes are refused if they are others."""
-    reader.number("layer_norm_eps")  # the default in the code differs from the published value
+    """Read BERT's keys; raises ModelError for other numbers than those that transformers fixes."""
+    reader.number("layer_norm_eps")  # required, since the default of transformers is not the published value
     reader.only("relative_attention_num_buckets", RELATION.count, why=_FIXED)
     reader.integer("pad_token_id", least=1, most=1)
     model = bert.read(reader, NAMES, offset=2, relative=False)
@@ -34,13 +34,14 @@ def write(model: ModelConfig) -> dict[str, object]:
     return bert.write(model, NAMES) | {"relative_attention_num_buckets": RELATION.count}
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     tokens = "mpnet.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
 
-def _dropout(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the classifier's dropout: the model's, before and after its dense layer."""
+def _dropout_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the dropout of the classifier, before and after its dense layer: the model's."""
     dropout = reader.number("hidden_dropout_prob", 0.1)
     return {"dropout": dropout, "dropout_first": dropout}
 
@@ -88,8 +89,8 @@ FAMILY = Family(
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={
         "MPNetModel": head_maps.pooled(_POOLER),
-        "MPNetForMaskedLM": head_maps.masked(_masked, None),
-        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, fixed=_dropout),
+        "MPNetForMaskedLM": head_maps.masked(_masked_table, None),
+        "MPNetForSequenceClassification": head_maps.classes(*_CLASSES, key=None, fixed=_dropout_settings),
         "MPNetForTokenClassification": head_maps.token_classes(_OUT, key=None),
         "MPNetForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),
         "MPNetForQuestionAnswering": head_maps.span(),

@@ -1,9 +1,9 @@
 """Maps the tensor names of Hugging Face's checkpoints to ours and back.
 
-A table has one row for each name: (HF name or names, our name, operation). Names are those of modules, ".weight" and
-".bias" follow along; {} is a layer number and {any} any text, and the names of a row have as many of them; several HF
-names that are concatenated into one of ours are a tuple. Every tensor is claimed by exactly one row, in both
-directions; nothing is matched by substring.
+A table has a row for each module or tensor: (HF name or names, our name, operation). A tuple of HF names is for several
+tensors that become one of ours. {} is a layer number and {any} is any text; all names of a row have the same
+placeholders. A row for a module covers its ".weight" and ".bias". In both directions, exactly one row claims a tensor;
+names are matched as a whole.
 """
 
 from __future__ import annotations
@@ -24,37 +24,39 @@ from heedful.errors import ModelError
 class TensorOp(NamedTuple):
     """A reversible operation between HF tensors and one of ours."""
 
-    load: Callable[[list[Tensor]], Tensor]  # from HF's tensors
-    save: Callable[[Tensor, int], list[Tensor]]  # to that many HF tensors
+    load: Callable[[list[Tensor]], Tensor]  # HF tensors -> our tensor
+    save: Callable[[Tensor, int], list[Tensor]]  # our tensor, number of HF tensors -> HF tensors
 
 
 IDENTITY = TensorOp(lambda hf: hf[0], lambda tensor, count: [tensor])
-CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))  # equal parts along dimension 0: q, k, v
-TRANSPOSE = TensorOp(  # a matrix [in, out], as GPT-2's Conv1D has it; vectors stay
+# equal parts along dimension 0, such as q, k and v
+CONCAT = TensorOp(torch.cat, lambda tensor, count: list(tensor.chunk(count)))
+# a matrix [in, out], as in GPT-2's Conv1D; vectors stay
+TRANSPOSE = TensorOp(
     lambda hf: hf[0].T if hf[0].ndim == 2 else hf[0],
     lambda tensor, count: [tensor.T if tensor.ndim == 2 else tensor],
 )
-SWAP_HALVES = TensorOp(  # GTE's gated MLP, whose gate comes second
+# GTE's gated MLP, in which the gate comes second
+SWAP_HALVES = TensorOp(
     lambda hf: torch.cat(hf[0].chunk(2)[::-1]), lambda tensor, count: [torch.cat(tensor.chunk(2)[::-1])]
 )
-REVERSE = TensorOp(
-    lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)]
-)  # rows reversed: BERT's relative distances
-ROW_VECTOR = TensorOp(lambda hf: hf[0][0], lambda tensor, count: [tensor[None]])  # a vector that is saved as [1, width]
-FLATTEN = TensorOp(  # a vector that is saved as [1, 1, width]: XLNet's query
-    lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]]
-)
+# rows in reverse order, for BERT's relative distances
+REVERSE = TensorOp(lambda hf: hf[0].flip(0), lambda tensor, count: [tensor.flip(0)])
+# a vector that is saved as [1, width]
+ROW_VECTOR = TensorOp(lambda hf: hf[0][0], lambda tensor, count: [tensor[None]])
+# a vector that is saved as [1, 1, width], XLNet's query
+FLATTEN = TensorOp(lambda hf: hf[0].flatten(), lambda tensor, count: [tensor[None, None]])
 
 
 def concat(*sizes: int) -> TensorOp:
-    """Return the operation from parts of these sizes along dimension 0: queries, and fewer keys and values."""
+    """Return the operation that concatenates parts of these sizes along dimension 0, such as q and smaller k and v."""
     return TensorOp(torch.cat, lambda tensor, count: list(tensor.split(sizes)))
 
 
 def merge_input_heads(heads: int) -> TensorOp:
     """Return the operation from XLNet's q, k and v, [width, heads, head width] each, to one matrix.
 
-    The matrices, [heads x head width, width] each, are concatenated along dimension 0.
+    Each becomes a matrix [heads * head width, width]; these are concatenated along dimension 0.
     """
     return TensorOp(
         lambda hf: torch.cat([projection.flatten(1).T for projection in hf]),
@@ -63,11 +65,11 @@ def merge_input_heads(heads: int) -> TensorOp:
 
 
 def merge_output_heads(heads: int) -> TensorOp:
-    """Return the operation from XLNet's output, [width, heads, head width], to [width, heads x head width]."""
+    """Return the operation from XLNet's output, [width, heads, head width], to [width, heads * head width]."""
     return TensorOp(lambda hf: hf[0].flatten(1), lambda tensor, count: [tensor.unflatten(1, (heads, -1))])
 
 
-Named = tuple[Any, ...]  # HF's name, or several; our name; and a TensorOp if it is not IDENTITY
+Named = tuple[Any, ...]  # HF name or tuple of HF names; our name; a TensorOp, if it is not IDENTITY
 
 
 class NameRow(NamedTuple):
@@ -90,7 +92,7 @@ class NameTable:
     zero_if_missing: frozenset[str] = frozenset()  # HF names of tensors that a folder may lack
 
     def skips(self, name: str) -> bool:
-        """Return whether an HF tensor of that name is not read."""
+        """Return whether an HF tensor of that name is not read, although the model may have it."""
         return (
             name in self.copied
             or name in self.constants
@@ -120,12 +122,12 @@ def name_rows(*rows: Named) -> tuple[NameRow, ...]:
 
 @cache
 def name_pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of the names that match a template."""
+    """Return the pattern of the tensor names that match a template."""
     escaped = re.escape(template).replace(r"\{\}", r"(0|[1-9]\d*)").replace(r"\{any\}", "(.+?)")
     return re.compile(escaped + r"(\.weight|\.bias)?")
 
 
-OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, in checkpoints that come from TensorFlow
+OLD_SUFFIXES = {".gamma": ".weight", ".beta": ".bias"}  # suffixes for norms in checkpoints from TensorFlow -> ours
 
 
 def modern_name(name: str) -> str:
@@ -135,7 +137,7 @@ def modern_name(name: str) -> str:
 
 
 def claims(table: NameTable, name: str) -> bool:
-    """Return whether an HF name is that of a row, tied, copied or ignored."""
+    """Return whether the table has an HF name: in a row, or as tied, copied, constant or ignored."""
     if name in table.tied or table.skips(name):
         return True
     return any(name_pattern(template).fullmatch(name) for row in table.rows for template in row.hf)
@@ -183,9 +185,11 @@ def to_hf_names(table: NameTable, tensors: Mapping[str, Tensor]) -> dict[str, Te
     return hf_tensors | {copy: hf_tensors[name].clone() for copy, name in table.copied.items()}
 
 
-def _fill(template: str, layers: Iterable[str]) -> str:
-    return template.replace("{any}", "{}").format(*layers)
+def _fill(template: str, values: Iterable[str]) -> str:
+    """Return a template with values in place of {} and {any}."""
+    return template.replace("{any}", "{}").format(*values)
 
 
 def _shortened(names: list[str], most: int = 8) -> str:
+    """List the first `most` names, for error messages."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692), and XLM-RoBERTa and CamemBERT, which differ in their tokenizers.
 
-Positions start at pad_token_id + 1, so a table of 514 rows serves 512 tokens.
+Positions start at pad_token_id + 1, so a table of 514 rows is for 512 tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from heedful.model.config import MaskedTokens, ModelConfig
 
 
 def read(reader: ConfigReader) -> ModelConfig:
-    """Read BERT's config; keys whose defaults in BERT's code differ from the published values are required."""
+    """Read BERT's keys; those whose default values for BERT differ from the published values are required."""
     reader.number("layer_norm_eps")
     return bert.read(reader, offset=reader.integer("pad_token_id", least=0) + 1)
 
 
-def _masked(head: MaskedTokens) -> NameTable:
+def _masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of the masked-language-modelling head."""
     tokens = "roberta.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
@@ -50,7 +51,7 @@ def family(name: str, sizes: dict[str, dict[str, object]], tokenizer: dict[str, 
         tokenizer_defaults=tokenizer,
         heads={
             f"{name}Model": head_maps.pooled(_POOLER),
-            f"{name}ForMaskedLM": head_maps.masked(_masked, None),
+            f"{name}ForMaskedLM": head_maps.masked(_masked_table, None),
             f"{name}ForSequenceClassification": head_maps.classes(*_CLASSES, dropout_first=True),
             f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
             f"{name}ForMultipleChoice": head_maps.choice(_POOLER, _OUT, key=None),

@@ -1,4 +1,4 @@
-"""Rotary positions as config.json describes them: rope_parameters (transformers 5), rope_theta and rope_scaling (4)."""
+"""Rotary positions in config.json: rope_parameters (transformers 5), or rope_theta and rope_scaling (before)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from heedful.errors import ModelError
 from heedful.families.config_reader import ConfigReader
 from heedful.model.config import DynamicNtk, LinearScaling, Llama3Scaling, LongRope, Rotary, Scaling, Yarn
 
-_WHY = "other ways to stretch rotary positions are not built"
+_WHY = "other scalings of rotary positions are not supported"
 _KINDS = {kind: kind for kind in ("default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")}
 _MAX_BASE = 1e9
 
 
 def read_rotary(reader: ConfigReader, default_base: float, head_width: int, key: str = "rope_theta") -> Rotary:
-    """Read the base of the rotary positions, and how they are stretched.
+    """Read the base and the scaling of rotary positions.
 
     Args:
-        default_base: Base if config.json names none.
-        head_width: d, numbers of a head.
+        default_base: Base if config.json has none.
+        head_width: d, the width of a head.
         key: Key of the base outside of rope_parameters.
 
     Raises:
-        ModelError: If positions are stretched in a way that is not built.
+        ModelError: If the scaling is not supported.
     """
     base = reader.number(key, default_base, least=1.0, most=_MAX_BASE)
-    base, scaling = read_scaling(reader, described(reader), base, head_width)
+    base, scaling = read_scaling(reader, _rope_values(reader), base, head_width)
     return Rotary(base=base, scaling=scaling)
 
 
-def described(reader: ConfigReader) -> Mapping[str, object]:
-    """Read rope_parameters, or else rope_scaling; an empty object if there is neither."""
+def _rope_values(reader: ConfigReader) -> Mapping[str, object]:
+    """Read rope_parameters, otherwise rope_scaling; returns an empty object if both are missing."""
     for name in ("rope_parameters", "rope_scaling"):
         reader.only(name, None, *([reader.values[name]] if isinstance(reader.values.get(name), dict) else []), why=_WHY)
     values = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
@@ -42,15 +42,16 @@ def described(reader: ConfigReader) -> Mapping[str, object]:
 def read_scaling(
     reader: ConfigReader, values: Mapping[str, object], base: float, head_width: int
 ) -> tuple[float, Scaling | None]:
-    """Read the base, and how rotary positions are stretched, from the object that describes them.
+    """Read the base and the scaling of rotary positions from rope_parameters or rope_scaling.
 
-    ntk: the base is multiplied by the factor s and positions are divided by s^(2/d), as the published code of GTE
-    computes it. The others as in transformers.
+    "ntk" multiplies the base by the factor s and divides positions by s^(2/d), as the published code of GTE does. Other
+    scalings are those of transformers.
 
     Args:
-        reader: Of config.json, for its max_position_embeddings.
-        values: The object.
-        base: If the object names none.
+        reader: Reader of config.json, for max_position_embeddings.
+        values: Value of rope_parameters or rope_scaling.
+        base: Base if `values` has none.
+        head_width: d, the width of a head.
     """
     part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
     kinds = [part.choice(name, _KINDS, None) for name in ("rope_type", "type")]
@@ -73,11 +74,11 @@ def read_scaling(
             trained = reader.integer("max_position_embeddings")
             scaling = DynamicNtk(factor=part.number("factor", least=1.0, most=1e6), trained=trained)
         case "yarn":
-            scaling = _yarn(reader, part)
+            scaling = _read_yarn(reader, part)
         case "llama3":
-            scaling = _llama3(reader, part)
+            scaling = _read_llama3(reader, part)
         case "longrope":
-            scaling = _longrope(reader, part, head_width)
+            scaling = _read_longrope(reader, part, head_width)
         case _:
             part.only("rope_type", kind, why=_WHY)
             part.only("factor", 1.0, None, why=_WHY)
@@ -85,9 +86,10 @@ def read_scaling(
     return base, scaling
 
 
-def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
-    trained = _trained(reader, part)
-    factor = _factor(reader, part, trained)
+def _read_yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
+    """Read the settings of YaRN."""
+    trained = _read_trained(reader, part)
+    factor = _read_factor(reader, part, trained)
     magnitude = part.number("attention_factor", None, most=1e3)
     over, under = (part.number(name, None, most=1e3) for name in ("mscale", "mscale_all_dim"))
     if magnitude is None:
@@ -103,17 +105,19 @@ def _yarn(reader: ConfigReader, part: ConfigReader) -> Yarn:
     )
 
 
-def _llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
+def _read_llama3(reader: ConfigReader, part: ConfigReader) -> Llama3Scaling:
+    """Read the settings of Llama 3.1's scaling."""
     low, high = part.number("low_freq_factor", most=1e6), part.number("high_freq_factor", most=1e6)
     if low >= high:
         raise ModelError(f"{part.source}: low_freq_factor is {low:g}; expected less than high_freq_factor, {high:g}")
     factor = part.number("factor", least=1.0, most=1e6)
-    return Llama3Scaling(factor=factor, trained=_trained(reader, part), low=low, high=high)
+    return Llama3Scaling(factor=factor, trained=_read_trained(reader, part), low=low, high=high)
 
 
-def _longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> LongRope:
-    trained = _trained(reader, part)
-    factor = _factor(reader, part, trained)
+def _read_longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> LongRope:
+    """Read the settings of LongRoPE."""
+    trained = _read_trained(reader, part)
+    factor = _read_factor(reader, part, trained)
     magnitude = part.number("attention_factor", None, most=1e3)
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
@@ -121,32 +125,32 @@ def _longrope(reader: ConfigReader, part: ConfigReader, head_width: int) -> Long
     return LongRope(short=short, long=long, trained=trained, magnitude=magnitude)
 
 
-def _trained(reader: ConfigReader, part: ConfigReader) -> int:
-    """Read the number of positions that the model was first trained with."""
+def _read_trained(reader: ConfigReader, part: ConfigReader) -> int:
+    """Read the number of positions of the first training, before positions were scaled."""
     original: int | None = part.integer("original_max_position_embeddings", None, least=2)
     return reader.integer("max_position_embeddings", least=2) if original is None else original
 
 
-def _factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
-    """Read the factor, or compute it from the number of positions."""
+def _read_factor(reader: ConfigReader, part: ConfigReader, trained: int) -> float:
+    """Read the factor, or compute it from the numbers of positions."""
     positions: int | None = reader.integer("max_position_embeddings", None)
     factor: float | None = part.number("factor", None, least=1.0, most=1e6)
     return (positions or trained) / trained if factor is None else factor
 
 
 def _mscale(factor: float, scale: float) -> float:
-    """Return the factor of queries and keys (Peng et al. 2023, section 3.4, and DeepSeek-V2's scale of it)."""
+    """Return the factor of queries and keys (Peng et al. 2023, section 3.4); `scale` is an addition of DeepSeek-V2."""
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def write_rotary(relation: Rotary) -> dict[str, object]:
-    """Write rope_parameters, and max_position_embeddings where it counts."""
+    """Write rope_parameters, and max_position_embeddings if the scaling depends on it."""
     length = {"max_position_embeddings": relation.scaling.trained} if isinstance(relation.scaling, DynamicNtk) else {}
     return {"rope_parameters": write_scaling(relation.base, relation.scaling), **length}
 
 
 def write_scaling(base: float, scaling: Scaling | None) -> dict[str, object]:
-    """Write the object that `read_scaling` reads."""
+    """Write the value of rope_parameters."""
     values: dict[str, object] = {"rope_theta": base, "rope_type": "default"}
     match scaling:
         case LinearScaling(factor=factor):

@@ -1,9 +1,10 @@
-"""Nomic BERT, GTE and Jina embeddings v3: BERT's post-norm blocks with rotary positions in place of learned ones.
+"""Nomic BERT, GTE and Jina embeddings v3: BERT's post-norm blocks with rotary positions instead of learned ones.
 
 Nomic BERT (Nussbaum et al. 2024, arXiv:2402.01613) and GTE (Zhang et al. 2024, arXiv:2407.19669) have gated MLPs, and
-Nomic BERT has no biases in attention and MLP. Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173) is
-XLM-RoBERTa's block; of its adapters none is loaded. Tensors have the names of the published files, which transformers
-writes too; config.json has its keys, or for Nomic BERT and GTE those of the files' first publication.
+Nomic BERT has no biases in attention and MLP. Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173) has
+XLM-RoBERTa's blocks; its adapters are not loaded. Tensors have the names of the published files, which transformers
+writes too. config.json has the keys of transformers; that of Nomic BERT and GTE may have those of the first
+publication.
 """
 
 from __future__ import annotations
@@ -59,11 +60,13 @@ def read(
     """Read config.json.
 
     Args:
-        names: Our names and the keys.
-        activation: None: read from hidden_act.
-        base: Of the rotary positions, if config.json names none.
-        eps: Of norms, if config.json names none; so are the dropouts.
-        inner_dropout: Whether the MLP's dropout is after the activation too.
+        names: Our names and the keys of config.json.
+        activation: Activation of the MLP; None: that of hidden_act.
+        base: Base of the rotary positions, if config.json has none.
+        eps: eps of the norms, if config.json has none.
+        default_dropout: Dropout, if config.json has none.
+        attention_dropout: Dropout of attention weights, if config.json has none.
+        inner_dropout: Whether the MLP has its dropout after the activation too.
     """
     width, heads = reader.integer(names["width"]), reader.integer(names["heads"])
     reader.divides(names["heads"], heads, names["width"], width)
@@ -138,7 +141,7 @@ _HUB_NAMES = NAMES | {  # keys of the first publication
     "base": "rotary_emb_base",
 }
 _GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
-_FIXED: dict[str, tuple[object, ...]] = {  # key of the first publication -> the values that are built
+_FIXED: dict[str, tuple[object, ...]] = {  # key of the first publication -> supported values
     **dict.fromkeys(("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved"), (False, None)),
     **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), (False,)),
     **dict.fromkeys(("rotary_emb_scale_base", "rotary_scaling_factor"), (None,)),
@@ -147,7 +150,7 @@ _FIXED: dict[str, tuple[object, ...]] = {  # key of the first publication -> the
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
-_UNUSED = frozenset(  # keys of the first publication about other models, or about how it is computed
+_UNUSED = frozenset(  # keys of the first publication for other models, or for the speed of computations
     {
         *("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "max_trained_positions", "n_positions"),
         *("pad_vocab_size_multiple", "parallel_block_tied_norm", "reorder_and_upcast_attn", "use_flash_attn"),
@@ -160,21 +163,23 @@ _OTHER = frozenset({"classifier_dropout", "max_position_embeddings", "use_cache"
 
 
 def read_nomic(reader: ConfigReader) -> ModelConfig:
-    """Read config.json by the keys of transformers, or else by those of the first publication."""
+    """Read config.json, with the keys of transformers or of the first publication."""
     nomic = partial(read, base=1_000.0, default_dropout=0.0, attention_bias=False, down_bias=False)
     if NAMES["width"] in reader.values:
         return nomic(reader)
     for key, values in _FIXED.items():
-        reader.only(key, *values, why="it is not built")
+        reader.only(key, *values, why="it is not supported")
     return nomic(reader, _HUB_NAMES, reader.choice("activation_function", _GATES))
 
 
-def _nomic_activation(reader: ConfigReader) -> head_maps.Arguments:
+def _nomic_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the activation under its key in the first publication."""
     hub = NAMES["width"] not in reader.values
     return {"activation": reader.choice("activation_function", _GATES)} if hub else {}
 
 
-def _nomic_masked(head: MaskedTokens) -> NameTable:
+def _nomic_masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of Nomic BERT's masked-language-modelling head."""
     return head_maps.masked_table(
         head,
         lm="cls.predictions.",
@@ -186,7 +191,7 @@ def _nomic_masked(head: MaskedTokens) -> NameTable:
 
 
 def _body(prefix: str, *named: Named) -> Callable[[ModelConfig], NameTable]:
-    """Return the table of the body: the names of all three families, and a family's own."""
+    """Return the table of the body: the names that all three families share, and those in `named`."""
     shared = (
         (f"{prefix}embeddings.word_embeddings", "embedding.tokens"),
         (f"{prefix}embeddings.token_type_embeddings", "embedding.types"),
@@ -216,7 +221,7 @@ NOMIC_BERT = Family(
     ignored_keys=_OTHER | _UNUSED | _FIXED.keys() | set(_HUB_NAMES.values()) | {"activation_function"},
     heads={
         "NomicBertModel": head_maps.bare(),
-        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked, "hidden_act", fixed=_nomic_activation),
+        "NomicBertForMaskedLM": head_maps.masked(_nomic_masked_table, "hidden_act", fixed=_nomic_settings),
         "NomicBertForSequenceClassification": head_maps.classes(("nomic_bert.pooler.dense", "head.first.dense"), _OUT),
         "NomicBertForTokenClassification": head_maps.token_classes(_OUT),
     },
@@ -234,15 +239,16 @@ NOMIC_BERT = Family(
 
 
 def read_gte(reader: ConfigReader) -> ModelConfig:
-    """Read config.json; models of the first publication may scale scores by the logarithm of the length."""
-    reader.only("logn_attention_scale", False, why="scores that are scaled by the length are not built")
-    reader.only("layer_norm_type", "layer_norm", why="it is not built")
+    """Read config.json; raises ModelError for models that scale scores by the logarithm of the length."""
+    reader.only("logn_attention_scale", False, why="scores that are scaled by the length are not supported")
+    reader.only("layer_norm_type", "layer_norm", why="it is not supported")
     reader.only("pack_qkv", True, why="projections in tensors of their own are not read")
-    reader.only("position_embedding_type", "rope", None, why="other positions are not built")
+    reader.only("position_embedding_type", "rope", None, why="other positions are not supported")
     return read(reader, base=160_000.0, inner_dropout=True)
 
 
-def _gte_masked(prefix: str) -> Callable[[MaskedTokens], NameTable]:
+def _gte_masked_table(prefix: str) -> Callable[[MaskedTokens], NameTable]:
+    """Return the function that returns the names of GTE's masked-language-modelling head."""
     tokens = f"{prefix}embeddings.word_embeddings.weight"
 
     def table(head: MaskedTokens) -> NameTable:
@@ -256,7 +262,7 @@ def _gte_masked(prefix: str) -> Callable[[MaskedTokens], NameTable]:
 
 
 def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
-    """Return the family whose tensors and architectures begin so."""
+    """Return the family whose tensor names begin with `prefix` and whose architectures begin with `name`."""
     layer = f"{prefix}encoder.layer.{{}}."
     pooler = (f"{prefix}pooler.dense", "head.first.dense")
     return Family(
@@ -276,7 +282,7 @@ def _gte(prefix: str, name: str, sizes: dict[str, dict[str, object]]) -> Family:
         ignored_keys=_OTHER | {"logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"},
         heads={
             f"{name}Model": head_maps.bare(),
-            f"{name}ForMaskedLM": head_maps.masked(_gte_masked(prefix), None),
+            f"{name}ForMaskedLM": head_maps.masked(_gte_masked_table(prefix), None),
             f"{name}ForSequenceClassification": head_maps.classes(pooler, _OUT),
             f"{name}ForTokenClassification": head_maps.token_classes(_OUT),
         },
@@ -301,7 +307,8 @@ GTE_NATIVE = _gte(
 # -- Jina embeddings v3 -----------------------------------------------------------------------------------------------
 
 
-def _jina_masked(head: MaskedTokens) -> NameTable:
+def _jina_masked_table(head: MaskedTokens) -> NameTable:
+    """Return the names of Jina's masked-language-modelling head."""
     tokens = "roberta.embeddings.word_embeddings"
     return head_maps.masked_table(head, lm="lm_head.", dense="dense", norm="layer_norm", tokens=tokens, module="head")
 
@@ -326,7 +333,7 @@ JINA_EMBEDDINGS_V3 = Family(
     special_token_ids={"bos_token_id": "bos_or_cls", "eos_token_id": "eos_or_sep"},
     heads={
         "JinaEmbeddingsV3Model": head_maps.pooled(("roberta.pooler.dense", "head.first.dense")),
-        "JinaEmbeddingsV3ForMaskedLM": head_maps.masked(_jina_masked, None),
+        "JinaEmbeddingsV3ForMaskedLM": head_maps.masked(_jina_masked_table, None),
         "JinaEmbeddingsV3ForSequenceClassification": head_maps.classes(
             ("classifier.dense", "head.first.dense"), ("classifier.out_proj", "head.out"), dropout_first=True
         ),

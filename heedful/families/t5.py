@@ -30,9 +30,8 @@ def read(reader: ConfigReader) -> ModelConfig:
     activation, gated = MLPS[reader.choice("feed_forward_proj", {word: word for word in MLPS}, "relu")]
     layers = reader.integer("num_layers", most=1024)
     count = reader.integer("relative_attention_num_buckets", 32, least=4)
-    reach = reader.integer(
-        "relative_attention_max_distance", 128, least=count // 2 + 1
-    )  # half of a decoder's are exact
+    # half of a decoder's buckets are for one distance each
+    reach = reader.integer("relative_attention_max_distance", 128, least=count // 2 + 1)
     encoder = StackConfig(
         layers=layers,
         width=width,
@@ -91,19 +90,19 @@ def write(model: ModelConfig) -> dict[str, object]:
     )
 
 
-def _side(side: str, mlp: int, gated: bool) -> tuple[NameRow, ...]:
+def _part_rows(part: str, mlp: int, gated: bool) -> tuple[NameRow, ...]:
     """Return the names of encoder or decoder; `mlp` is the number of the MLP among a block's sublayers."""
-    layer, block = f"{side}.block.{{}}.layer.", f"{side}.blocks.{{}}."
+    layer, block = f"{part}.block.{{}}.layer.", f"{part}.blocks.{{}}."
     attention, inner = f"{layer}0.SelfAttention.", f"{layer}{mlp}.DenseReluDense."
     return name_rows(
-        (f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{side}.relations.0.table"),
+        (f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{part}.relations.0.table"),
         (tuple(attention + x for x in "qkv"), f"{block}attention.qkv", CONCAT),
         (f"{attention}o", f"{block}attention.out"),
         (f"{layer}0.layer_norm", f"{block}attention_norm"),
         (tuple(inner + x for x in ("wi_0", "wi_1")) if gated else f"{inner}wi", f"{block}mlp.up", CONCAT),
         (f"{inner}wo", f"{block}mlp.down"),
         (f"{layer}{mlp}.layer_norm", f"{block}mlp_norm"),
-        (f"{side}.final_layer_norm", f"{side}.norm"),
+        (f"{part}.final_layer_norm", f"{part}.norm"),
     )
 
 
@@ -121,9 +120,9 @@ def body(model: ModelConfig) -> NameTable:
     tokens, gated = name_rows(("shared", "embedding.tokens")), model.encoder.gated
     tied = {"encoder.embed_tokens.weight": "shared.weight"}
     if model.decoder is None:
-        return NameTable(rows=(*tokens, *_side("encoder", 1, gated)), tied=tied)
+        return NameTable(rows=(*tokens, *_part_rows("encoder", 1, gated)), tied=tied)
     return NameTable(
-        rows=(*tokens, *_side("encoder", 1, gated), *_side("decoder", 2, gated), *_CROSS),
+        rows=(*tokens, *_part_rows("encoder", 1, gated), *_part_rows("decoder", 2, gated), *_CROSS),
         tied=tied | {"decoder.embed_tokens.weight": "shared.weight"},
         ignored=frozenset({"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias"}),
     )
@@ -132,19 +131,23 @@ def body(model: ModelConfig) -> NameTable:
 _LM = head_maps.vocabulary(NextToken, lm="lm_head", tokens="shared")
 
 
-def _next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
-    """Read the output layer: version 1.0 ties it to the embedding and scales rows by width^-0.5; 1.1 does neither."""
+def _read_next_token(reader: ConfigReader, model: ModelConfig) -> NextToken:
+    """Read the output layer's settings.
+
+    Version 1.0 ties the layer to the embedding and scales rows by width^-0.5; version 1.1 does neither.
+    """
     tied = reader.flag("tie_word_embeddings", True)
     scaled = reader.flag("scale_decoder_outputs", tied)
     return NextToken(tied=tied, scale=model.width**-0.5 if scaled else 1.0)
 
 
 def _write_next_token(head: NextToken) -> dict[str, object]:
+    """Write the settings that `_read_next_token` reads."""
     return {"tie_word_embeddings": head.tied, "scale_decoder_outputs": head.scale != 1.0}
 
 
 def _untied_tensors(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return embedding and output of version 1.1: transformers 5 writes that they are tied, and saves both."""
+    """Return embedding and output layer of version 1.1: transformers 5 saves both, though config.json ties them."""
     return ("shared.weight", "lm_head.weight") if values.get("scale_decoder_outputs") is False else ()
 
 
@@ -178,7 +181,7 @@ FAMILY = Family(
         "T5Model": head_maps.bare(),
         "T5EncoderModel": HeadMap(head=type(None), read=lambda reader, model: None, encoder_only=True, name="encoder"),
         "T5ForConditionalGeneration": HeadMap(
-            head=NextToken, read=_next_token, write=_write_next_token, table=_LM.table
+            head=NextToken, read=_read_next_token, write=_write_next_token, table=_LM.table
         ),
         "T5ForSequenceClassification": head_maps.classes(
             ("classification_head.dense", "head.first.dense"),

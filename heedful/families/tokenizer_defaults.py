@@ -1,4 +1,4 @@
-"""Defaults for SentencePiece models of fairseq (XLM-RoBERTa, CamemBERT, mBART): their special tokens have other ids."""
+"""Defaults for SentencePiece models of fairseq (XLM-RoBERTa, CamemBERT, mBART), whose special tokens have other ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def _fairseq(leading: list[str], replaced: list[str]) -> dict[str, object]:
 
     Args:
         leading: First tokens of the vocabulary.
-        replaced: First pieces of the file, which they replace; the unknown one first.
+        replaced: First pieces of the file, which `leading` replaces; the first one is the unknown token.
     """
     names = {"bos_token": "<s>", "eos_token": "</s>", "cls_token": "<s>", "sep_token": "</s>"}
     return {
@@ -33,7 +33,7 @@ ML50 = """
     mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES
     sl_SI
 """.split()  # noqa: SIM905
-CC25 = ML50[:25]  # those of mBART (Liu et al. 2020, arXiv:2001.08210)
+CC25 = ML50[:25]  # language codes of mBART (Liu et al. 2020, arXiv:2001.08210)
 
 
 def _with_languages(codes: list[str], single: str, pair: str) -> dict[str, object]:

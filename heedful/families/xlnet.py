@@ -60,7 +60,7 @@ def write(model: ModelConfig) -> dict[str, object]:
 
 
 def body(model: ModelConfig) -> NameTable:
-    """Return the names of the body; HF's projections to heads have a dimension for heads."""
+    """Return the names of the body; HF's projections to heads have one dimension for the heads."""
     assert model.encoder is not None
     heads, layer, block = model.encoder.heads, "transformer.layer.{}.", "encoder.blocks.{}."
     attention, relation = f"{layer}rel_attn.", "encoder.relations.{}."
@@ -83,8 +83,8 @@ def body(model: ModelConfig) -> NameTable:
     )
 
 
-def _summary(reader: ConfigReader) -> head_maps.Arguments:
-    """Read the summary's settings: the last row through a dense layer."""
+def _summary_settings(reader: ConfigReader) -> head_maps.Arguments:
+    """Read the settings of the summary: the last row, through a dense layer."""
     for name, value in (("summary_type", "last"), ("summary_use_proj", True), ("summary_activation", "tanh")):
         reader.only(name, value, why="it is the published value")
     return {"pooling": "last", "activation": "tanh", "dropout": reader.number("summary_last_dropout", 0.1)}
@@ -97,7 +97,7 @@ def size(layers: int, width: int, inner: int) -> dict[str, object]:
 
 
 _SUMMARY = ("sequence_summary.summary", "head.first.dense")
-_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary}
+_SUMMARY_DROPOUT: head_maps.Arguments = {"key": "summary_last_dropout", "default": 0.1, "fixed": _summary_settings}
 
 FAMILY = Family(
     prefix="transformer.",

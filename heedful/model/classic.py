@@ -1,7 +1,7 @@
 """Models from before the Transformer: word embeddings, recurrent networks over them, untrained self-attention.
 
-A `Classic` has the interface of a `Transformer`: it takes a packed batch and returns rows, so that every head, task and
-engine takes it. `pooling.py` turns its rows into vectors of a text.
+A `ClassicModel` has the interface of a `Transformer`: it returns rows for a packed batch, so that every head, task and
+engine can use it. `pooling.py` turns its rows into vectors of texts.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ Rows = Float[Tensor, "rows width"]
 
 
 class ClassicModel(Transformer):
-    """Rows of words from an embedding table or an encoder, and optionally a contextualizer over them."""
+    """Word vectors from an embedding table or an encoder, and optionally a contextualizer over them."""
 
     def __init__(self, config: ClassicConfig) -> None:
         if config.encoder is None:
-            nn.Module.__init__(self)  # a Transformer has a stack; this one has none
+            nn.Module.__init__(self)  # instead of Transformer's, which needs a stack
             self.config, self.execution = config, ExecutionOptions(pad_to_bucket=False)
             self.embedding = EmbeddingLayer(config.embedding, config.embedding.width)
             self.encoder = self.decoder = None
         else:
             super().__init__(config)
         self.classic = config
-        assert not isinstance(config.reader, RecurrentSeq2Seq)  # see recurrent_seq2seq.py
+        assert not isinstance(config.reader, RecurrentSeq2Seq)  # recurrent_seq2seq.py has the class for it
         self.over = make_contextualizer(config.reader.over, config.word_width)
         if config.frozen:
             for part in self._frozen_parts():
                 part.requires_grad_(False)
 
     def _frozen_parts(self) -> list[nn.Module]:
+        """Return the modules that a frozen model does not train."""
         return [self.embedding] if self.encoder is None else [self.embedding, self.encoder]
 
     @property
@@ -70,14 +71,18 @@ class ClassicModel(Transformer):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows, sequences end to end; `output_rows`: only these, in their order."""
+        """Return the rows, sequences end to end.
+
+        Args:
+            output_rows: Numbers of the rows to return, in their order; None: all.
+        """
         if self.over is None:
             return super().forward(source, target, trace=trace, output_rows=output_rows)
         return select_rows(self.over(super().forward(source, target, trace=trace), source.bounds), output_rows)
 
 
 def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width: int) -> nn.Module | None:
-    """Return the module that is applied to rows of that width, or None."""
+    """Make the module that is applied to word vectors of that width; None for no contextualizer."""
     match config:
         case Recurrent():
             return BidirectionalRnn(config, width)
@@ -89,8 +94,8 @@ def make_contextualizer(config: Recurrent | UntrainedSelfAttention | None, width
 class BidirectionalRnn(nn.Module):
     """A recurrent network from left to right and one from right to left, in each sequence (Graves et al. 2005).
 
-    Rows are processed time step by time step, for all sequences that are long enough, without padding. Training on a
-    CPU takes our own cells.
+    Each time step is computed for all sequences that are long enough, without padding. Training on a CPU uses the cells
+    of `heedful.nn.recurrence`.
     """
 
     def __init__(self, config: Recurrent, width: int, *, dropout: float = 0.0) -> None:
@@ -131,7 +136,7 @@ def time_major_order(bounds: Bounds) -> tuple[Int[np.ndarray, " rows"], Int[np.n
 
 
 class SelfAttentionMean(nn.Module):
-    """softmax(X X) X over each sequence, with dot products or cosines as scores; it has no weights to train."""
+    """Untrained self-attention softmax(X X) X in each sequence, with dot products or cosines as scores."""
 
     def __init__(self, config: UntrainedSelfAttention) -> None:
         super().__init__()
@@ -143,9 +148,10 @@ class SelfAttentionMean(nn.Module):
 
 
 def sentence_bounds(batch: Packed, ends: tuple[int, ...]) -> tuple[Bounds, Bounds]:
-    """Split sequences into sentences: returns bounds of sentences among the rows, and of sequences among sentences.
+    """Split sequences into sentences: returns bounds of sentences among rows, and of sequences among sentences.
 
-    A sentence ends after a run of the tokens `ends`, and where the token type changes. An empty sequence has none.
+    A sentence ends after a run of the tokens `ends`, and before a row of another token type. An empty sequence has no
+    sentence.
 
     >>> sentence_bounds(Packed.of([[5, 9, 9, 6], [], [7, 9]]), ends=(9,))
     ((0, 3, 4, 6), (0, 2, 2, 3))

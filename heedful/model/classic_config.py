@@ -1,4 +1,4 @@
-"""Configuration of models from before the Transformer: contextualizer, pooling, recurrent encoder and decoder."""
+"""Configurations of models from before the Transformer: contextualizers, poolings, recurrent encoder and decoder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from heedful.model.config import Initialisation, ModelConfig, Xavier
 
 
 def _check_minimum(config: object, **minimum: int) -> None:
+    """Raise SettingError for a field below its minimum."""
     for name, low in minimum.items():
         if getattr(config, name) < low:
             raise SettingError(f"{name} is {getattr(config, name)}; expected a number from {low}")
 
 
-# -- contextualizers: over the rows of words ------------------------------------------------------------------------
+# -- contextualizers, which change word vectors by their context ----------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,21 +34,21 @@ class Recurrent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UntrainedSelfAttention:
-    """softmax(X X) X, or with cosines: each word becomes a mean of its text's words by similarity; nothing is trained.
+    """Untrained self-attention softmax(X X) X: each word becomes a mean of its text's words, weighted by similarity.
 
-    A demonstration: how much two words attend to each other does not depend on their context.
+    This is a demonstration: the attention between two words does not depend on their context.
     """
 
     kind: Literal["self"] = "self"
     score: Literal["dot", "cosine"] = "dot"  # similarity of two positions before the softmax
 
 
-# -- pooling: a text's rows become one or more vectors --------------------------------------------------------------
+# -- poolings, which make one or more vectors from the rows of a text -----------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingConfig:
-    """The settings that all poolings have."""
+    """Settings of every pooling."""
 
     over: Recurrent | UntrainedSelfAttention | None = None  # layer over the word vectors; None: none
     binary: Literal["softmax", "sigmoid"] = "softmax"  # for two labels: two scores, or one for the second label
@@ -55,7 +56,7 @@ class PoolingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BagPooling(PoolingConfig):
-    """The sum or the mean of the rows: a bag of words, in which order does not count."""
+    """Bag of words: the sum or the mean of the rows, whatever their order."""
 
     kind: Literal["bag"] = "bag"
     how: Literal["mean", "sum"] = "mean"  # how word vectors become one vector
@@ -63,9 +64,9 @@ class BagPooling(PoolingConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionPooling(PoolingConfig):
-    """Attention with a trained query, softmax(K q) V (Yang et al. 2016; Lin et al. 2017).
+    """Attention with a trained query q: softmax(K q) V (Yang et al. 2016; Lin et al. 2017).
 
-    K are the rows, W x, or tanh(W x + b); V are the rows or W x.
+    Keys K are the rows x, W x, or tanh(W x + b). Values V are the rows x or W x.
     """
 
     kind: Literal["attention"] = "attention"
@@ -82,10 +83,10 @@ class AttentionPooling(PoolingConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredPooling(PoolingConfig):
-    """Structured self-attention: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
+    """Structured self-attention of rows H: A = softmax(W2 tanh(W1 H)) and M = A H (Lin et al. 2017).
 
     penalty |A A - 1|^2 (Frobenius norm) is added to the loss of each text, so that the rows of A differ (section 2.2).
-    The sizes are those of section 4.1.
+    Default sizes are those of section 4.1.
     """
 
     kind: Literal["structured"] = "structured"
@@ -101,9 +102,9 @@ class StructuredPooling(PoolingConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HierarchicalPooling(PoolingConfig):
-    """Hierarchical attention, words to sentences to the document: softmax(tanh(W h + b) u) h (Yang et al. 2016).
+    """Hierarchical attention softmax(tanh(W h + b) u) h, over words and then over sentences (Yang et al. 2016).
 
-    A sentence ends after a run of the tokens `ends`, and where the second text of a pair begins. The sizes are those of
+    A sentence ends after a run of the tokens `ends`, and before the second text of a pair. Default sizes are those of
     section 3.3.
     """
 
@@ -128,7 +129,7 @@ ScoreName = Literal["cosine", "additive", "location", "general", "dot", "scaled_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceAttentionConfig:
-    """The settings that all attention to the source has."""
+    """Settings of every attention to the source."""
 
     score: ScoreName = "additive"  # how a decoder state is compared with encoder states
 
@@ -153,9 +154,9 @@ class GlobalAttention(SourceAttentionConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardAttention(SourceAttentionConfig):
-    """Hard attention: the position with the highest score, or in training a sampled one (Xu et al. 2015, section 4.1).
+    """Hard attention to one position: that with the highest score, or in training a sampled one.
 
-    The gradient is that of softmax (straight-through).
+    Xu et al. 2015, section 4.1. The gradient is that of the softmax (straight-through estimator).
     """
 
     kind: Literal["hard"] = "hard"
@@ -198,8 +199,8 @@ SourceAttentionConfigs = GlobalAttention | HardAttention | LocalM | LocalP
 class RecurrentSeq2Seq:
     """Sequence to sequence: a bidirectional recurrent encoder and a recurrent decoder (Sutskever et al. 2014).
 
-    The decoder's first state is computed from the encoder's last states in both directions. With `look` the decoder
-    attends to the encoder's rows at each token, and predicts from tanh(W [context; state]); with `feed` that vector is
+    The decoder's first state is computed from the encoder's last states in both directions. With `look`, the decoder
+    attends to the encoder's rows in each step, and predicts from tanh(W [context; state]). With `feed`, this vector is
     also an input of the next step (Luong et al. 2015, equation 5 and section 3.3).
     """
 
@@ -238,22 +239,22 @@ class ClassicConfig(ModelConfig):
 
     @property
     def word_width(self) -> int:
-        """Width of the rows of words."""
+        """Width of the word vectors."""
         return self.embedding.width if self.encoder is None else self.encoder.width
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it reads a source text: always."""
+        """Whether the model reads a source text: always."""
         return True
 
     @property
     def has_decoder(self) -> bool:
-        """Whether it generates text: with a recurrent decoder."""
+        """Whether the model generates text: if it has a recurrent decoder."""
         return isinstance(self.reader, RecurrentSeq2Seq)
 
     @property
     def max_source_positions(self) -> int | None:
-        """Maximum source length that the decoder can attend to: limited by location scores; None if unlimited."""
+        """Maximum source length that the decoder can attend to, which location scores limit; None: unlimited."""
         match self.reader:
             case RecurrentSeq2Seq(look=GlobalAttention() | HardAttention() as look) if look.score == "location":
                 return look.longest

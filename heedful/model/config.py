@@ -1,4 +1,4 @@
-"""Model and head configurations: plain data from which modules are built, independent of families."""
+"""Configurations of models and heads: plain data, independent of families, from which modules are built."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Learned:
     kind: Literal["learned"] = "learned"
     count: int  # rows of the table, the first `offset` included
     offset: int = 0
-    padding: int | None = None  # a row that stays zero and gets no gradient
+    padding: int | None = None  # row that stays zero and gets no gradient; None: no such row
     join: Literal["add", "concatenate"] = "add"
-    width: int | None = None  # of concatenated positions; added ones have the embedding's width
+    width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
 
     @property
     def limit(self) -> int:
@@ -44,26 +44,26 @@ class Learned:
 class Sinusoidal:
     """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), in one of the three published layouts.
 
-    interleaved: sin, cos, sin, cos, ... with wavelength base^(2i/d): the paper.
-    halves: all sines, then all cosines, the same wavelengths: Marian.
-    halves_inclusive: as halves, up to a wavelength of base itself, base^(i/(d/2 - 1)): tensor2tensor, fairseq.
+    "interleaved": sin, cos, sin, cos, ... of p / base^(2i/d) (the paper). "halves": all sines, then all cosines, with
+    the same exponents (Marian). "halves_inclusive": all sines, then all cosines, of p / base^(i/(d/2 - 1))
+    (tensor2tensor, fairseq).
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "halves", "halves_inclusive"] = "interleaved"
     base: float = 10_000.0
-    offset: int = 0
+    offset: int = 0  # added to the positions
     join: Literal["add", "concatenate"] = "add"
-    width: int | None = None  # of concatenated positions
-    limit: int | None = None  # tokens of a sequence, as the model was trained; None: any number
+    width: int | None = None  # width of concatenated positions; added positions are as wide as the embedding
+    limit: int | None = None  # tokens in the longest sequences of the model's training; None: unlimited
 
 
-# -- positions that enter attention -----------------------------------------------------------------------------
+# -- relative positions, in attention ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearScaling:
-    """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
+    """Position interpolation: all positions are divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
 
     kind: Literal["linear"] = "linear"
     factor: float = 1.0
@@ -71,35 +71,35 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicNtk:
-    """A base that grows with the length of the sequence, beyond the trained one (bloc97 and emozilla 2023)."""
+    """Dynamic NTK: the base grows with the length of a sequence beyond the trained one (bloc97 and emozilla 2023)."""
 
     kind: Literal["dynamic_ntk"] = "dynamic_ntk"
     factor: float = 1.0
-    trained: int = 512  # positions
+    trained: int = 512  # positions in the longest sequences of training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Yarn:
-    """Slow rotations are divided by a factor, fast ones are not (Peng et al. 2023, arXiv:2309.00071)."""
+    """YaRN: slow frequencies are divided by a factor, fast ones are not (Peng et al. 2023, arXiv:2309.00071)."""
 
     kind: Literal["yarn"] = "yarn"
     factor: float = 1.0
-    trained: int = 512  # positions
-    magnitude: float = 1.0  # queries and keys are multiplied by it
-    fast: float = 32.0  # rotations within the trained positions, from which on numbers are not stretched
-    slow: float = 1.0  # rotations up to which numbers are stretched by the whole factor
-    truncate: bool = True  # the bounds of both in whole pairs of numbers
+    trained: int = 512  # positions in the longest sequences of training
+    magnitude: float = 1.0  # factor of queries and keys
+    fast: float = 32.0  # rotations within the trained positions, from which a frequency stays as it is
+    slow: float = 1.0  # rotations within the trained positions, up to which it is divided by the whole factor
+    truncate: bool = True  # round the first and the last interpolated pair of numbers to whole pairs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama3Scaling:
-    """Slow rotations are divided by a factor, fast ones are not, as in Llama 3.1 (arXiv:2407.21783)."""
+    """Llama 3.1's scaling: slow frequencies are divided by a factor, fast ones are not (arXiv:2407.21783)."""
 
     kind: Literal["llama3"] = "llama3"
     factor: float = 8.0
-    trained: int = 8192  # positions
-    low: float = 1.0  # rotations within the trained positions, up to which they are divided by the whole factor
-    high: float = 4.0  # rotations from which on they are not divided
+    trained: int = 8192  # positions in the longest sequences of training
+    low: float = 1.0  # rotations within the trained positions, up to which a frequency is divided by the whole factor
+    high: float = 4.0  # rotations within the trained positions, from which it stays as it is
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -108,13 +108,13 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongRope:
-    """Each rotation has its own divisor; long sequences have other divisors (Ding et al. 2024, arXiv:2402.13753)."""
+    """LongRoPE: a divisor for each frequency, other ones in long sequences (Ding et al. 2024, arXiv:2402.13753)."""
 
     kind: Literal["longrope"] = "longrope"
-    short: tuple[float, ...] = ()  # divisors, head_width / 2 numbers
-    long: tuple[float, ...] = ()  # the same for sequences of more than `trained` tokens
-    trained: int = 512  # positions
-    magnitude: float = 1.0  # queries and keys are multiplied by it
+    short: tuple[float, ...] = ()  # head_width / 2 divisors for sequences of up to `trained` tokens
+    long: tuple[float, ...] = ()  # head_width / 2 divisors for longer sequences
+    trained: int = 512  # positions in the longest sequences of training
+    magnitude: float = 1.0  # factor of queries and keys
 
 
 Scaling = LinearScaling | DynamicNtk | Yarn | Llama3Scaling | LongRope
@@ -122,13 +122,13 @@ Scaling = LinearScaling | DynamicNtk | Yarn | Llama3Scaling | LongRope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotary:
-    """Rotary position embeddings: queries and keys rotated by their positions (Su et al. 2021)."""
+    """Rotary position embeddings: queries and keys are rotated by their positions (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     base: float = 10_000.0
-    local_base: float | None = None  # of layers with a window; None: base
+    local_base: float | None = None  # base in layers with a window; None: `base` and `scaling` in all layers
     scaling: Scaling | None = None
-    local_scaling: Scaling | None = None  # of layers with a window, if local_base is set
+    local_scaling: Scaling | None = None  # scaling in layers with a window, if `local_base` is set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,37 +137,37 @@ class Buckets:
 
     kind: Literal["buckets"] = "buckets"
     count: int = 32
-    reach: int = 128  # distance from which all fall into the last bucket
+    reach: int = 128  # distance from which all distances share the last bucket
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shaw:
-    """A vector for each distance up to `reach`, added to keys and values (Shaw et al. 2018)."""
+    """Trained vectors for each distance, one added to keys and one to values (Shaw et al. 2018)."""
 
     kind: Literal["shaw"] = "shaw"
-    reach: int = 16
-    values: bool = True  # False: only to keys
+    reach: int = 16  # largest distance with vectors of its own
+    values: bool = True  # False: vectors are added to keys only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXl:
-    """Sinusoids of the distance, and whether segments are the same, each with its own query bias (Dai et al. 2019)."""
+    """Scores from sinusoids of the distance, and from whether segments are the same (Dai et al. 2019)."""
 
     kind: Literal["transformer_xl"] = "transformer_xl"
-    reach: int | None = None  # larger distances count as this one
+    reach: int | None = None  # larger distances count as this one; None: unlimited
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disentangled:
-    """Scores of contents with distances and of distances with contents, beside those of contents (He et al. 2021).
+    """Disentangled attention: scores of content with distance and of distance with content (He et al. 2021).
 
-    All layers share one vector for each bucket of distances; each projects them by its own query and key matrices.
+    All layers share one vector for each bucket of distances, and project it by their own query and key matrices.
     """
 
     kind: Literal["disentangled"] = "disentangled"
-    buckets: int = 256  # for distances on each side; half of them exact, the others logarithmic up to `reach`
-    reach: int = 512
-    norm: bool = True  # of the vectors, before they are projected
+    buckets: int = 256  # buckets on each side; half of them for one distance each, the others logarithmic up to `reach`
+    reach: int = 512  # distance from which all distances share the last bucket
+    norm: bool = True  # layer norm of the vectors before they are projected
 
 
 # -- the model ------------------------------------------------------------------------------------------------
@@ -180,18 +180,18 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 class EmbeddingConfig:
     """The input embedding: tokens, positions and types are joined, normalised, dropped out and projected."""
 
-    vocabulary: int
-    width: int
+    vocabulary: int  # number of tokens
+    width: int  # width of token vectors
     positions: Learned | Sinusoidal | None = None
-    types: int = 0  # segment types; 0: none
-    padding: int | None = None  # a token whose vector stays zero and gets no gradient
-    scale: float = 1.0  # multiplies token vectors: sqrt(width) in the original Transformer
+    types: int = 0  # number of token types (segments); 0: no vectors of types
+    padding: int | None = None  # token whose vector stays zero and gets no gradient; None: no such token
+    scale: float = 1.0  # factor of token vectors; sqrt(width) in the original Transformer
     norm: Norm | None = None
     norm_eps: float = 1e-12
     norm_bias: bool = True
     dropout: float = 0.0
-    query: bool = False  # a trained vector for rows of the query stream (Yang et al. 2019, section 2.3)
-    always_project: bool = False  # a projection to the stack's width even where the widths are equal
+    query: bool = False  # whether there is a vector for rows of the query stream (Yang et al. 2019, section 2.3)
+    always_project: bool = False  # project to the stack's width even if the widths are equal
 
     def __post_init__(self) -> None:
         _check(self, {"vocabulary": 1, "width": 1, "types": 0, "padding": 0}, "dropout", "norm_eps")
@@ -213,33 +213,33 @@ class StackConfig:
     layers: int
     heads: int
     head_width: int
-    kv_heads: int | None = None  # key and value heads of self-attention, shared by groups of heads; None: heads
-    qk_norm: bool = False  # RMS norm of each query and key over head_width, before positions enter
-    inner_width: int
+    kv_heads: int | None = None  # heads of keys and values in self-attention, shared by groups of heads; None: heads
+    qk_norm: bool = False  # RMS norm of each head's query and key, before positions are applied
+    inner_width: int  # width of the MLP's inner layer
     activation: Activation = "gelu"
-    gated: bool = False  # activation(gate) * up instead of activation(up)
+    gated: bool = False  # the MLP computes activation(gate) * up instead of activation(up)
     attention_bias: bool = True
     mlp_bias: bool = True
-    up_bias: bool | None = None  # of the MLP's first layer; None: mlp_bias
+    up_bias: bool | None = None  # bias of the MLP's first layer; None: mlp_bias
     norm: Norm = "layer"
-    norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer
+    norm_at: Literal["post", "pre"] = "post"  # norm after each residual sum, or before each sublayer
     norm_eps: float = 1e-12
     norm_bias: bool = True
-    final_norm: bool = False  # after the last block; models with pre-norm have it
-    first_norm: bool = True  # with pre-norm: before the first attention too
-    blocks: int | None = None  # fewer than layers: neighbouring layers share their weights (Lan et al. 2020)
-    relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None
-    score_scale: float | None = None  # None: 1 / sqrt(head_width)
+    final_norm: bool = False  # norm after the last block, as models with pre-norm have it
+    first_norm: bool = True  # with pre-norm: norm before the first attention
+    blocks: int | None = None  # number of different blocks; fewer than layers: neighbours share one (Lan et al. 2020)
+    relation: Rotary | Buckets | Shaw | TransformerXl | Disentangled | None = None  # relative positions
+    score_scale: float | None = None  # factor of q k; None: 1 / sqrt(head_width)
     causal: bool = False
     cross: bool = False  # cross-attention to the encoder's rows
-    window: int | None = None  # positions that a row sees on each side, except in global layers
-    global_every: int | None = None  # layers 0, g, 2g, ... see everything; None: none of them
-    global_layers: tuple[int, ...] | None = None  # numbers of the layers that see everything, in place of global_every
-    dropout: float = 0.0  # after the MLP, and after attention unless attention_out_dropout is set
-    attention_out_dropout: float | None = None
-    attention_dropout: float = 0.0  # of the weights, after the softmax
-    inner_dropout: float = 0.0  # inside the MLP, after the activation
-    final_dropout: float = 0.0  # of the output rows
+    window: int | None = None  # positions that a row sees on each side, except in global layers; None: all
+    global_every: int | None = None  # g: layers 0, g, 2g, ... have no window; None: all layers have it
+    global_layers: tuple[int, ...] | None = None  # numbers of the layers without a window, instead of global_every
+    dropout: float = 0.0  # dropout after the MLP, and after attention unless attention_out_dropout is set
+    attention_out_dropout: float | None = None  # dropout after attention; None: dropout
+    attention_dropout: float = 0.0  # dropout of attention weights, after the softmax
+    inner_dropout: float = 0.0  # dropout inside the MLP, after the activation
+    final_dropout: float = 0.0  # dropout of the output rows
 
     def __post_init__(self) -> None:
         if self.blocks is not None and not 1 <= self.blocks <= self.layers:
@@ -264,22 +264,17 @@ class StackConfig:
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
             raise ModelError(f"kv_heads is {self.kv_heads}; expected a number that divides heads, {self.heads}")
         if isinstance(self.relation, TransformerXl | Disentangled) and (self.kv_heads or self.qk_norm):
-            raise ModelError(f'kv_heads and qk_norm are not built with relation "{self.relation.kind}": leave them out')
+            raise ModelError(
+                f'kv_heads and qk_norm are not supported with relation "{self.relation.kind}": leave them out'
+            )
         if self.global_layers is not None and self.global_every is not None:
             raise ModelError("global_every and global_layers both say which layers see everything: give one of them")
         sizes = {"width": 1, "layers": 1, "heads": 1, "head_width": 1, "inner_width": 1, "window": 0, "global_every": 1}
-        _check(
-            self,
-            sizes,
-            "dropout",
-            "attention_out_dropout",
-            "attention_dropout",
-            "inner_dropout",
-            "final_dropout",
-            "norm_eps",
-        )
+        dropouts = ("dropout", "attention_out_dropout", "attention_dropout", "inner_dropout", "final_dropout")
+        _check(self, sizes, *dropouts, "norm_eps")
 
     def _check_rotary(self, relation: Rotary) -> None:
+        """Raise ModelError for a scaling that this stack cannot have."""
         for scaling in (relation.scaling, relation.local_scaling):
             if isinstance(scaling, DynamicNtk | LongRope) and self.causal:
                 raise ModelError(
@@ -295,17 +290,17 @@ class StackConfig:
 
     @property
     def qkv_sizes(self) -> tuple[int, int, int]:
-        """Numbers of a row's query, key and value: all heads of each."""
+        """Widths of a row's query, key and value, all heads together."""
         keys = (self.kv_heads or self.heads) * self.head_width
         return self.heads * self.head_width, keys, keys
 
     def kv_heads_of(self, heads: int) -> int | None:
-        """Return kv_heads of a similar stack with that many heads: groups as large as here, or None."""
+        """Return kv_heads for a stack of `heads` heads in groups as large as here; None if it cannot have groups."""
         group = self.heads // (self.kv_heads or self.heads)
         return heads // group if group > 1 and heads % group == 0 else None
 
     def window_of(self, layer: int) -> int | None:
-        """Return the window of a layer; None: it sees everything."""
+        """Return the window of a layer; None: it has no window."""
         if self.global_layers is not None:
             return None if layer in self.global_layers else self.window
         return None if self.global_every and layer % self.global_every == 0 else self.window
@@ -313,29 +308,29 @@ class StackConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncatedNormal:
-    """Normal with standard deviation std, truncated at `cut` of them (Google's BERT; Devlin et al. 2019)."""
+    """Normal distribution, truncated at `cut` standard deviations (Google's BERT; Devlin et al. 2019)."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
-    std: float = 0.02
-    cut: float = 2.0  # in standard deviations
+    std: float = 0.02  # standard deviation
+    cut: float = 2.0  # standard deviations
     outputs: float = 1.0  # factor of std for matrices that end a residual branch (Radford et al. 2019, section 2.3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normal:
-    """Normal with standard deviation std (Hugging Face's BERT)."""
+    """Normal distribution (Hugging Face's BERT)."""
 
     kind: Literal["normal"] = "normal"
-    std: float = 0.02
+    std: float = 0.02  # standard deviation
     outputs: float = 1.0  # factor of std for matrices that end a residual branch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FanIn:
-    """Normal with factor * (fan in)^-0.5 (T5; Raffel et al. 2020, as released).
+    """Normal distribution with standard deviation factor * (fan in)^-0.5 (T5; Raffel et al. 2020, as released).
 
-    Queries are multiplied by (head width)^-0.5, since T5's scores are not scaled; embeddings have the standard
-    deviation factor, relative biases factor * width^-0.5.
+    The deviation of query matrices is multiplied by (head width)^-0.5, since T5 does not scale scores. That of
+    embeddings is `factor`, that of relative biases factor * width^-0.5.
     """
 
     kind: Literal["fan_in"] = "fan_in"
@@ -344,7 +339,7 @@ class FanIn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xavier:
-    """Uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010); embeddings normal with width^-0.5."""
+    """Uniform, variance 2 / (fan in + fan out) (Glorot and Bengio 2010); embeddings normal, deviation width^-0.5."""
 
     kind: Literal["xavier"] = "xavier"
 
@@ -354,33 +349,33 @@ Initialisation = TruncatedNormal | Normal | FanIn | Xavier
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """An encoder, a decoder, or both; the decoder shares the embedding unless it has its own."""
+    """A Transformer with an encoder, a decoder, or both."""
 
     embedding: EmbeddingConfig
     encoder: StackConfig | None = None
     decoder: StackConfig | None = None
-    decoder_embedding: EmbeddingConfig | None = None
+    decoder_embedding: EmbeddingConfig | None = None  # None: the decoder uses `embedding`
     shared_tokens: bool = False  # decoder_embedding has the token vectors of embedding
     start: int | None = None  # token that decoder inputs begin with
-    starts_with_last: bool = False  # a decoder that reads the encoder's text begins with its last token instead
+    starts_with_last: bool = False  # decoder inputs that repeat the source begin with its last token instead of `start`
     initialisation: Initialisation = TruncatedNormal()
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it reads a source text with an encoder."""
+        """Whether the model reads a source text with an encoder."""
         return self.encoder is not None
 
     @property
     def has_decoder(self) -> bool:
-        """Whether it generates text, token by token."""
+        """Whether the model generates text, token by token."""
         return self.decoder is not None
 
     @property
     def uses_token_types(self) -> bool:
-        """Whether token types (segments) change its outputs."""
+        """Whether token types (segments) change the model's outputs."""
         stacks = (self.encoder, self.decoder)
-        relative = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
-        return relative or self.embedding.types > 1
+        in_attention = any(isinstance(stack.relation, TransformerXl) for stack in stacks if stack is not None)
+        return in_attention or self.embedding.types > 1
 
     @property
     def max_source_positions(self) -> int | None:
@@ -406,27 +401,27 @@ class Summary:
     """A vector for each sequence: pooling, dropout, dense, activation, norm, dropout."""
 
     pooling: Pooling = "first"
-    pooled_token: int | None = None  # with "last": the last row of this token, in sequences that have it
-    pools_last: bool = False  # dense, activation and norm are computed of every row, and their results are pooled
-    dense: bool = True  # False: the pooled row itself
+    pooled_token: int | None = None  # with "last": pool the last row of this token, in sequences that have it
+    pools_last: bool = False  # compute dense, activation and norm for every row, and pool their results
+    dense: bool = True  # False: no dense layer, activation and norm
     dense_bias: bool = True
-    activation: Activation | None = "tanh"
+    activation: Activation | None = "tanh"  # None: no activation
     norm_eps: float | None = None  # None: no norm
     norm_bias: bool = False
-    dropout_first: float = 0.0  # before the dense layer
-    dropout: float = 0.0  # before the last layer
+    dropout_first: float = 0.0  # dropout before the dense layer
+    dropout: float = 0.0  # dropout before the head's last layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rowwise:
     """A vector for each row: optional dense, activation and norm, then dropout."""
 
-    dense: bool = False
+    dense: bool = False  # False: no dense layer, activation and norm
     dense_bias: bool = True
-    activation: Activation | None = "gelu"
-    norm_eps: float | None = None
+    activation: Activation | None = "gelu"  # None: no activation
+    norm_eps: float | None = None  # None: no norm
     norm_bias: bool = False
-    dropout: float = 0.0  # before the last layer
+    dropout: float = 0.0  # dropout before the head's last layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -441,34 +436,37 @@ class MaskedTokens:
     """Masked language modelling: scores over the vocabulary for each row by dense, activation, norm and decoder."""
 
     kind: Literal["masked_lm"] = "masked_lm"
-    dense: bool = True  # False: the decoder alone
+    dense: bool = True  # False: the decoder alone, without dense layer, activation and norm
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
-    tied: bool = True  # the decoder's weight is the embedding
+    tied: bool = True  # the decoder's weight is the token embedding
     dense_bias: bool = True
     norm_bias: bool = True
-    bias: bool = True  # of the decoder
+    bias: bool = True  # bias of the decoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextSentenceScores:
-    """Next-sentence prediction: two scores for each sequence, the second segment follows the first (0) or not (1)."""
+    """Next-sentence prediction: two scores for each sequence.
+
+    Score 0 means that the second segment follows the first, score 1 that it does not.
+    """
 
     kind: Literal["next_sentence"] = "next_sentence"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pretraining:
-    """Masked tokens together with next-sentence or sentence-order prediction (0: as written, 1: swapped)."""
+    """Masked language modelling with next-sentence or sentence-order prediction (0: as written, 1: swapped)."""
 
     kind: Literal["pretraining"] = "pretraining"
     activation: Activation = "gelu"
     norm_eps: float = 1e-12
-    tied: bool = True
+    tied: bool = True  # the decoder's weight is the token embedding
     dense_bias: bool = True
     norm_bias: bool = True
-    bias: bool = True
-    dropout: float = 0.0  # before the two scores
+    bias: bool = True  # bias of the decoder
+    dropout: float = 0.0  # dropout before the layer of the two scores
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -482,8 +480,8 @@ class Classes(Summary):
     kind: Literal["sequence_classification"] = "sequence_classification"
     labels: tuple[str, ...]
     problem_type: ProblemType = "single_label_classification"
-    bias: bool = True
-    score_activation: ScoreActivation | None = None  # of a cross-encoder's one score; None: it is none
+    bias: bool = True  # bias of the last layer
+    score_activation: ScoreActivation | None = None  # activation of a cross-encoder's score; None: no cross-encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -496,7 +494,7 @@ class TokenClasses(Rowwise):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice(Summary):
-    """Multiple choice: one score for each sequence; the candidates of one question follow each other."""
+    """Multiple choice: one score for each sequence; the candidates of a question are consecutive sequences."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
 
@@ -506,7 +504,7 @@ class SpanScores(Rowwise):
     """Extractive question answering: start and end scores for each row (Devlin et al. 2019, section 4.2)."""
 
     kind: Literal["question_answering"] = "question_answering"
-    no_answer: Literal["first", "last"] = "first"  # row whose scores mean "no answer"; it must see all others
+    no_answer: Literal["first", "last"] = "first"  # row whose scores mean "no answer"; it must see all other rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -522,10 +520,10 @@ class NextToken:
     """Language modelling: scores over the vocabulary for each row by one linear layer."""
 
     kind: Literal["language_model"] = "language_model"
-    tied: bool = True
+    tied: bool = True  # the layer's weight is the token embedding
     bias: bool = False
-    bias_is_trained: bool = True  # False: it stays as it was loaded
-    scale: float = 1.0  # multiplies the rows before the linear layer
+    bias_is_trained: bool = True  # False: the bias stays as it was loaded
+    scale: float = 1.0  # factor of the rows before the linear layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -533,27 +531,27 @@ class PermutedTokens:
     """Permutation language modelling: scores over the vocabulary for rows of the query stream (Yang et al. 2019)."""
 
     kind: Literal["permutation_lm"] = "permutation_lm"
-    tied: bool = True
+    tied: bool = True  # the layer's weight is the token embedding
     bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextTokenAndChoice(Summary):
-    """Next tokens and multiple choice: vocabulary scores of rows, a score of each sequence (Radford et al. 2018)."""
+    """Language modelling and multiple choice: a `NextToken` and a `Choice` head together (Radford et al. 2018)."""
 
     kind: Literal["double_heads"] = "double_heads"
-    tied: bool = True
-    bias: bool = False
-    scale: float = 1.0
+    tied: bool = True  # the weight of the vocabulary scores is the token embedding
+    bias: bool = False  # bias of the vocabulary scores
+    scale: float = 1.0  # factor of the rows before the vocabulary scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLayer:
-    """activation(W x + b) of a pooled vector: the Dense module of sentence-transformers."""
+    """A layer activation(W x + b) on a pooled vector, as the Dense module of sentence-transformers."""
 
-    width: int  # of its output
+    width: int  # width of the output
     bias: bool = True
-    activation: Activation | None = "tanh"
+    activation: Activation | None = "tanh"  # None: no activation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -561,24 +559,24 @@ class SentenceEmbedding:
     """Sentence embedding: one vector for each sequence, as in sentence-transformers (Reimers and Gurevych 2019)."""
 
     kind: Literal["embedding"] = "embedding"
-    pooling: tuple[Pooling, ...] = ("mean",)  # several: their vectors side by side
-    dense: tuple[DenseLayer, ...] = ()  # after the pooling
-    normalise: bool = False  # to unit length
-    dimensions: int | None = None  # the first numbers of the vector, after normalisation; None: all
-    max_length: int | None = None  # tokens of a text that are read
-    keeps_pooler: bool = False  # the folder has an unused pooler, which saving keeps
-    prompts: tuple[tuple[str, str], ...] = ()  # by name
-    default_prompt: str | None = None  # name of the prompt before texts for which no other is named
-    pools_prompt: bool = True  # False: the tokens of a prompt are read, but not pooled
-    similarity: str | None = None  # saved for sentence-transformers
+    pooling: tuple[Pooling, ...] = ("mean",)  # poolings whose vectors are concatenated
+    dense: tuple[DenseLayer, ...] = ()  # layers after the pooling
+    normalise: bool = False  # scale vectors to unit length
+    dimensions: int | None = None  # numbers of a vector to return, the first ones, after normalisation; None: all
+    max_length: int | None = None  # longest text, in tokens; None: the model's limit
+    keeps_pooler: bool = False  # the model folder has an unused pooler, which is saved again
+    prompts: tuple[tuple[str, str], ...] = ()  # names and texts of prompts
+    default_prompt: str | None = None  # name of the prompt for texts without a named one; None: no prompt
+    pools_prompt: bool = True  # False: the model reads the tokens of a prompt, but does not pool them
+    similarity: str | None = None  # name of a similarity, saved for sentence-transformers
 
     def prompt(self, *names: str) -> str:
-        """Return the first prompt with one of these names; else the default prompt, or ""."""
+        """Return the prompt of the first of these names that has one; otherwise the default prompt, or ""."""
         prompts = dict(self.prompts)
         return next((prompts[name] for name in (*names, self.default_prompt) if name in prompts), "")
 
     def width(self, model: ModelConfig) -> int:
-        """Return the width of the vectors that it makes from the rows of a model."""
+        """Return the width of the vectors for a model."""
         width = self.dense[-1].width if self.dense else model.width * len(self.pooling)
         return width if self.dimensions is None else min(width, self.dimensions)
 

@@ -19,8 +19,8 @@ from heedful.model.stack import Transformer
 from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
 from heedful.packed import Packed, send
 
-MAX_LENGTH_PENALTY = 10.0  # it is an exponent
-MIN_TEMPERATURE = 1e-6  # scores divided by much less overflow
+MAX_LENGTH_PENALTY = 10.0  # largest exponent of a text's length
+MIN_TEMPERATURE = 1e-6  # scores divided by a much smaller number would overflow
 UNCONSTRAINED = TokenConstraints()
 Score = Callable[[Tensor, Packed], Tensor]  # a vocabulary head: rows and their batch -> [rows, vocabulary]
 
@@ -34,7 +34,7 @@ class Greedy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Sampling from softmax(scores / temperature), cut to the top_k best tokens and to the best that reach top_p.
+    """Sampling from softmax(scores / temperature), limited to the best tokens by top_k and top_p.
 
     top_p is nucleus sampling (Holtzman et al. 2020). The result depends on the seed, the prompt and the source, not on
     the rest of the batch.
@@ -42,8 +42,8 @@ class Sampling:
 
     kind: Literal["sample"] = "sample"
     temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    top_k: int | None = None  # number of best tokens; None: all
+    top_p: float | None = None  # total probability that the best tokens must reach; None: 1
 
     def __post_init__(self) -> None:
         if not self.temperature >= MIN_TEMPERATURE:
@@ -59,16 +59,16 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamSearch:
-    """Beam search: the `num_beams` most probable beginnings are continued.
+    """Beam search: in each step, the `num_beams` most probable unfinished texts are continued.
 
-    Complete texts of n tokens, the stopping one included, are compared by log p / divisor.
+    Complete texts of n tokens, stopping token included, are compared by log p / divisor.
 
     Args:
-        num_return_sequences: Complete texts to return, best first.
+        num_return_sequences: Number of complete texts to return, best first.
         normalization: The divisor: "none": 1; "power": n^length_penalty; "gnmt": ((5 + n) / 6)^length_penalty (Wu et
             al. 2016, section 7).
-        early_stopping: When a search ends. True: with `num_beams` complete texts; False: when no beginning would
-            improve on them at its present length; "never": when none can at any length.
+        early_stopping: When a search ends. True: with `num_beams` complete texts. False: when no unfinished text would
+            be better than these at its present length. "never": when none could be better at any length.
     """
 
     kind: Literal["beam"] = "beam"
@@ -90,7 +90,7 @@ class BeamSearch:
             )
 
     def divisor(self, tokens: int) -> float:
-        """Return what the log-probability of a text with that many tokens is divided by."""
+        """Return the divisor of the log-probability of a text with that many tokens."""
         match self.normalization:
             case "none":
                 return 1.0
@@ -105,43 +105,44 @@ DecodingMethod = Greedy | Sampling | BeamSearch
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DecodingStep:
-    """One more token for each open sequence; `sequences` are their numbers in the batch."""
+    """The result of one step: a new token for each unfinished sequence."""
 
-    sequences: tuple[int, ...]
+    sequences: tuple[int, ...]  # numbers of the unfinished sequences in the batch
     tokens: tuple[int, ...]
-    log_probabilities: tuple[float, ...]  # of these tokens, before temperature, top_k and top_p
-    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens, if asked for
+    log_probabilities: tuple[float, ...]  # log-probabilities of `tokens`, before temperature, top_k and top_p
+    distribution: Float[Tensor, "sequences vocabulary"] | None  # log-probabilities of all tokens; None: not requested
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class GeneratedTokens:
-    """A generated text; the token that stopped it is not part of it."""
+    """A generated text, without the stopping token."""
 
     tokens: list[int] = field(default_factory=list)
-    log_probability: float = 0.0  # of all tokens, the stopping one included
-    score: float = 0.0  # log_probability, divided by the divisor of a beam search
-    complete: bool = False  # whether a stopping token came before the last position
+    log_probability: float = 0.0  # log-probability of all tokens, stopping token included
+    score: float = 0.0  # log_probability; in a beam search, divided by the divisor
+    complete: bool = False  # whether a stopping token ended the text
 
 
 class Decoding(ABC):
-    """Resumable text generation for one batch: its state (cache, beams, generators) is kept between steps.
+    """Text generation for one batch, step by step.
 
-    Each `step` generates one more token for every open sequence. The result does not depend on when steps are taken;
-    `run` takes all of them.
+    `step` generates one more token for every unfinished sequence, and `run` takes all remaining steps. The result does
+    not depend on when steps are taken.
     """
 
     def __init__(self, count: int, max_new_tokens: int) -> None:
-        self.count, self.max_new_tokens = count, max_new_tokens  # sequences; maximum number of steps
-        self.steps = 0  # taken so far
+        self.count = count  # sequences of the batch
+        self.max_new_tokens = max_new_tokens  # maximum number of steps
+        self.steps = 0  # steps taken so far
         self.done = max_new_tokens < 1 or not count
         self._cancelled: set[int] = set()
 
     @abstractmethod
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
-        """Take a step; returns finished sequences by number, with their texts, best first; sets `done` at the end."""
+        """Take a step; returns the texts of finished sequences, best first, by number, and sets `done` at the end."""
 
     def step(self) -> dict[int, list[GeneratedTokens]]:
-        """Generate one more token; returns finished sequences by number, with their texts, best first."""
+        """Generate one more token; returns the texts of finished sequences, best first, by their number."""
         with torch.inference_mode():
             finished = self._advance()
         self.steps += 1
@@ -172,11 +173,14 @@ def decode(
     seed: int = 0,
     constraints: TokenConstraints = UNCONSTRAINED,
 ) -> Decoding:
-    """Prepare generation after each prompt: the encoder reads `source`, and no step is taken yet.
+    """Prepare text generation after each prompt: the encoder reads `source`, and no step is taken yet.
 
     Args:
+        score: The vocabulary head of the model.
+        max_new_tokens: Maximum number of tokens after each prompt.
         stop: Tokens that end a text.
-        seed: For sampling.
+        source: Texts for the encoder, one for each prompt; None: the model has no encoder.
+        seed: Seed for sampling.
         constraints: Tokens that are forced or banned.
     """
     if isinstance(method, BeamSearch):
@@ -215,7 +219,10 @@ def generate(
     seed: int = 0,
     constraints: TokenConstraints = UNCONSTRAINED,
 ) -> list[list[GeneratedTokens]]:
-    """Generate text after each prompt; returns one text for each, or the best ones of a beam search."""
+    """Generate text after each prompt; returns a list of texts for each prompt, best first.
+
+    The list has one text, or `num_return_sequences` of a beam search. Arguments are those of `decode`.
+    """
     decoding = decode(
         model,
         score,
@@ -246,7 +253,10 @@ def stream(
     constraints: TokenConstraints = UNCONSTRAINED,
     distribution: bool = False,
 ) -> Iterator[DecodingStep]:
-    """Yield steps until a token of `stop`, `max_new_tokens` steps or the model's last position."""
+    """Yield steps until each sequence is ended by a token of `stop`, `max_new_tokens` or the model's last position.
+
+    Arguments are those of `decode`; `distribution`: whether steps have the log-probabilities of all tokens.
+    """
     decoding = _TokenDecoding(
         model,
         score,
@@ -283,30 +293,30 @@ class _TokenDecoding(Decoding):
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
         self._constrain = _Constrain(constraints, prompts, stop)
-        self._tokens_left = _token_limits(model, prompts, max_new_tokens, constraints)
-        self._cache = _begin(model, prompts, source)
-        self._generators = _generators(seed, prompts, source) if isinstance(method, Sampling) else []
-        self._open = list(range(len(prompts)))  # numbers of the sequences in the batch
-        self._batch = prompts
+        self._tokens_left = _token_limits(model, prompts, max_new_tokens, constraints)  # for each sequence
+        self._cache = _init_cache(model, prompts, source)
+        self._generators = _make_generators(seed, prompts, source) if isinstance(method, Sampling) else []
+        self._open = list(range(len(prompts)))  # numbers of the unfinished sequences
+        self._batch = prompts  # tokens of the unfinished sequences that the next step reads
         self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
         self._texts = [GeneratedTokens() for _ in range(len(prompts))]
 
     def next_step(self, distribution: bool = False) -> DecodingStep:
-        """Choose one token for each open sequence, and close those that end with it."""
+        """Choose one token for each unfinished sequence, and drop sequences that end with it from the batch."""
         log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
         rows = ((number, self._generated[number], self._tokens_left[number] == 1) for number in self._open)
         log_p = self._constrain(log_p, rows)
         if isinstance(self._method, Greedy):
-            chosen = log_p.argmax(-1)
+            next_tokens = log_p.argmax(-1)
         else:
             uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
-            chosen = sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device))
-        chosen_log_p = log_p.gather(-1, chosen[:, None])[:, 0]
-        tokens = chosen.tolist()
+            next_tokens = sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device))
+        token_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
+        tokens = next_tokens.tolist()
         step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
-            log_probabilities=tuple(chosen_log_p.tolist()),
+            log_probabilities=tuple(token_log_p.tolist()),
             distribution=log_p if distribution else None,
         )
         for number, token in zip(self._open, tokens, strict=True):
@@ -321,6 +331,7 @@ class _TokenDecoding(Decoding):
         return step
 
     def _stays_open(self, number: int, token: int) -> bool:
+        """Return whether a sequence is unfinished after a token."""
         return token not in self._stop and self._tokens_left[number] > 0 and number not in self._cancelled
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
@@ -335,16 +346,23 @@ class _TokenDecoding(Decoding):
         return {number: [self._texts[number]] for number in step.sequences if number not in self._open}
 
 
-def _generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
-    """Return a generator for each sequence, seeded by the seed, its prompt and its source."""
+def _make_generators(seed: int, prompts: Packed, source: Packed | None) -> list[torch.Generator]:
+    """Return a random generator for each sequence, seeded by `seed`, its prompt and its source."""
     inputs = [batch.unpack(batch.tokens.cpu()) for batch in (prompts, source) if batch is not None]
-    keys = [repr((seed, [tokens.tolist() for tokens in texts])).encode() for texts in zip(*inputs, strict=True)]
-    seeds = [int.from_bytes(blake2b(key, digest_size=8).digest(), "little") for key in keys]
-    return [torch.Generator().manual_seed(sequence_seed) for sequence_seed in seeds]
+    generators = []
+    for texts in zip(*inputs, strict=True):
+        key = repr((seed, [tokens.tolist() for tokens in texts])).encode()
+        sequence_seed = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+        generators.append(torch.Generator().manual_seed(sequence_seed))
+    return generators
 
 
 def sample_next(log_p: Float[Tensor, "rows vocabulary"], method: Sampling, uniform: Float[Tensor, " rows"]) -> Tensor:
-    """Choose one token for each row: the one at which the cumulative probability, best first, exceeds `uniform`."""
+    """Choose one token for each row: the first one, best first, whose cumulative probability exceeds `uniform`.
+
+    Args:
+        uniform: Random numbers from 0 to below 1.
+    """
     scaled, order = (log_p.double() / method.temperature).sort(stable=True, dim=-1, descending=True)
     if method.top_k is not None:
         scaled = scaled[:, : method.top_k]
@@ -363,10 +381,10 @@ def sample_next(log_p: Float[Tensor, "rows vocabulary"], method: Sampling, unifo
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Beams:
-    """The open beginnings and the complete texts of one prompt, each best first."""
+    """The unfinished and the complete texts of one prompt, both best first."""
 
     max_new_tokens: int
-    open: list[GeneratedTokens]
+    open: list[GeneratedTokens]  # unfinished texts
     complete: list[GeneratedTokens] = field(default_factory=list)
 
 
@@ -381,7 +399,7 @@ def beam_search(
     source: Packed | None = None,
     constraints: TokenConstraints = UNCONSTRAINED,
 ) -> list[list[GeneratedTokens]]:
-    """Return the best complete continuations of each prompt by beam search."""
+    """Return the best complete texts after each prompt by beam search; arguments are those of `decode`."""
     decoding = _BeamDecoding(
         model, score, prompts, method, max_new_tokens=max_new_tokens, stop=stop, source=source, constraints=constraints
     )
@@ -389,7 +407,7 @@ def beam_search(
 
 
 class _BeamDecoding(Decoding):
-    """Beam search; its sequences are the prompts, whatever the number of their beams."""
+    """Beam search; a sequence is a prompt with all its beams."""
 
     def __init__(
         self,
@@ -410,7 +428,8 @@ class _BeamDecoding(Decoding):
         self._beams = {
             number: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for number, limit in limits.items()
         }
-        self._batch, self._cache = prompts, _begin(model, prompts, source)
+        self._batch, self._cache = prompts, _init_cache(model, prompts, source)
+        # candidates for each prompt: enough for num_beams unfinished texts if each beam has all stopping tokens
         self._candidates = max(2, 1 + len(stop)) * method.num_beams
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
@@ -422,8 +441,8 @@ class _BeamDecoding(Decoding):
             for text in beams.open
         )
         log_p = self._constrain(log_p, rows)
-        begun = [text.log_probability for beams in searches for text in beams.open]
-        offsets = torch.tensor(begun, dtype=torch.float64, device=log_p.device)  # long sums would be equal in float32
+        parent_log_p = [text.log_probability for beams in searches for text in beams.open]
+        offsets = torch.tensor(parent_log_p, dtype=torch.float64, device=log_p.device)  # float32 rounds sums to ties
         summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
         best = top_candidates(summed, min(self._candidates, summed.shape[1]))
         still_open: dict[int, _Beams] = {}
@@ -432,11 +451,11 @@ class _BeamDecoding(Decoding):
         for (number, beams), ranked in zip(self._beams.items(), best, strict=True):
             count = len(beams.open)
             candidates = [(value, *divmod(index, log_p.shape[-1])) for value, index in ranked]
-            last = length == beams.max_new_tokens
-            continued = _extend(beams, candidates, self._method, self._stop, last=last)
-            if not last and number not in self._cancelled and _can_improve(beams, self._method, length):
+            is_last = length == beams.max_new_tokens
+            beam_parents = _extend(beams, candidates, self._method, self._stop, last=is_last)
+            if not is_last and number not in self._cancelled and _can_improve(beams, self._method, length):
                 still_open[number] = beams
-                parents += [row + parent for parent in continued]
+                parents += [row + parent for parent in beam_parents]
             row += count
         finished = {
             number: beams.complete[: self._method.num_return_sequences]
@@ -452,10 +471,10 @@ class _BeamDecoding(Decoding):
         return finished
 
 
-def top_candidates(rows: Float[Tensor, "rows places"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """Yield the greatest numbers of each row with their indices, best first.
+def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
+    """Yield the `count` greatest numbers of each row with their indices, greatest first.
 
-    NaN comes first, and of equal numbers the first one, as in `argmax`.
+    NaN counts as greatest, and equal numbers are in the order of their indices, as in `argmax`.
     """
     least = rows.topk(count, -1).values[:, -1:]
     for row, large_enough in zip(rows, ~(rows < least), strict=True):
@@ -472,39 +491,44 @@ def _extend(
     *,
     last: bool,
 ) -> list[int]:
-    """Extend the beams by the best candidates (log-probability, parent, token); returns the parent of each new beam."""
-    opened: list[GeneratedTokens] = []
-    parents, begun = [], beams.open
-    for rank, (value, parent, token) in enumerate(candidates):
+    """Replace the unfinished texts by their best continuations; returns the number of each new text's parent.
+
+    Args:
+        candidates: Log-probability, parent and token of each continuation, best first.
+        last: Whether this is the last step, after which every text is complete.
+    """
+    new_open: list[GeneratedTokens] = []
+    parents, old_open = [], beams.open
+    for rank, (log_p, parent, token) in enumerate(candidates):
         stops = token in stop
-        tokens = begun[parent].tokens if stops else [*begun[parent].tokens, token]
-        count = len(begun[parent].tokens) + 1
-        score = value / method.divisor(count)
-        text = GeneratedTokens(tokens=list(tokens), log_probability=value, score=score, complete=stops)
-        if (stops or last) and rank < method.num_beams and value != -inf:
+        tokens = old_open[parent].tokens if stops else [*old_open[parent].tokens, token]
+        count = len(old_open[parent].tokens) + 1
+        score = log_p / method.divisor(count)
+        text = GeneratedTokens(tokens=list(tokens), log_probability=log_p, score=score, complete=stops)
+        if (stops or last) and rank < method.num_beams and log_p != -inf:
             beams.complete.append(text)
-        elif not stops and len(opened) < method.num_beams:
-            opened.append(text)
+        elif not stops and len(new_open) < method.num_beams:
+            new_open.append(text)
             parents.append(parent)
     beams.complete.sort(key=lambda text: -text.score)
     del beams.complete[method.num_beams :]
-    beams.open = opened
+    beams.open = new_open
     return parents
 
 
 def _can_improve(beams: _Beams, method: BeamSearch, length: int) -> bool:
-    """Return whether an open beginning may still become better than the worst complete text."""
+    """Return whether an unfinished text may still become better than the worst complete text."""
     if len(beams.complete) < method.num_beams:
         return bool(beams.open)
     if method.early_stopping is True or not beams.open:
         return False
-    any_length = method.early_stopping == "never" and method.length_penalty > 0
-    tokens = beams.max_new_tokens if any_length else length
+    at_any_length = method.early_stopping == "never" and method.length_penalty > 0
+    tokens = beams.max_new_tokens if at_any_length else length
     return beams.open[0].log_probability / method.divisor(tokens) > beams.complete[-1].score
 
 
 class _Constrain:
-    """Applies constraints to the next tokens of sequences that begin with their prompts."""
+    """Applies token constraints to the next tokens of sequences, each a prompt and generated tokens."""
 
     def __init__(self, constraints: TokenConstraints, prompts: Packed, stop: Sequence[int]) -> None:
         self._constraints, self._stop = constraints, stop
@@ -514,7 +538,7 @@ class _Constrain:
         """Return log-probabilities with those of banned and forced tokens set.
 
         Args:
-            rows: Of each row the number of its prompt, the tokens after it, and whether the next one is the last.
+            rows: Number of the prompt, generated tokens, and whether the next token is the last one, for each row.
         """
         if self._constraints == UNCONSTRAINED:
             return log_p
@@ -528,8 +552,8 @@ class _Constrain:
 # -- one step ---------------------------------------------------------------------------------------------------
 
 
-def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
-    """Return an empty cache, or one with the encoder's rows; raises HeedfulError for inputs that do not fit."""
+def _init_cache(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
+    """Return the cache for the first step; raises HeedfulError for inputs that do not fit the model or each other."""
     if model.training:
         raise ModelError("the model is in training mode: call eval() before it generates text")
     prompts.first_rows()  # raises DataError for an empty prompt
@@ -545,7 +569,7 @@ def _begin(model: Transformer, prompts: Packed, source: Packed | None) -> KVCach
 def _token_limits(
     model: Transformer, prompts: Packed, max_new_tokens: int, constraints: TokenConstraints
 ) -> dict[int, int]:
-    """Return how many tokens can be generated after each prompt: the last one needs no position."""
+    """Return the maximum number of tokens after each prompt, by its number; the last token needs no position."""
     positions = model.output_embedding.config.positions
     limits = [] if positions is None or positions.limit is None else [positions.limit + 1]
     limits += [] if constraints.max_length is None else [constraints.max_length]

@@ -1,4 +1,4 @@
-"""The input embedding: tokens, positions and token types of a batch become the rows that enter the first block."""
+"""The input embedding: tokens, positions and token types of a batch to the rows that enter the first block."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from heedful.packed import Packed
 
 
 class EmbeddingLayer(nn.Module):
-    """project(dropout(norm(x + type))), where x is scale * token + position, or the two concatenated.
+    """The input embedding project(dropout(norm(x + type))), where x is scale * token + position.
 
-    All parts but the token are optional, as the config says. In rows of the query stream (Yang et al. 2019, section
-    2.3) the trained vector `query` replaces scale * token. `project` is a linear layer where the widths differ or the
-    config asks for one.
+    Positions may be concatenated instead of added. The config decides which parts there are, except the token. In rows
+    of the query stream (Yang et al. 2019, section 2.3), the trained vector `query` replaces scale * token. `project` is
+    a linear layer if the widths differ or the config asks for one.
     """
 
     def __init__(self, config: EmbeddingConfig, output_width: int) -> None:
@@ -63,7 +63,7 @@ class EmbeddingLayer(nn.Module):
     def _position_vectors(
         self, positions: Learned | Sinusoidal, batch: Packed, like: Tensor
     ) -> Float[Tensor, "rows _width"]:
-        """Return the vector of each row's position; sinusoids in the dtype and on the device of `like`."""
+        """Return the vector of each row's position, sinusoids in the dtype and on the device of `like`."""
         if isinstance(positions, Learned):
             learned: Tensor = self.positions(batch.positions + positions.offset)
             return learned
@@ -72,11 +72,11 @@ class EmbeddingLayer(nn.Module):
         return table[batch.positions]
 
     def _check_batch(self, batch: Packed) -> None:
-        """Raise DataError for rows without an embedding: too high positions, unknown ids, or a missing query stream."""
+        """Raise DataError for positions beyond the limit, unknown ids, or a query stream that the model lacks."""
         if batch.key_lengths is not None and not self.config.query:
             raise DataError("key_lengths is given, but this model has no query stream: leave it out")
         limit = None if self.config.positions is None else self.config.positions.limit
-        # the sequence that fills a batch up to its bucket may be longer than the limit: all its positions are 0
+        # the sequence that pads a batch to its bucket may be longer than the limit, because all its positions are 0
         if limit is not None and batch.max_length > limit and batch.positions.max() >= limit:
             past_lengths = batch.past_lengths or [0] * len(batch)
             lengths = [length + past for length, past in zip(batch.lengths, past_lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""Heads: modules that turn the last hidden states into scores or vectors. Each takes the rows and their batch."""
+"""Heads: modules that compute scores or vectors from the last hidden states (`rows`) of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rows = Float[Tensor, "rows width"]
 
 
 class Transform(nn.Module):
-    """norm(activation(W h + b)) of every vector; each of the three steps only if the config has it."""
+    """norm(activation(W h + b)) of every vector; the config decides which of the three steps there are."""
 
     def __init__(self, config: c.Summary | c.Rowwise, width: int) -> None:
         super().__init__()
@@ -52,6 +52,7 @@ class SummaryVector(Transform):
         return self._pool(x, batch) if self.pools_last else x
 
     def _pool(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
+        """Pool the rows of each sequence, by `pooled_token` if there is one."""
         if self.pooled_token is None or len(rows) == 0:
             return pool(rows, batch, self.pooling)
         lengths = send(batch.lengths, rows.device)
@@ -70,7 +71,7 @@ class MaskedTokensHead(nn.Module):
         self.activation = ACTIVATIONS[config.activation] if has_dense else nn.Identity()
         self.dense = nn.Linear(model.config.width, width, bias=config.dense_bias) if has_dense else nn.Identity()
         self.norm = make_norm("layer", width, config.norm_eps, config.norm_bias) if has_dense else nn.Identity()
-        self.decoder = _decoder(tokens, config.tied, config.bias)
+        self.decoder = _make_decoder(tokens, config.tied, config.bias)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows vocabulary"]:
         scores: Tensor = self.decoder(self.norm(self.activation(self.dense(rows))))
@@ -84,7 +85,7 @@ class NextTokenHead(nn.Module):
         super().__init__()
         _check_width(config, model)
         self.scale = 1.0 if isinstance(config, c.PermutedTokens) else config.scale
-        self.decoder = _decoder(model.output_embedding.tokens, config.tied, config.bias)
+        self.decoder = _make_decoder(model.output_embedding.tokens, config.tied, config.bias)
         if isinstance(config, c.NextToken) and config.bias:
             self.decoder.bias.requires_grad_(config.bias_is_trained)
 
@@ -94,6 +95,7 @@ class NextTokenHead(nn.Module):
 
 
 def _check_width(config: c.Head, model: Transformer) -> None:
+    """Raise ModelError unless output rows are as wide as token vectors."""
     width = model.output_embedding.tokens.embedding_dim
     if width != model.config.width:
         raise ModelError(
@@ -102,7 +104,8 @@ def _check_width(config: c.Head, model: Transformer) -> None:
         )
 
 
-def _decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:
+def _make_decoder(tokens: nn.Embedding, tied: bool, bias: bool) -> nn.Linear:
+    """Make the layer of vocabulary scores; with `tied`, its weight is that of the token embedding."""
     decoder = nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=bias, device="meta" if tied else None)
     if tied:
         decoder.weight = tokens.weight
@@ -167,7 +170,7 @@ class ClassesHead(nn.Module):
         self.out = last(model.config.width, len(config.labels), bias=config.bias)
 
     def vectors(self, rows: Rows, batch: Packed) -> Float[Tensor, "sequences width"]:
-        """Return the vector of each sequence that the last layer reads."""
+        """Return the input of the last layer for each sequence."""
         vectors: Tensor = self.first(rows, batch)
         return vectors
 
@@ -177,7 +180,7 @@ class ClassesHead(nn.Module):
 
 
 class ChoiceHead(nn.Module):
-    """Multiple choice: one score for each candidate, [sequences]; the highest of a question is chosen."""
+    """Multiple choice: one score for each candidate, [sequences]; the answer is the one with the highest score."""
 
     def __init__(self, config: c.Choice | c.NextTokenAndChoice, model: Transformer) -> None:
         super().__init__()
@@ -213,23 +216,30 @@ class NextTokenAndChoiceHead(nn.Module):
 
 
 class RowsHead(nn.Module):
-    """Scores of rows: [rows, labels] for token classification, [rows, 2] (start, end) for question answering, [rows]
-    for replaced token detection."""
+    """Scores of rows for token classification, question answering and replaced token detection.
+
+    The shapes are [rows, labels], [rows, 2] (start and end of an answer) and [rows].
+    """
 
     def __init__(self, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, model: Transformer) -> None:
         super().__init__()
-        self.dropout, self.single = config.dropout, isinstance(config, c.ReplacedTokens)
+        self.dropout, self.has_one_score = config.dropout, isinstance(config, c.ReplacedTokens)
         self.first = Transform(config, model.config.width)
-        count = len(config.labels) if isinstance(config, c.TokenClasses) else 1 if self.single else 2
+        if isinstance(config, c.TokenClasses):
+            count = len(config.labels)
+        elif self.has_one_score:
+            count = 1
+        else:
+            count = 2
         self.out = nn.Linear(model.config.width, count)
 
     def forward(self, rows: Rows, batch: Packed) -> Float[Tensor, "rows ..."]:
         scores: Tensor = self.out(dropout(self.first(rows), self.dropout, self.training))
-        return scores[:, 0] if self.single else scores
+        return scores[:, 0] if self.has_one_score else scores
 
 
 class SentenceEmbeddingHead(nn.Module):
-    """Sentence embeddings, [sequences, width]: the vectors of all poolings side by side, through the dense layers."""
+    """Sentence embeddings, [sequences, width]: the concatenated vectors of all poolings, through the dense layers."""
 
     def __init__(self, config: c.SentenceEmbedding, model: Transformer) -> None:
         super().__init__()
@@ -272,19 +282,19 @@ def pool(rows: Rows, batch: Packed, pooling: c.Pooling) -> Float[Tensor, "sequen
 
 
 def last_rows_of(batch: Packed, token: int) -> Int[Tensor, " sequences"]:
-    """Return the row number of this token's last occurrence in each sequence; its last row if it has no such token."""
+    """Return the row number of a token's last occurrence in each sequence; the last row if the token does not occur."""
     device = batch.tokens.device
     rows = torch.where(batch.tokens == token, torch.arange(len(batch.tokens), device=device), -1)
     sequences = torch.arange(len(batch)).repeat_interleave(torch.tensor(batch.lengths)).to(device, non_blocking=True)
-    last = send(batch.bounds[1:], device) - 1
-    of_token = torch.full_like(last, -1).scatter_reduce(0, sequences, rows, "amax")
-    return torch.where(of_token < 0, last, of_token)
+    last_row = send(batch.bounds[1:], device) - 1
+    token_row = torch.full_like(last_row, -1).scatter_reduce(0, sequences, rows, "amax")
+    return torch.where(token_row < 0, last_row, token_row)
 
 
 def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"] | None, Packed]:
-    """Return the number of the one row of each sequence that the head reads, and a batch of only these rows.
+    """Return the number of the one row that the head reads of each sequence, and a batch of these rows.
 
-    For a head that reads more rows: None, and the batch itself.
+    For a head that reads more rows, returns None and the batch itself.
     """
     match head:
         case ClassesHead() | ChoiceHead() | NextSentenceHead() | PooledHead():
@@ -303,7 +313,7 @@ def pooled_row(head: nn.Module, batch: Packed) -> tuple[Int[Tensor, " sequences"
     return rows, batch.select(rows)
 
 
-_HEADS: dict[type, type[nn.Module]] = {
+_HEADS: dict[type, type[nn.Module]] = {  # configuration -> module
     c.Pooled: PooledHead,
     c.MaskedTokens: MaskedTokensHead,
     c.NextSentenceScores: NextSentenceHead,

@@ -17,6 +17,8 @@ from heedful.nn.positions import BucketedPosition
 
 
 class _SkipInit(TorchFunctionMode):
+    """A mode in which the functions of torch.nn.init return their tensor unchanged."""
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -27,9 +29,9 @@ class _SkipInit(TorchFunctionMode):
 
 @contextmanager
 def skip_init() -> Iterator[None]:
-    """Create modules without memory and without initial weights.
+    """Create modules on the meta device, without memory and without initial weights.
 
-    Initialising on the meta device would import PyTorch's compiler, which takes longer than to read a small model.
+    Initialising on the meta device would import PyTorch's compiler, which takes longer than loading a small model.
     """
     with torch.device("meta"), _SkipInit():
         yield
@@ -40,7 +42,7 @@ def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Gener
     """Initialise every weight of the module: biases 0, norms 1 and 0, padding rows 0, the rest by the scheme."""
     initialised: set[torch.Tensor] = set()
     matrices_of = {layer: matrices for part in module.modules() for layer, matrices in _matrices(part, scheme)}
-    # embeddings first: an output that is tied to one is not initialised again, and its padding row stays 0
+    # embeddings first: an output layer that is tied to one is not initialised again, and the padding row stays 0
     for part in sorted(module.modules(), key=lambda part: not isinstance(part, nn.Embedding)):
         if isinstance(part, nn.Linear | nn.Embedding) and part.weight not in initialised:
             for matrix, factor in matrices_of.get(part, [(part.weight, 1.0)]):
@@ -52,7 +54,7 @@ def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Gener
             part.weight.fill_(1.0)
         if not isinstance(part, nn.Linear | nn.Embedding | nn.LayerNorm | nn.RMSNorm):
             for name, parameter in part.named_parameters(recurse=False):
-                if name.startswith("bias"):  # of recurrent networks
+                if name.startswith("bias"):  # biases of recurrent networks
                     parameter.zero_()
                     continue
                 _sample(parameter.view(-1, parameter.shape[-1]), scheme, True, 1.0, generator)
@@ -60,38 +62,39 @@ def initialise(module: nn.Module, scheme: Initialisation, generator: torch.Gener
             part.weight[part.padding_idx].zero_()
 
 
-Matrices = list[tuple[torch.Tensor, float]]  # of one layer, each with the factor of its spread
+Matrices = list[tuple[torch.Tensor, float]]  # matrices of one layer's weight, with the factor of their deviation
 
 
 def _matrices(part: nn.Module, scheme: Initialisation) -> list[tuple[nn.Module, Matrices]]:
-    """Return the layers of a part that hold several matrices, or have a factor of their own, and these matrices."""
-    output_factor, unscaled = getattr(scheme, "outputs", 1.0), isinstance(scheme, FanIn)
+    """Return the matrices of layers whose weight joins several matrices, or has a factor of its own."""
+    output_factor, has_unscaled_scores = getattr(scheme, "outputs", 1.0), isinstance(scheme, FanIn)
     match part:
         case Attention():
-            factors = (part.head_width**-0.5 if unscaled else 1.0, 1.0, 1.0)
+            factors = (part.head_width**-0.5 if has_unscaled_scores else 1.0, 1.0, 1.0)
             qkv = list(zip(part.qkv.weight.split(part.sizes), factors, strict=True))
-            return [(part.qkv, qkv), (part.out, _equal(part.out, output_factor))]
+            return [(part.qkv, qkv), (part.out, _split(part.out, output_factor))]
         case CrossAttention():
-            query = (part.q.out_features // part.heads) ** -0.5 if unscaled else 1.0
-            kv = _equal(part.kv, 1.0, 1.0)
-            return [(part.q, _equal(part.q, query)), (part.kv, kv), (part.out, _equal(part.out, output_factor))]
+            query_factor = (part.q.out_features // part.heads) ** -0.5 if has_unscaled_scores else 1.0
+            kv = _split(part.kv, 1.0, 1.0)
+            return [(part.q, _split(part.q, query_factor)), (part.kv, kv), (part.out, _split(part.out, output_factor))]
         case Mlp():
-            up = _equal(part.up, *[1.0] * (2 if part.gated else 1))
-            return [(part.up, up), (part.down, _equal(part.down, output_factor))]
-        case Stack() if unscaled:
+            up = _split(part.up, *[1.0] * (2 if part.gated else 1))
+            return [(part.up, up), (part.down, _split(part.down, output_factor))]
+        case Stack() if has_unscaled_scores:
             tables = [relation.table for relation in part.relations if isinstance(relation, BucketedPosition)]
-            return [(table, _equal(table, part.config.width**-0.5)) for table in tables]
+            return [(table, _split(table, part.config.width**-0.5)) for table in tables]
     return []
 
 
-def _equal(layer: nn.Linear | nn.Embedding, *factors: float) -> Matrices:
-    """Return as many equal matrices of a layer as there are factors."""
+def _split(layer: nn.Linear | nn.Embedding, *factors: float) -> Matrices:
+    """Split a layer's weight into matrices of equal size, one for each factor."""
     return list(zip(layer.weight.chunk(len(factors)), factors, strict=True))
 
 
 def _sample(
     weight: torch.Tensor, scheme: Initialisation, embedding: bool, factor: float, generator: torch.Generator | None
 ) -> None:
+    """Sample the numbers of one matrix; `factor` multiplies their standard deviation, except with Xavier."""
     match scheme:
         case TruncatedNormal(std=std, cut=cut):
             std *= factor

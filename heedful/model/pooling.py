@@ -1,6 +1,6 @@
-"""How a classic model turns its rows into vectors of a text: bag of words, trained queries, or sentence by sentence.
+"""Pooling of classic models: bags of words, attention with trained queries, and hierarchical attention.
 
-A pooler makes vectors from the rows of each sequence, [sequences, vectors, width]; an empty sequence has zeros.
+A pooler makes vectors from the rows of each sequence, [sequences, vectors, width]; zeros for an empty sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Vectors = Float[Tensor, "sequences vectors vector_width"]
 
 
 class BagPooler(nn.Module):
-    """h = sum of x, or their mean."""
+    """The sum or the mean of the rows of each sequence."""
 
     def __init__(self, config: BagPooling) -> None:
         super().__init__()
@@ -45,12 +45,20 @@ class BagPooler(nn.Module):
 
 
 class QueryPooler(nn.Module):
-    """softmax(scale K q) V for each of some trained queries and each sequence; K and V are made from the rows.
+    """Attention softmax(scale K q) V with `count` trained queries q for each sequence; K and V are made from the rows.
 
-    Attention with scores v tanh(W x + b) is the same: the query is v, and the keys are tanh(W x + b).
+    Additive scores v tanh(W x + b) are included: the query is v, and the keys are tanh(W x + b).
     """
 
     def __init__(self, config: AttentionPooling, width: int, count: int, inner: int, *, bias: bool = True) -> None:
+        """Make the layers.
+
+        Args:
+            width: Width of the rows and of the values.
+            count: Number of queries.
+            inner: Width of the keys, if these are not the rows themselves.
+            bias: Whether keys with tanh have a bias.
+        """
         super().__init__()
         self.tanh = config.keys == "tanh"
         self.key = nn.Identity() if config.keys == "rows" else nn.Linear(width, inner, bias=self.tanh and bias)
@@ -60,16 +68,17 @@ class QueryPooler(nn.Module):
 
     def forward(self, rows: Rows, bounds: Bounds) -> Vectors:
         q, k, args = self._attention(rows, bounds)
-        mixed = attend_with(q, k, self.value(rows)[:, None].to(k.dtype), args)
-        vectors: Tensor = mixed[:, 0].unflatten(0, (len(bounds) - 1, len(self.queries)))
+        attended = attend_with(q, k, self.value(rows)[:, None].to(k.dtype), args)
+        vectors: Tensor = attended[:, 0].unflatten(0, (len(bounds) - 1, len(self.queries)))
         return vectors
 
     def weights(self, rows: Rows, bounds: Bounds) -> list[Float[Tensor, "vectors _n"]]:
-        """Return the attention weights of each sequence: queries times rows."""
+        """Return the attention weights of each sequence, from queries to rows."""
         q, k, args = self._attention(rows, bounds)
         return [attention_weights(q, k, args, number)[0] for number in range(len(bounds) - 1)]
 
     def _attention(self, rows: Rows, bounds: Bounds) -> tuple[Tensor, Tensor, AttentionArgs]:
+        """Return queries, keys and the other arguments of attention."""
         count, texts = len(self.queries), len(bounds) - 1
         k = self.key(rows)
         k = (k.tanh() if self.tanh else k)[:, None]
@@ -78,7 +87,10 @@ class QueryPooler(nn.Module):
 
 
 class HierarchicalPooler(nn.Module):
-    """Attention over the words of each sentence, a recurrent network over sentences, and attention over those."""
+    """Hierarchical attention: over the words of each sentence, then over the sentences of each text.
+
+    A recurrent network may be between the two.
+    """
 
     def __init__(self, config: HierarchicalPooling, width: int) -> None:
         super().__init__()
@@ -153,15 +165,15 @@ class PooledClassesHead(nn.Module):
         return scores
 
     def penalty(self, rows: Rows, batch: Packed) -> Float[Tensor, " sequences"]:
-        """Return the penalty on similar attention rows, added to each text's loss (Lin et al. 2017, equation 8).
+        """Return the penalty on similar attention rows of each text, a term of its loss; 0 for an empty text.
 
-        It is 0 for an empty text.
+        Lin et al. 2017, equation 8.
         """
         if not isinstance(self.config, StructuredPooling) or self.config.penalty == 0:
             return rows.new_zeros(len(batch))
         identity = torch.eye(self.config.hops, dtype=rows.dtype, device=rows.device)
         weights = [a.to(rows.dtype) for a in self.queries.weights(rows, batch.bounds)]
-        penalties = [  # products of single numbers, which autocast leaves in full precision
+        penalties = [  # products of single numbers instead of matmul, which autocast would compute in bfloat16
             (((a[:, None] * a).sum(-1) - identity) ** 2).sum() * (a.shape[1] > 0) for a in weights
         ]
         return self.config.penalty * torch.stack(penalties) if penalties else rows.new_zeros(0)

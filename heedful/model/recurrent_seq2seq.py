@@ -1,7 +1,7 @@
 """A recurrent encoder and decoder, with or without attention of the decoder to the encoder's rows.
 
-A `RecurrentSeq2SeqModel` has the interface of a `Transformer` with encoder and decoder; its cache is the state of the
-decoder.
+A `RecurrentSeq2SeqModel` has the interface of a `Transformer` with encoder and decoder; its cache holds the decoder's
+state.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ from heedful.nn.scores import (
 )
 from heedful.packed import Packed
 
-Lines = Float[Tensor, "lines places width"]  # a padded line for each sequence; padding is never attended to
-State = tuple[Tensor, ...]  # h, and of an LSTM c, each [layers, sequences, width]
+Lines = Float[Tensor, "lines slots width"]  # a padded line for each sequence; padding is never attended to
+State = tuple[Tensor, ...]  # (h,) of a GRU or (h, c) of an LSTM, [layers, sequences, width] each
 
 
 # -- attention to the source ----------------------------------------------------------------------------------------
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's rows in padded lines, as keys and as values."""
+    """The encoder's rows as keys and values, in a padded line for each sequence."""
 
-    keys: Float[Tensor, "lines places key_width"]
-    values: Float[Tensor, "lines places width"]
-    lengths: tuple[int, ...]
+    keys: Float[Tensor, "lines slots key_width"]
+    values: Float[Tensor, "lines slots width"]
+    lengths: tuple[int, ...]  # rows of each sequence
 
-    def is_row(self) -> Bool[Tensor, "lines places"]:
-        """Return which places are not padding."""
+    def is_row(self) -> Bool[Tensor, "lines slots"]:
+        """Return which slots hold a row and not padding."""
         lengths = torch.tensor(self.lengths, device=self.keys.device)
         return torch.arange(self.keys.shape[1], device=self.keys.device) < lengths[:, None]
 
     def layout(self, queries: int) -> Layout:
-        """Return the layout of `queries` queries of each sequence to its line."""
-        lines, places = self.keys.shape[:2]
-        spans = tuple((line * places, line * places + length) for line, length in enumerate(self.lengths))
+        """Return the layout of attention from `queries` queries for each sequence to its line."""
+        lines, slots = self.keys.shape[:2]
+        spans = tuple((line * slots, line * slots + length) for line, length in enumerate(self.lengths))
         return Layout(Layout.of(range(0, lines * queries + 1, queries)).queries, spans)
 
     def select(self, numbers: Sequence[int]) -> EncodedSource:
@@ -85,7 +85,7 @@ class EncodedSource(NamedTuple):
         return EncodedSource(self.keys[:count], self.values[:count], self.lengths[:count])
 
     def with_identity_values(self) -> EncodedSource:
-        """Return a source whose values are unit vectors, so that a weighted sum of them is the weights."""
+        """Return a source whose values are unit vectors: the weighted sum of these is the vector of weights."""
         count = self.keys.shape[1]
         identity = torch.eye(count, dtype=self.values.dtype, device=self.values.device)
         return self._replace(values=identity.expand(len(self.keys), -1, -1))
@@ -98,7 +98,7 @@ class SourceAttention(nn.Module):
         super().__init__()
         self.config = config
         longest = config.longest if isinstance(config, GlobalAttention | HardAttention) else 1
-        makers: dict[str, Callable[[], Score]] = {
+        score_makers: dict[str, Callable[[], Score]] = {
             "cosine": lambda: cosine,
             "additive": lambda: Additive(width=width, key_width=width, inner_width=width // 2),
             "location": lambda: Location(width=width, longest=longest),
@@ -106,13 +106,13 @@ class SourceAttention(nn.Module):
             "dot": lambda: dot,
             "scaled_dot": lambda: scaled_dot,
         }
-        self.score = makers[config.score]()
-        self.place = None
+        self.score = score_makers[config.score]()
+        self.place = None  # local-p attention, which predicts a position
         if isinstance(config, LocalP):
             self.place = LocalPredictive(self.compare, width=width, inner_width=width // 2, radius=config.radius)
 
-    def keys(self, rows: Lines) -> Float[Tensor, "lines places key_width"]:
-        """Return the rows as keys."""
+    def keys(self, rows: Lines) -> Float[Tensor, "lines slots key_width"]:
+        """Compute the keys of the encoder's rows, once for all queries."""
         return self.score.keys(rows) if isinstance(self.score, Additive | General) else rows
 
     def compare(self, q: Tensor, keys: Tensor) -> Tensor:
@@ -123,7 +123,11 @@ class SourceAttention(nn.Module):
     def forward(
         self, q: Float[Tensor, "lines n width"], positions: Int[Tensor, "lines n"], source: EncodedSource
     ) -> Float[Tensor, "lines n value_width"]:
-        """Return the context vector of each state; `positions`: the number of target tokens before it."""
+        """Return the context vector of each decoder state q.
+
+        Args:
+            positions: Position of each state in its target sequence, from 0.
+        """
         count = q.shape[1]
         if isinstance(self.config, LocalM | LocalP):
             k, v = source.keys.flatten(0, 1), source.values.flatten(0, 1)
@@ -149,12 +153,12 @@ class SourceAttention(nn.Module):
 
 
 def pad_rows(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
-    """Return the rows in padded lines, and the place of each row among all places, lines end to end."""
+    """Return the rows in padded lines, and the slot of each row among those of all lines, end to end."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
     longest = max(lengths, default=0)
-    first = np.arange(len(lengths)) * longest
-    places = np.repeat(first - np.array(bounds[:-1], np.int64), lengths) + np.arange(bounds[-1])
-    index = torch.from_numpy(places).to(rows.device)
+    first_slots = np.arange(len(lengths)) * longest
+    slots = np.repeat(first_slots - np.array(bounds[:-1], np.int64), lengths) + np.arange(bounds[-1])
+    index = torch.from_numpy(slots).to(rows.device)
     padded = rows.new_zeros(len(lengths) * longest, rows.shape[1])
     return padded.index_copy(0, index, rows).view(len(lengths), longest, rows.shape[1]), index
 
@@ -165,40 +169,43 @@ def pad_rows(rows: Rows, bounds: Bounds) -> tuple[Lines, Int[Tensor, " rows"]]:
 class RecurrentCache(KVCache):
     """The decoder's state in each sequence, and the source that it attends to."""
 
-    def __init__(self, state: State, fed: Float[Tensor, "sequences width"], source: EncodedSource) -> None:
-        super().__init__(len(fed))
-        self.state, self.fed, self.encoded = state, fed, source  # fed: the last output row (input feeding)
+    def __init__(self, state: State, last_output: Float[Tensor, "sequences width"], source: EncodedSource) -> None:
+        super().__init__(len(last_output))
+        self.state, self.encoded = state, source
+        self.last_output = last_output  # last output row of each sequence, an input of the next step (input feeding)
 
     def reorder(self, sequences: Sequence[int]) -> None:
         """Keep these sequences, in this order; one may occur several times (beam search)."""
         if list(sequences) == list(range(len(self.lengths))):
             return
         super().reorder(sequences)
-        index = torch.tensor(list(sequences), dtype=torch.long, device=self.fed.device)
+        index = torch.tensor(list(sequences), dtype=torch.long, device=self.last_output.device)
         self.state = tuple(part.index_select(1, index) for part in self.state)
-        self.fed, self.encoded = self.fed.index_select(0, index), self.encoded.select(sequences)
+        self.last_output = self.last_output.index_select(0, index)
+        self.encoded = self.encoded.select(sequences)
 
 
 class RecurrentSeq2SeqModel(Transformer):
     """A bidirectional encoder and a decoder; output rows are tanh(W [context; state]), as wide as the embedding."""
 
     def __init__(self, config: ClassicConfig) -> None:
-        nn.Module.__init__(self)  # a Transformer has stacks; this one has none
+        nn.Module.__init__(self)  # instead of Transformer's, which needs stacks
         assert isinstance(config.reader, RecurrentSeq2Seq)
-        self.config, self.writer, self.execution = config, config.reader, ExecutionOptions(pad_to_bucket=False)
-        writer, word_width = config.reader, config.embedding.width
+        self.config, self.recurrent, self.execution = config, config.reader, ExecutionOptions(pad_to_bucket=False)
+        recurrent, word_width = config.reader, config.embedding.width
         self.embedding = EmbeddingLayer(config.embedding, word_width)
         self.encoder = self.decoder = None
-        width, layers, lstm = writer.width, writer.layers, writer.cell == "lstm"
-        dropout = writer.dropout if layers > 1 else 0.0
-        encoder = Recurrent(cell=writer.cell, width=width // 2, layers=layers)
-        self.reading = BidirectionalRnn(encoder, word_width, dropout=dropout)
-        self.bridge = nn.Linear(width, layers * width * (2 if lstm else 1))
-        self.feeds = writer.feed and writer.look is not None
-        cell = nn.LSTM if lstm else nn.GRU
-        self.writing = cell(word_width + (word_width if self.feeds else 0), width, layers, dropout=dropout)
-        self.look = None if writer.look is None else SourceAttention(writer.look, width)
-        self.mix = nn.Linear(width if self.look is None else 2 * width, word_width)
+        width, layers, is_lstm = recurrent.width, recurrent.layers, recurrent.cell == "lstm"
+        dropout = recurrent.dropout if layers > 1 else 0.0
+        encoder = Recurrent(cell=recurrent.cell, width=width // 2, layers=layers)
+        self.reading = BidirectionalRnn(encoder, word_width, dropout=dropout)  # the encoder
+        self.bridge = nn.Linear(width, layers * width * (2 if is_lstm else 1))  # last encoder to first decoder states
+        self.feeds_output = recurrent.feed and recurrent.look is not None
+        cell = nn.LSTM if is_lstm else nn.GRU
+        input_width = word_width + (word_width if self.feeds_output else 0)
+        self.writing = cell(input_width, width, layers, dropout=dropout)  # the decoder
+        self.look = None if recurrent.look is None else SourceAttention(recurrent.look, width)
+        self.mix = nn.Linear(width if self.look is None else 2 * width, word_width)  # state and context to output row
 
     def forward(
         self,
@@ -208,7 +215,11 @@ class RecurrentSeq2SeqModel(Transformer):
         trace: Trace | None = None,
         output_rows: Int[Tensor, " outputs"] | None = None,
     ) -> Float[Tensor, "some width"]:
-        """Return the rows from which the next tokens of the target are predicted; `output_rows`: only these."""
+        """Return the rows from which the next tokens of the target are predicted.
+
+        Args:
+            output_rows: Numbers of the rows to return, in their order; None: all.
+        """
         if target is None:
             raise ModelError("this model needs a target: it reads one text and generates another")
         if len(target) != len(source):
@@ -217,7 +228,7 @@ class RecurrentSeq2SeqModel(Transformer):
 
     @property
     def traceable(self) -> tuple[TraceItem, ...]:
-        """The values that a Trace can record: attention weights, which are not always computed by queries and keys."""
+        """The values that a Trace can record: attention weights only, since not every score has queries and keys."""
         return () if self.look is None else ("weights",)
 
     def init_cache(self, source: Packed | int) -> RecurrentCache:
@@ -229,11 +240,11 @@ class RecurrentSeq2SeqModel(Transformer):
             values, _ = pad_rows(rows, source.bounds)
             keys = values if self.look is None else self.look.keys(values)
             state = self._first_state(rows, source.bounds)
-            fed = rows.new_zeros(len(source), self.config.width)
-            return RecurrentCache(state, fed, EncodedSource(keys, values, tuple(source.lengths)))
+            last_output = rows.new_zeros(len(source), self.config.width)
+            return RecurrentCache(state, last_output, EncodedSource(keys, values, tuple(source.lengths)))
 
     def _first_state(self, rows: Rows, bounds: Bounds) -> State:
-        """Return h = tanh(W s + b), and of an LSTM c = W' s + b', from the last states s of both directions."""
+        """Return h = tanh(W s + b), and for an LSTM c = W' s + b', where s are the last states of both directions."""
         half, count = rows.shape[1] // 2, len(bounds) - 1
         last_states = rows.new_zeros(count, 2 * half)
         filled = [number for number, (start, stop) in enumerate(pairwise(bounds)) if start < stop]
@@ -242,14 +253,14 @@ class RecurrentSeq2SeqModel(Transformer):
             first = torch.tensor([bounds[number] for number in filled], device=rows.device)
             ends = torch.cat([rows[last, :half], rows[first, half:]], -1)
             last_states = last_states.index_copy(0, torch.tensor(filled, device=rows.device), ends)
-        layers, width = self.writer.layers, self.writer.width
+        layers, width = self.recurrent.layers, self.recurrent.width
         states = self.bridge.out_features // (layers * width)
         parts = self.bridge(last_states).view(count, states, layers, width).permute(1, 2, 0, 3)
         h, *c = (part.contiguous() for part in parts.unbind(0))
         return (h.tanh(), *c)
 
     def decode_step(self, batch: Packed, cache: KVCache, *, trace: Trace | None = None) -> Float[Tensor, "rows width"]:
-        """Return the rows of tokens that continue the cache, and add them to it."""
+        """Decode tokens that continue the cached ones: returns their rows, and updates the state in the cache."""
         assert isinstance(cache, RecurrentCache), "another model's cache"
         if trace is not None:
             trace.check(1, self.traceable)
@@ -257,7 +268,7 @@ class RecurrentSeq2SeqModel(Transformer):
         with torch.autocast(batch.tokens.device.type, enabled=False):
             x: Tensor = self.embedding(batch)
             past = torch.tensor(cache.lengths, dtype=torch.long, device=x.device)
-            decode = self._with_feeding if self.feeds else self._without_feeding
+            decode = self._decode_with_feeding if self.feeds_output else self._decode_without_feeding
             rows, weights = decode(x, batch.bounds, past, cache, traced)
         if trace is not None and weights is not None:
             spans = zip(pairwise(batch.bounds), cache.encoded.lengths, strict=True)
@@ -265,10 +276,18 @@ class RecurrentSeq2SeqModel(Transformer):
         cache.advance(batch.lengths)
         return rows
 
-    def _without_feeding(
+    def _decode_without_feeding(
         self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, traced: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the decoder over all tokens, then the attention of all its states."""
+        """Run the decoder over all tokens, then attention for all its states.
+
+        Args:
+            past: Number of tokens of each sequence that were decoded before.
+            traced: Whether to return attention weights.
+
+        Returns:
+            The output rows, and the attention weights of each row or None.
+        """
         order, inverse, counts = _orders(bounds, x.device)
         if not counts:
             return x.new_zeros(0, self.config.width), None
@@ -282,49 +301,53 @@ class RecurrentSeq2SeqModel(Transformer):
         states, weights = outputs.data[inverse], None
         if self.look is None:
             return self._mix(states, None), None
-        q, places = pad_rows(states, bounds)
+        q, slots = pad_rows(states, bounds)
         positions = past[:, None] + torch.arange(q.shape[1], device=x.device)
-        context = self.look(q, positions, cache.encoded).flatten(0, 1)[places]
+        context = self.look(q, positions, cache.encoded).flatten(0, 1)[slots]
         if traced:
-            weights = self.look(q, positions, cache.encoded.with_identity_values()).flatten(0, 1)[places]
+            weights = self.look(q, positions, cache.encoded.with_identity_values()).flatten(0, 1)[slots]
         return self._mix(states, context), weights
 
-    def _with_feeding(
+    def _decode_with_feeding(
         self, x: Rows, bounds: Bounds, past: Tensor, cache: RecurrentCache, traced: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Decode one token of each sequence at a time: each output row is an input of the next step."""
+        """Decode one token of each sequence at a time, with each output row as an input of the next step.
+
+        Arguments and results are those of `_decode_without_feeding`.
+        """
         assert self.look is not None
         order, inverse, counts = _orders(bounds, x.device)
         if not counts:
             return x.new_zeros(0, self.config.width), None
         longest_first = _longest_first(bounds)
-        state, fed = tuple(part[:, longest_first] for part in cache.state), cache.fed[longest_first]
+        state, output = tuple(part[:, longest_first] for part in cache.state), cache.last_output[longest_first]
         source, past = cache.encoded.select(longest_first), past[longest_first]
-        finished: list[tuple[Tensor, ...]] = []  # states of sequences that have no more tokens, the longest last
+        finished: list[tuple[Tensor, ...]] = []  # states and outputs of sequences without more tokens, the longest last
         rows, weights = [], []
         for step, step_inputs in enumerate(x[order].split(counts)):
             count = len(step_inputs)
-            if count < len(fed):
-                finished.append((*(part[:, count:] for part in state), fed[count:]))
-                state, fed = tuple(part[:, :count].contiguous() for part in state), fed[:count]
+            if count < len(output):
+                finished.append((*(part[:, count:] for part in state), output[count:]))
+                state, output = tuple(part[:, :count].contiguous() for part in state), output[:count]
                 source = source.first(count)
-            outputs, last = self.writing(torch.cat([step_inputs, fed], -1)[None], _to_cell(state))
+            outputs, last = self.writing(torch.cat([step_inputs, output], -1)[None], _to_cell(state))
             state, q = _from_cell(last), outputs[0][:, None]
             positions = past[:count, None] + step
-            fed = self._mix(outputs[0], self.look(q, positions, source)[:, 0])
-            rows.append(fed)
+            output = self._mix(outputs[0], self.look(q, positions, source)[:, 0])
+            rows.append(output)
             if traced:
                 weights.append(self.look(q, positions, source.with_identity_values())[:, 0])
-        finished.append((*state, fed))
+        finished.append((*state, output))
         original_order = torch.from_numpy(np.argsort(longest_first)).to(x.device)
-        *states, last_fed = (torch.cat(parts[::-1], -2) for parts in zip(*finished, strict=True))
-        cache.state, cache.fed = tuple(part[:, original_order] for part in states), last_fed[original_order]
+        *states, last_output = (torch.cat(parts[::-1], -2) for parts in zip(*finished, strict=True))
+        cache.state = tuple(part[:, original_order] for part in states)
+        cache.last_output = last_output[original_order]
         return torch.cat(rows)[inverse], torch.cat(weights)[inverse] if weights else None
 
     def _mix(self, states: Rows, context: Tensor | None) -> Float[Tensor, "rows word_width"]:
         """Return tanh(W [context; state])."""
         inputs = states if context is None else torch.cat([context, states], -1)
-        return dropout(self.mix(inputs).tanh(), self.writer.dropout, self.training)
+        return dropout(self.mix(inputs).tanh(), self.recurrent.dropout, self.training)
 
 
 def _orders(bounds: Bounds, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
@@ -341,8 +364,10 @@ def _longest_first(bounds: Bounds) -> list[int]:
 
 
 def _to_cell(state: State) -> Tensor | State:
+    """Return a state as PyTorch's cells take it: h for a GRU, (h, c) for an LSTM."""
     return state[0] if len(state) == 1 else state
 
 
 def _from_cell(state: Tensor | State) -> State:
+    """Return a state of PyTorch's cells as a tuple."""
     return (state,) if isinstance(state, Tensor) else tuple(state)

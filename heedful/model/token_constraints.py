@@ -1,4 +1,4 @@
-"""Constraints on the tokens that a model generates: tokens that are forced or banned at some steps."""
+"""Constraints on the tokens that a model generates: tokens that are forced or banned in some steps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class SequenceSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenConstraints:
-    """Constraints on the next token, as by the logits processors of transformers, named like their settings.
+    """Constraints on the next token: the logits processors of transformers, under the names of their settings.
 
-    The log-probability of a banned token becomes -inf, that of a forced one 0, and nothing is normalised again. A token
-    that is forced may be banned by another constraint.
+    The log-probability of a banned token becomes -inf, that of a forced token 0; nothing is normalised again. If tokens
+    are forced in a step, no other constraint applies to it.
 
     Args:
         min_length: Tokens of a sequence, its prompt included, before a token may end it.
         min_new_tokens: Tokens after the prompt before a token may end the sequence.
-        no_repeat_ngram_size: Length of token sequences that may occur only once; 0: all may be repeated.
-        bad_words_ids: Sequences of tokens that are not generated.
+        no_repeat_ngram_size: Length of token sequences that may occur only once; 0: no limit.
+        bad_words_ids: Sequences of tokens that are never generated.
         forced_bos_token_id: The token after a prompt of one token.
         forced_eos_token_id: Tokens that end a text of the maximum length: one of them is forced at its last position.
-        max_length: Most tokens of a sequence, its prompt included; None: any number.
+        max_length: Maximum number of tokens of a sequence, its prompt included; None: unlimited.
     """
 
     min_length: int = 0
@@ -69,6 +69,7 @@ class TokenConstraints:
         return (self.forced_bos_token_id,) if is_first and self.forced_bos_token_id is not None else ()
 
     def _banned(self, sequence: SequenceSoFar, stop: Sequence[int]) -> set[int]:
+        """Return the tokens that are not allowed next."""
         tokens = sequence.prompt + sequence.generated
         words = (word for word in self.bad_words_ids if len(word) > 1 or word[0] not in stop)
         banned = {word[-1] for word in words if _ends(tokens, word)}
@@ -81,5 +82,5 @@ class TokenConstraints:
 
 
 def _ends(history: list[int], word: Sequence[int]) -> bool:
-    """Return whether a sequence ends with all of a word but its last token."""
+    """Return whether a sequence ends with the tokens of a word before its last one."""
     return len(word) <= len(history) + 1 and history[len(history) - len(word) + 1 :] == list(word[:-1])

@@ -1,4 +1,4 @@
-"""Trace: records what attention and blocks computed, for chosen layers, heads and rows, and nothing else."""
+"""Trace: records values of attention and blocks in a forward pass, for chosen layers, heads and rows."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ ALL_ITEMS: tuple[TraceItem, ...] = get_args(TraceItem)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionTrace:
-    """One layer's attention in one sequence, n rows to m keys; an item that was not asked for is None.
+    """One layer's attention in one sequence, from n queries to m keys; an item that was not selected is None.
 
-    q, k and v have as many heads, also where groups of query heads share keys and values. q and k are as they are
-    multiplied, after rotation: scores = scale q k + bias, with -inf for masked pairs, and
-    weights = softmax(scores), before dropout.
+    q, k and v have the same heads: shared heads of keys and values are repeated. q and k are those after rotation.
     """
 
     scale: float
     q: Float[Tensor, "n heads width"] | None = None
     k: Float[Tensor, "m heads width"] | None = None
     v: Float[Tensor, "m heads value_width"] | None = None
-    scores: Float[Tensor, "heads n m"] | None = None
-    weights: Float[Tensor, "heads n m"] | None = None
+    scores: Float[Tensor, "heads n m"] | None = None  # scale q k + bias; -inf for masked pairs
+    weights: Float[Tensor, "heads n m"] | None = None  # softmax(scores), before dropout
 
 
 @dataclass(kw_only=True, eq=False)
 class Trace:
     """Selects values of a forward pass and holds them after it: model(batch, trace=Trace(layers=[3])).
 
-    States are a stack's rows before each block, and, at the number of layers, its output. All values are computed
-    again from the forward pass's own q and k, so that a trace changes no output.
+    States are the rows before each block of a stack; the entry at the number of layers is its output. Scores and
+    weights are computed again from the q and k of the forward pass, so that a trace changes no output.
 
     Args:
-        layers: From 0 in each stack; None: all.
-        heads: None: all.
-        sequences: Of the batch; None: all.
-        rows: Rows of q, scores, weights and states, by their position in the sequence of this call; None: all.
+        what: Items to record.
+        parts: Parts of the model to record.
+        layers: Layers to record, from 0 in each stack; None: all.
+        heads: Heads to record; None: all.
+        sequences: Sequences of the batch to record; None: all.
+        rows: Rows of q, scores, weights and states to record, by their position in the sequence; None: all.
     """
 
     what: Sequence[TraceItem] = ("weights",)
@@ -56,9 +56,8 @@ class Trace:
     heads: Sequence[int] | None = None
     sequences: Sequence[int] | None = None
     rows: Sequence[int] | None = None
-    attention: dict[tuple[Part, int, int], AttentionTrace] = field(  # by part, layer, sequence
-        default_factory=dict, init=False
-    )
+    # recorded values by part, layer and sequence
+    attention: dict[tuple[Part, int, int], AttentionTrace] = field(default_factory=dict, init=False)
     states: dict[tuple[Part, int, int], Float[Tensor, "n width"]] = field(default_factory=dict, init=False)
 
     def check(self, layers: int, traceable: Sequence[TraceItem]) -> None:
@@ -66,7 +65,7 @@ class Trace:
         if unknown := [item for item in self.what if item not in traceable]:
             has = f"{', '.join(traceable)} alone" if traceable else "none of these"
             raise HeedfulError(f"trace: this model has no {', '.join(unknown)}; it has {has}")
-        output = layers if "states" in self.what else None  # what the last block returns
+        output = layers if "states" in self.what else None  # number of the stack's output among the states
         check_numbers("trace: layers", [layer for layer in self.layers or () if layer != output], layers)
 
     def records(self, part: Part, layer: int, items: Sequence[TraceItem]) -> bool:
@@ -78,11 +77,11 @@ class Trace:
     def record_attention(
         self, part: Part, layer: int, sequences: int, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs
     ) -> None:
-        """Record the chosen items of one call of attention, for the first `sequences` sequences."""
+        """Record the selected items of one call of attention, for the first `sequences` sequences of the layout."""
         if not self.records(part, layer, ("q", "k", "v", "scores", "weights")):
             return
         heads, args = self._heads(q.shape[1]), with_dense_bias(q, k, args)
-        # in cross-attention, beams of one source are one sequence of the layout
+        # the layout may have fewer sequences: in cross-attention, all beams of a source are one
         for number in self._sequences(min(sequences, len(args.layout.queries))):
             (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
             rows = self._rows(stop - start)
@@ -104,14 +103,14 @@ class Trace:
     def record_states(
         self, part: Part, layer: int, sequences: int, x: Tensor, spans: Sequence[tuple[int, int]]
     ) -> None:
-        """Record the rows before a block, or after the last one."""
+        """Record the rows before a block, or, for the number of layers, the output of the stack."""
         if self.records(part, layer, ("states",)):
             for number in self._sequences(sequences):
                 start, stop = spans[number]
                 self.states[part, layer, number] = x[start:stop].detach()[self._rows(stop - start)].clone()
 
     def record_weights(self, part: Part, layer: int, weights: Sequence[Float[Tensor, "heads _n _m"]]) -> None:
-        """Record weights of each sequence that were computed without queries and keys."""
+        """Record attention weights of each sequence that the model computed without queries and keys."""
         for number in self._sequences(len(weights)):
             block = weights[number].detach()
             chosen = block[self._heads(len(block))][:, self._rows(block.shape[1])]
@@ -124,12 +123,19 @@ class Trace:
         return torch.tensor(check_numbers("trace: heads", self.heads, count))
 
     def _rows(self, count: int) -> Tensor:
-        """Return the chosen rows that a sequence of that length has."""
+        """Return the selected rows that exist in a sequence of `count` rows."""
         return torch.tensor([row for row in (range(count) if self.rows is None else self.rows) if row < count]).long()
 
 
 def check_numbers(what: str, numbers: Sequence[int] | None, count: int) -> Sequence[int]:
-    """Return the numbers, or all below `count` for None; raises HeedfulError if one is not below `count`."""
+    """Return the numbers, or 0 to count - 1 for None.
+
+    Args:
+        what: Beginning of the error message.
+
+    Raises:
+        HeedfulError: If a number is negative, or not below `count`.
+    """
     if numbers is None:
         return range(count)
     if wrong := [number for number in numbers if not 0 <= number < count]:

@@ -9,7 +9,7 @@ from heedful.model.config import EmbeddingConfig, ModelConfig, Sinusoidal, Stack
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaswaniSize:
-    """The size of encoder and decoder, which are alike."""
+    """The size of encoder and decoder, which have the same."""
 
     layers: int
     width: int
@@ -18,14 +18,17 @@ class VaswaniSize:
     dropout: float
 
 
-PUBLISHED_SIZES = {  # table 3
+PUBLISHED_SIZES = {  # table 3 of the paper
     "base": VaswaniSize(layers=6, width=512, heads=8, inner=2048, dropout=0.1),
     "big": VaswaniSize(layers=6, width=1024, heads=16, inner=4096, dropout=0.3),
 }
 
 
 def vaswani_config(size: VaswaniSize, vocabulary: int) -> ModelConfig:
-    """Return the original Transformer: post-norm, sinusoids, one embedding for source, target, output (section 3)."""
+    """Return the configuration of the original Transformer (section 3).
+
+    It has post-norm, sinusoidal positions, and one embedding for source, target and output.
+    """
     encoder = StackConfig(
         width=size.width,
         layers=size.layers,

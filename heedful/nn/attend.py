@@ -42,11 +42,11 @@ def attend(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """Compute softmax(scale q k + bias) v in each sequence of the layout; a query that may see no key gets zeros.
+    """Compute softmax(scale q k + bias) v in each sequence of the layout; the result of a query without keys is zero.
 
     Causal masks and windows align the last query with the last key; windows include both ends. Dropout draws from
-    torch's global generator. Groups of query heads share a head of k and v where there are fewer of these (Ainslie et
-    al. 2023, arXiv:2305.13245, section 2.2).
+    torch's global generator. Groups of query heads share a head of k and v if these have fewer heads (Ainslie et al.
+    2023, arXiv:2305.13245, section 2.2).
 
     Args:
         backend: Name of a kernel; "auto" takes the first one that can compute the call and is not slow.
@@ -66,7 +66,7 @@ def attend_with(
     *,
     backend: str = "auto",
 ) -> Float[Tensor, "queries heads value_width"]:
-    """Compute attention as `attend` does, with everything but q, k and v in one object."""
+    """Compute attention as `attend` does, from arguments in one object."""
     _check_shapes(q, k, v, args.layout)
     if len(q) == 0 or len(k) == 0:
         return q.new_zeros(*q.shape[:2], v.shape[2])
@@ -77,14 +77,14 @@ def attend_with(
 
 
 def repeat_heads(x: Float[Tensor, "keys kv_heads width"], heads: int) -> Float[Tensor, "keys heads width"]:
-    """Return keys or values with a head for each query head: a copy, if there are fewer."""
+    """Return keys or values with one head for each query head; x itself if it has all of them, otherwise a copy."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
     """Raise HeedfulError unless shapes and layout fit each other: kernels read and write where the layout says."""
-    shaped = q.ndim == k.ndim == v.ndim == 3 and k.shape[2] == q.shape[2] and v.shape[:2] == k.shape[:2]
-    if not shaped or not k.shape[1] or q.shape[1] % k.shape[1]:
+    shapes_fit = q.ndim == k.ndim == v.ndim == 3 and k.shape[2] == q.shape[2] and v.shape[:2] == k.shape[:2]
+    if not shapes_fit or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise HeedfulError(
             f"q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}; expected [queries, heads, width], [keys, "
             "kv heads, width] and [keys, kv heads, value width], where kv heads divides heads"
@@ -97,7 +97,11 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> None:
 
 
 def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend: str = "auto") -> Kernel:
-    """Return the kernel that `attend` takes for this call; raises SettingError for a named kernel that cannot."""
+    """Return the kernel that `attend` runs for this call.
+
+    Raises:
+        SettingError: If `backend` names no kernel, or one that cannot compute the call.
+    """
     if backend == "auto":
         return next(
             kernel for kernel in _ranked(args) if not (kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args))
@@ -114,39 +118,44 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend:
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    """Return one line for each kernel: taken, or the reason why not."""
-    lines, taken = [], False
+    """Return one line for each kernel: "taken", or why it is not."""
+    lines, has_choice = [], False
     for kernel in _ranked(args):
-        reason = kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args)
-        verdict = f"no: {reason}" if reason else "could, but one above is preferred" if taken else "taken"
-        taken = taken or not reason
+        if reason := kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args):
+            verdict = f"no: {reason}"
+        elif has_choice:
+            verdict = "could, but one above is preferred"
+        else:
+            verdict, has_choice = "taken", True
         lines.append(f"{kernel.name:14} {verdict}")
     return "\n".join(lines)
 
 
 def _ranked(args: AttentionArgs) -> list[Kernel]:
+    """Return all kernels in the order in which they are tried: the dense cache and the preferred one first."""
     return sorted((*KERNELS, REFERENCE), key=lambda kernel: kernel.name not in ("dense_cache", args.preferred))
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
+    """Compute attention for one sequence after another, with all scores written out."""
     outputs = []
     for number, (first, last) in enumerate(args.layout.keys):
         weights = attention_weights(q, k, args, number)
         if args.dropout:
             weights = dropout(weights, args.dropout)
-        mixed = torch.einsum("hij,jhd->ihd", weights, v[first:last])
+        output = torch.einsum("hij,jhd->ihd", weights, v[first:last])
         if isinstance(args.bias, RelativeBias) and args.bias.values is not None:
             reach = args.bias.reach
             distances = relative_distances(weights.shape[1], weights.shape[2], q.device).clamp(-reach, reach)
-            mixed = mixed + torch.einsum("hij,ijd->ihd", weights, args.bias.values[distances + reach])
-        outputs.append(mixed)
+            output = output + torch.einsum("hij,ijd->ihd", weights, args.bias.values[distances + reach])
+        outputs.append(output)
     return torch.cat(outputs) if outputs else q.new_zeros(len(q), *v.shape[1:])
 
 
 def attention_weights(
     q: Float[Tensor, "queries heads width"], k: Float[Tensor, "keys heads width"], args: AttentionArgs, number: int
 ) -> Float[Tensor, "heads n m"]:
-    """Return softmax(scale q k + bias) of sequence `number`, before dropout; zeros for a query that may see no key."""
+    """Return softmax(scale q k + bias) of sequence `number`, before dropout; zeros for a query that sees no key."""
     scores, visible = attention_scores(q, k, args, number)
     return scores.softmax(-1).where(visible.any(-1, keepdim=True), 0.0)
 
@@ -162,12 +171,12 @@ def attention_scores(
 ) -> tuple[Float[Tensor, "some_heads n m"], Bool[Tensor, "some_heads n m"]]:
     """Return scale q k + bias of sequence `number`, and which pairs of query and key are visible.
 
-    Scores of pairs that are not visible are -inf, except in rows without any visible pair: so softmax and its gradient
-    stay finite.
+    Scores of invisible pairs are -inf, except in rows without any visible pair, where softmax and its gradient would
+    not be finite.
 
     Args:
-        rows: Query rows of the sequence; None: all.
-        heads: None: all.
+        rows: Query rows of the sequence to compute, counted from its first one; None: all.
+        heads: Heads to compute; None: all.
     """
     (start, stop), (first, last) = args.layout.queries[number], args.layout.keys[number]
     everything = slice(None)

@@ -15,17 +15,20 @@ from heedful.nn.autograd import AutogradContext
 from heedful.nn.cpu_ops import DTYPE_CODES, address, draw_seed, empty
 from heedful.nn.layout import AttentionArgs, DisentangledBias, Layout, cannot_differ
 
-TILE_WIDTH = 32  # bfloat16 numbers in a row of a tile register of AMX
+TILE_WIDTH = 32  # bfloat16 numbers in one row of an AMX tile register
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Compute softmax(scale q k) v of each sequence, with dropout of the weights."""
+    """Compute softmax(scale q k + bias) v of each sequence, with dropout of the weights.
+
+    The only bias that the kernels compute is a `DisentangledBias`, without gradients and dropout.
+    """
     q, k, v = _contiguous_heads(q), _contiguous_heads(k), _contiguous_heads(v)
     if isinstance(args.bias, DisentangledBias):
-        return _disentangled(q, k, v, args, args.bias)
+        return _disentangled_attention(q, k, v, args, args.bias)
     seed = draw_seed() if args.dropout else 0
-    mixed: Tensor = _Attention.apply(q, k, v, args, span_table(args.layout), seed)  # type: ignore[no-untyped-call]
-    return mixed
+    result: Tensor = _Attention.apply(q, k, v, args, span_table(args.layout), seed)  # type: ignore[no-untyped-call]
+    return result
 
 
 def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
@@ -57,7 +60,7 @@ def cannot_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     """Return why another kernel is preferred, or an empty string.
 
-    It is a fixed rule and not a measurement, so that a seed gives the same bits.
+    The rule is fixed and not a measurement, so that equal seeds return equal bits.
     """
     if args.preferred == "native":
         return ""
@@ -74,16 +77,20 @@ def slow_to_attend(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 class _PositionIndexes(NamedTuple):
-    """The indexes of a `DisentangledBias` as the kernel reads them, or why it cannot."""
+    """The indexes of a `DisentangledBias` in the form that the kernel reads, or why it cannot read them."""
 
-    source: Int[Tensor, " distances"]  # kept alive, because its id is the key in the cache
+    source: Int[Tensor, " distances"]  # the original indexes, kept alive because their id is the key in the cache
     both_ways: Int[Tensor, "2 more_distances"]  # ascending and descending, int32, padded by repeating the end values
-    embeddings: int  # that the indexes need
-    problem: str
+    embeddings: int  # smallest number of embeddings that has all indexes
+    problem: str  # why the kernel cannot read the indexes, or an empty string
 
 
 def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin: int) -> _PositionIndexes:
-    """Return the indexes, checked once for all layers: the kernel reads memory where they point."""
+    """Return the indexes, checked once for all layers, because the kernel reads memory where they point.
+
+    Args:
+        margin: Distances by which the indexes are padded at both ends.
+    """
 
     def make() -> _PositionIndexes:
         steps, longest = indexes.diff(), max((n for n, _ in layout.sizes()), default=0)
@@ -105,6 +112,7 @@ def _position_indexes(indexes: Int[Tensor, " distances"], layout: Layout, margin
 def _cannot_disentangle(
     q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias, library: Kernels
 ) -> str:
+    """Return why the kernel cannot compute disentangled attention, or an empty string."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, bias.position_q, bias.position_k)):
         return "it has no backward pass for disentangled attention"
     if args.causal or args.window is not None or args.dropout or args.layout.queries != args.layout.keys:
@@ -123,8 +131,8 @@ def _cannot_disentangle(
     return ""
 
 
-def _disentangled(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
-    """Compute attention with the terms of relative positions, only for distances that occur in each sequence."""
+def _disentangled_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: DisentangledBias) -> Tensor:
+    """Compute attention with the terms of relative positions, for the distances that occur in each sequence only."""
     library, out, spans = kernels(), empty(*q.shape, dtype=q.dtype), span_table(args.layout)
     assert library is not None
     position_q, position_k = bias.position_q.to(q.dtype).contiguous(), bias.position_k.to(q.dtype).contiguous()
@@ -132,13 +140,13 @@ def _disentangled(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, bias: Di
     sizes = (len(spans), q.shape[1], q.shape[2], address(spans))
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
     positions = (address(position_q), address(position_k), len(position_k), address(indexes), bias.reach)
-    to = (address(out), out.stride(0), torch.get_num_threads())
-    library.disentangled_attention(*sizes, *rows, args.scale, DTYPE_CODES[q.dtype], *positions, *to)
+    output = (address(out), out.stride(0), torch.get_num_threads())
+    library.disentangled_attention(*sizes, *rows, args.scale, DTYPE_CODES[q.dtype], *positions, *output)
     return out
 
 
 def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
-    """Return the start and the stop of the query rows, and of the key rows, of each sequence."""
+    """Return start and stop of each sequence's query rows, then of its key rows, in int64; cached with the layout."""
 
     def make() -> Tensor:
         spans = [[*queries, *keys] for queries, keys in zip(layout.queries, layout.keys, strict=True)]
@@ -148,17 +156,20 @@ def span_table(layout: Layout) -> Int[Tensor, "sequences 4"]:
 
 
 def _keys_overlap(layout: Layout) -> bool:
+    """Return whether two sequences share key rows."""
     spans = sorted((first, last) for first, last in layout.keys if first < last)
     return any(span[1] > following[0] for span, following in pairwise(spans))
 
 
 def _contiguous_heads(x: Tensor) -> Tensor:
-    """Return x with heads side by side in a row and rows a whole number of words apart, copied if need be."""
+    """Return x with heads side by side in a row and an even distance between rows, copied if necessary."""
     fits = x.stride(2) == 1 and x.stride(1) == x.shape[2] and x.stride(0) % 2 == 0
     return x if fits else x.contiguous()
 
 
 class _Attention(torch.autograd.Function):
+    """Attention without a bias; the backward pass computes weights again from the saved logarithms of their sums."""
+
     @staticmethod
     def forward(
         context: AutogradContext, q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int
@@ -167,7 +178,7 @@ class _Attention(torch.autograd.Function):
         assert library is not None
         log_sums = empty(*q.shape[:2]) if any(context.needs_input_grad) else None
         outputs = (address(out), out.stride(0), address(log_sums))
-        library.attention(*_arguments(q, k, v, args, spans, seed), *outputs, torch.get_num_threads())
+        library.attention(*_common_arguments(q, k, v, args, spans, seed), *outputs, torch.get_num_threads())
         if log_sums is not None:
             context.save_for_backward(q, k, v, out, log_sums)
             context.call = args, spans, seed
@@ -181,13 +192,13 @@ class _Attention(torch.autograd.Function):
         library, dout = kernels(), gradients[0].contiguous()
         assert library is not None
         rows, (_, heads, width), kv_heads = max(len(q), len(k)), q.shape, k.shape[1]
-        covered = len(q) == len(k) == sum(m for _, m in args.layout.sizes())
-        allocate = torch.empty if covered else torch.zeros  # keys of no sequence have the gradient 0
+        writes_all = len(q) == len(k) == sum(m for _, m in args.layout.sizes())
+        allocate = torch.empty if writes_all else torch.zeros  # the gradient of keys of no sequence is 0
         dqkv = allocate((rows, heads + 2 * kv_heads, width), dtype=q.dtype, device="cpu")
         dq, dk, dv = dqkv.split((heads, kv_heads, kv_heads), 1)
         dq, dk, dv = dq[: len(q)], dk[: len(k)], dv[: len(k)]
         library.attention_gradient(
-            *_arguments(q, k, v, args, spans, seed),
+            *_common_arguments(q, k, v, args, spans, seed),
             address(out),
             out.stride(0),
             address(log_sums),
@@ -202,10 +213,10 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None
 
 
-def _arguments(
+def _common_arguments(
     q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, spans: Tensor, seed: int
 ) -> tuple[int | float, ...]:
-    """Return the arguments that the kernel and its gradient begin with."""
+    """Return the first arguments of the C++ functions `attention` and `attention_gradient`."""
     reach = -1 if args.window is None else args.window
     rows = (address(q), q.stride(0), address(k), k.stride(0), address(v), v.stride(0))
     sizes = (len(spans), q.shape[1], k.shape[1], q.shape[2], address(spans))
@@ -213,7 +224,7 @@ def _arguments(
 
 
 class _SplitQkv(torch.autograd.Function):
-    """Views of q, k and v in rows of all three; gradients that are adjacent in memory are joined without a copy."""
+    """Split rows into views of q, k and v; the backward pass joins gradients that are adjacent in memory by a view."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
@@ -237,10 +248,11 @@ class _SplitQkv(torch.autograd.Function):
 def split_qkv(
     rows: Float[Tensor, "rows all_three"], heads: int, kv_heads: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows that hold q, k and v side by side; returns [rows, heads, width] each.
+    """Split rows that hold q, k and v side by side; returns three tensors [rows, heads, width].
 
     Args:
-        kv_heads: Heads of k and of v; None: as many as of q.
+        heads: Heads of q.
+        kv_heads: Heads of k and of v; None: `heads`.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     if not (rows.requires_grad and torch.is_grad_enabled()):

@@ -1,7 +1,7 @@
-"""The C++ kernels as functions of tensors, with their gradients; each has a check of whether it can be taken.
+"""The C++ kernels as functions of tensors, with their gradients, and checks of whether they can be used.
 
-A caller sees the same results with them and without them, but for rounding. They compute in float32 and, where the
-processor multiplies it, in bfloat16 with float32 sums.
+Results with and without the kernels differ by rounding only. The kernels compute in float32 and, if the processor
+multiplies bfloat16, in bfloat16 with float32 sums.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from torch.autograd.function import once_differentiable
 from heedful.csrc import Kernels, kernels
 from heedful.nn.autograd import AutogradContext
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as the kernels take dtypes
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # dtype -> its number in arguments of the C++ functions
 
 
 def usable_kernels(*tensors: Tensor) -> Kernels | None:
-    """Return the kernels if they can take such tensors: on the CPU, float32 or bfloat16, whole vectors wide."""
+    """Return the kernels if they can compute with these tensors, or None.
+
+    The tensors must be on the CPU, in float32 or bfloat16, and a multiple of the kernels' vectors wide.
+    """
     if torch.compiler.is_compiling():
         return None
     for tensor in tensors:
@@ -45,23 +48,30 @@ def draw_seed() -> int:
     return int(empty(dtype=torch.int64).random_())
 
 
-def pack_weight(weight: Float[Tensor, "rows columns"], *, turned: bool, half: bool) -> Int[Tensor, " words"]:
-    """Pack W for `linear`: as the right side of x W' (turned), or of y W."""
+def pack_weight(weight: Float[Tensor, "rows columns"], *, transpose: bool, bfloat16: bool) -> Int[Tensor, " words"]:
+    """Pack a weight W for `linear`.
+
+    Args:
+        transpose: Whether `linear` computes x W'; otherwise x W.
+        bfloat16: Whether the packed numbers are bfloat16; otherwise float32.
+    """
     library = kernels()
     assert library is not None
     weight, (rows, columns) = weight.contiguous(), weight.shape
-    count = library.packed_words(*((rows, columns) if turned else (columns, rows)), 2 if half else 1)
+    count = library.packed_words(*((rows, columns) if transpose else (columns, rows)), 2 if bfloat16 else 1)
     packed = empty(count, dtype=torch.int32)
-    wide = weight.dtype == torch.float32
-    library.pack(address(weight), wide, rows, columns, turned, half, address(packed), torch.get_num_threads())
+    is_float32 = weight.dtype == torch.float32
+    library.pack(
+        address(weight), is_float32, rows, columns, transpose, bfloat16, address(packed), torch.get_num_threads()
+    )
     return packed
 
 
 def unpack_weight(packed: Int[Tensor, " words"], out: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Return W [out, width] of `pack_weight(W, turned=True, ...)`."""
+    """Return the weight [out, width] that `pack_weight` packed with `transpose`."""
     library = kernels()
     assert library is not None
-    in_word = 4 // dtype.itemsize  # numbers of one row of W that lie side by side
+    in_word = 4 // dtype.itemsize  # numbers of one row of the weight in a word
     words, panel_columns = -(-width // in_word), library.packed_words(1, 1, 1)
     panels = packed.view(dtype).view(-1, words, panel_columns, in_word)
     return panels.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:out, :width].contiguous()
@@ -76,17 +86,18 @@ def linear(
     gelu: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """Compute x B + bias, then GELU if asked, with B from `pack_weight`.
+    """Compute x B + bias, or GELU(x B + bias), where `pack_weight` packed B.
 
     Args:
-        bias: float32.
-        dtype: Of the result; None: x's.
+        columns: Columns of B.
+        bias: In float32; None: no bias.
+        gelu: Whether GELU is applied.
+        dtype: Dtype of the result; None: x's.
     """
     library = kernels()
     assert library is not None
     x = x if x.stride(1) == 1 and x.stride(0) % 2 == 0 else x.contiguous()
     y = empty(len(x), columns, dtype=dtype or x.dtype)
-    half, wide = DTYPE_CODES[x.dtype], y.dtype == torch.float32
     library.linear(
         address(x),
         x.stride(0),
@@ -96,8 +107,8 @@ def linear(
         columns,
         address(bias),
         gelu,
-        half,
-        wide,
+        DTYPE_CODES[x.dtype],
+        y.dtype == torch.float32,
         address(y),
         torch.get_num_threads(),
     )
@@ -106,13 +117,13 @@ def linear(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Int8Weight:
-    """The weight of an int8 linear layer, as the kernels read it."""
+    """The weight of an int8 linear layer, packed for the kernels; a column is an output of the layer."""
 
-    panels: Int[Tensor, " words"]
-    scales: Float[Tensor, " columns"]
-    sums: Float[Tensor, " columns"]  # of each column's int8 numbers
+    panels: Int[Tensor, " words"]  # packed int8 numbers
+    scales: Float[Tensor, " columns"]  # weight = int8 number * scale
+    sums: Float[Tensor, " columns"]  # sum of each column's int8 numbers
     bias: Float[Tensor, " columns"] | None
-    gelu: bool
+    gelu: bool  # whether the layer applies GELU
 
     @classmethod
     def of(
@@ -133,16 +144,19 @@ class Int8Weight:
         return cls(panels=panels, scales=scales.contiguous(), sums=weight.float().sum(1), bias=bias, gelu=gelu)
 
     def linear(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows columns"]:
-        """Compute [gelu](W x + b) in x's dtype, each row of x rounded to 256 steps from its minimum to its maximum."""
+        """Compute W x + b, or GELU(W x + b), in x's dtype.
+
+        Each row of x is rounded to 256 steps from its minimum to its maximum.
+        """
         library, threads, (rows, width) = kernels(), torch.get_num_threads(), x.shape
         assert library is not None
         x = x if x.stride(1) == 1 else x.contiguous()
         rounded, scales = empty(rows, width, dtype=torch.uint8), empty(rows, 2)
-        half, columns = DTYPE_CODES[x.dtype], len(self.scales)
-        library.round_rows(address(x), x.stride(0), rows, width, half, address(rounded), address(scales), threads)
+        dtype, columns = DTYPE_CODES[x.dtype], len(self.scales)
+        library.round_rows(address(x), x.stride(0), rows, width, dtype, address(rounded), address(scales), threads)
         y = empty(rows, columns, dtype=x.dtype)
         weight = (address(self.panels), width, columns, address(self.scales), address(self.sums), address(self.bias))
-        library.linear8(address(rounded), address(scales), rows, *weight, self.gelu, half, address(y), threads)
+        library.linear8(address(rounded), address(scales), rows, *weight, self.gelu, dtype, address(y), threads)
         return y
 
 
@@ -150,16 +164,20 @@ class Int8Weight:
 
 
 class TrainedLinear(nn.Linear):
-    """W x + b; training in bfloat16 takes our kernels, without copies of W and with float32 gradients of it."""
+    """A linear layer whose training in bfloat16 on a CPU uses our kernels.
+
+    The kernels save no copy of W for the backward pass, and compute its gradient in float32.
+    """
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows out"]:
-        if not _takes_kernels(x, self.weight):
+        if not _uses_kernels(x, self.weight):
             return super().forward(x)
         y: Tensor = _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return y
 
 
-def _takes_kernels(x: Tensor, weight: Tensor) -> bool:
+def _uses_kernels(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a linear layer of these tensors uses our kernels in training."""
     if x.ndim != 2 or len(x) == 0 or weight.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
         return False
     if torch.get_autocast_dtype("cpu") != torch.bfloat16 or len(weight) % 16 or usable_kernels(x, weight) is None:
@@ -168,16 +186,18 @@ def _takes_kernels(x: Tensor, weight: Tensor) -> bool:
 
 
 def trains_in_bfloat16() -> bool:
-    """Return whether linear layers train in bfloat16 with our kernels here.
+    """Return whether linear layers train in bfloat16 with our kernels on this processor.
 
-    It is a rule and not a measurement, so that a seed gives the same bits. With AMX, oneDNN's products are faster: the
-    gradient of our weights does not use tile registers.
+    The rule is fixed and not a measurement, so that equal seeds return equal bits. With AMX, oneDNN's products are
+    faster: our kernel for the gradient of weights does not use tile registers.
     """
     library = kernels()
     return library is not None and library.has_bfloat16 and not torch.cpu.get_capabilities().get("amx_bf16")
 
 
 class _Linear(torch.autograd.Function):
+    """W x + b in bfloat16, with the weight's gradient in float32."""
+
     @staticmethod
     def forward(context: AutogradContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rounded = x.to(torch.bfloat16)
@@ -185,7 +205,7 @@ class _Linear(torch.autograd.Function):
             rounded = rounded.contiguous()
         context.save_for_backward(rounded, weight)
         context.x_dtype, context.has_bias = x.dtype, bias is not None
-        return linear(rounded, pack_weight(weight, turned=True, half=True), len(weight), bias)
+        return linear(rounded, pack_weight(weight, transpose=True, bfloat16=True), len(weight), bias)
 
     @staticmethod
     @once_differentiable
@@ -194,13 +214,14 @@ class _Linear(torch.autograd.Function):
         dy = gradients[0].contiguous()
         dx = dw = db = None
         if context.needs_input_grad[0]:
-            dx = linear(dy, pack_weight(weight, turned=False, half=True), weight.shape[1], dtype=context.x_dtype)
+            dx = linear(dy, pack_weight(weight, transpose=False, bfloat16=True), weight.shape[1], dtype=context.x_dtype)
         if context.needs_input_grad[1] or context.needs_input_grad[2]:
             dw, db = _weight_gradient(dy, x, bias=context.has_bias)
         return dx, dw, db if context.has_bias else None
 
 
 def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of weight and bias in float32; None for the bias of a layer without one."""
     library = kernels()
     assert library is not None
     rows, out, width = len(x), dy.shape[1], x.shape[1]
@@ -211,11 +232,14 @@ def _weight_gradient(dy: Tensor, x: Tensor, *, bias: bool) -> tuple[Tensor, Tens
     return dw, db
 
 
-# -- row by row ---------------------------------------------------------------------------------------------
+# -- operations on each row ---------------------------------------------------------------------------------
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x Phi(x) (Hendrycks and Gimpel 2016); ours in bfloat16, which is far coarser than its error of 1e-7."""
+    """Compute x Phi(x) (Hendrycks and Gimpel 2016), by our kernel in bfloat16 and by PyTorch otherwise.
+
+    The kernel's error of 1e-7 is far below the resolution of bfloat16.
+    """
     if x.dtype != torch.bfloat16 or usable_kernels(x) is None:
         return nn.functional.gelu(x)
     if not needs_grad(x):
@@ -230,6 +254,7 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def _gelu(x: Tensor) -> Tensor:
+    """Compute GELU by our kernel."""
     library, y = kernels(), torch.empty_like(x)
     assert library is not None
     library.gelu(address(x), x.numel(), 1, address(y), torch.get_num_threads())
@@ -237,6 +262,8 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
+    """GELU by our kernels, with its gradient."""
+
     @staticmethod
     def forward(context: AutogradContext, x: Tensor) -> Tensor:
         context.save_for_backward(x)
@@ -279,6 +306,12 @@ def _add_norm(
     sums: Tensor | None,
     moments: Tensor | None,
 ) -> Tensor:
+    """Compute norm(x + dropout(y)).
+
+    Args:
+        sums: Receives x + dropout(y), [rows, width], for the backward pass; None: it is not kept.
+        moments: Receives two numbers for each row, [rows, 2], for the backward pass; None: they are not kept.
+    """
     library, z, threads = kernels(), torch.empty_like(x), torch.get_num_threads()
     assert library is not None
     rows = [part for tensor in (x, y, z) for part in (address(tensor), DTYPE_CODES[tensor.dtype])]
@@ -288,6 +321,8 @@ def _add_norm(
 
 
 class _AddNorm(torch.autograd.Function):
+    """norm(x + dropout(y)) by our kernels, with its gradient."""
+
     @staticmethod
     def forward(
         context: AutogradContext,
@@ -337,7 +372,7 @@ class _AddNorm(torch.autograd.Function):
 def cross_entropy(
     scores: Float[Tensor, "targets classes"], targets: Int[Tensor, " targets"]
 ) -> tuple[Float[Tensor, " targets"], Float[Tensor, "targets classes"]] | None:
-    """Compute -log softmax(scores)[target] and its gradient in the scores' dtype; None if the kernels cannot."""
+    """Compute -log softmax(scores)[target] in float32 and its gradient in the scores' dtype; None if kernels cannot."""
     library = kernels()
     if library is None or scores.device.type != "cpu" or scores.dtype not in DTYPE_CODES or not scores.is_contiguous():
         return None
@@ -346,10 +381,10 @@ def cross_entropy(
     gradients, losses = torch.empty_like(scores), empty(len(scores))
     targets = targets.to(torch.int64).contiguous()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < scores.shape[1]:
-        return None  # PyTorch's own raises an error that says what is wrong
-    half, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
+        return None  # PyTorch's cross_entropy raises an error that names the wrong target
+    dtype, threads = DTYPE_CODES[scores.dtype], torch.get_num_threads()
     outputs = (address(gradients), address(losses))
-    library.cross_entropy(address(scores), *scores.shape, address(targets), half, *outputs, threads)
+    library.cross_entropy(address(scores), *scores.shape, address(targets), dtype, *outputs, threads)
     return losses, gradients
 
 

@@ -1,7 +1,7 @@
-"""Attention kernels on CUDA: packed rows with dropout, biases in blocks, and biases in one compiled kernel.
+"""Attention kernels on CUDA: flash attention with dropout, biases block by block, and one compiled kernel with biases.
 
-Without bias and dropout the kernel table's `varlen` is taken. Plans, masks and arguments are tested on a CPU;
-tests/gpu compares the kernels with the reference where there is a GPU.
+Calls without bias and dropout are computed by `varlen` of `heedful.nn.kernels`. Plans, masks and arguments are tested
+on a CPU; tests/gpu compares the kernels with the reference on a GPU.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 HALVES = (torch.float16, torch.bfloat16)
-WIDTHS = (64, 128, 256, 512)  # widths of a block's lines
-BUDGET = 1 << 22  # scores of a block, for each head: few, large launches
-TILE = 128  # rows of a tile of the compiled kernel
-FAR = 1 << 30  # distance that means no window
-REQUIRED_ARGUMENTS: tuple[str, ...] = (  # of the private flash attention operator
+WIDTHS = (64, 128, 256, 512)  # slots in shared lines of a block
+BUDGET = 1 << 22  # scores in a block, for each head; large, so that there are few launches
+TILE = 128  # query rows, and key rows, of a tile of the compiled kernel
+FAR = 1 << 30  # rows; a window this wide hides nothing
+REQUIRED_ARGUMENTS: tuple[str, ...] = (  # arguments that we pass to the private flash attention operator
     *("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "return_debug_mask", "scale"),
     *("window_size_left", "window_size_right"),
 )
@@ -51,11 +51,14 @@ def _not_cuda(q: Tensor) -> str:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Flash attention by the operator below varlen_attn, which lacks dropout; masks are aligned at the end, as ours."""
+    """Compute flash attention by the operator that `varlen_attn` calls, which has dropout.
+
+    Its masks are aligned at the last query and the last key, as ours.
+    """
     layout, reach = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
-    mixed = _operator()(
+    result = _operator()(
         q,
         k,
         v,
@@ -69,10 +72,11 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         window_size_left=reach,
         window_size_right=0 if args.causal else reach,
     )[0]
-    return mixed
+    return result
 
 
 def _operator() -> Callable[..., tuple[Tensor, ...]]:
+    """Return PyTorch's private flash attention operator."""
     operator: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
     return operator
 
@@ -111,7 +115,7 @@ def _needs_no_dropout(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> s
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Fused attention block by block, with bias, mask and dropout."""
+    """Compute fused attention block by block, with bias, mask and dropout."""
 
     def make() -> Plan:
         return make_plan(args, partial(share_lines, widths=WIDTHS, budget=BUDGET), q, k)
@@ -133,27 +137,28 @@ def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tiles:
-    """The tiles of scores that are computed, and the position of every row."""
+    """The tiles of scores that the compiled kernel computes, and the position of every row."""
 
     mask: BlockMask
-    query_positions: Int[Tensor, " queries"]  # counted from the end of each sequence
-    key_positions: Int[Tensor, " keys"]
+    query_positions: Int[Tensor, " queries"]  # counted from the end of each sequence: -1 is its last row
+    key_positions: Int[Tensor, " keys"]  # counted in the same way
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """PyTorch's compiled attention over all rows at once; tiles between sequences are left out.
+    """Compute PyTorch's compiled flex_attention over all rows at once; tiles between sequences are skipped.
 
-    It is compiled again for each number of rows: batches need one shape.
+    PyTorch compiles it again for each number of rows, so it is fast only if all batches have the same number.
     """
     key = ("flex", args.causal, args.window, q.device, len(k))
     tiles = args.layout.cached(key, lambda: make_tiles(args, q, k))
     heads = [rows.transpose(0, 1)[None] for rows in (q, k, v)]
     score_mod = None if args.bias is None else _score_mod(args.bias, tiles)
-    mixed = _compiled()(*heads, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
-    return mixed[0].transpose(0, 1)
+    result = _compiled_flex_attention()(*heads, score_mod=score_mod, block_mask=tiles.mask, scale=args.scale)
+    return result[0].transpose(0, 1)
 
 
 def _score_mod(bias: Bias, tiles: Tiles) -> Callable[..., Tensor]:
+    """Return the function that adds the bias to a score of batch b, head h, query row i and key row j."""
     assert isinstance(bias, RelativeBias)
     table, reach, queries, keys = bias.table, bias.reach, tiles.query_positions, tiles.key_positions
     if table.ndim == 2:
@@ -172,7 +177,7 @@ def make_tiles(args: AttentionArgs, q: Tensor, k: Tensor) -> Tiles:
     )
     needed = _needed_tiles(layout, len(q), len(k))
     counts = torch.from_numpy(needed.sum(1).astype(np.int32))
-    order = torch.from_numpy(np.argsort(~needed, axis=1, kind="stable").astype(np.int32))
+    order = torch.from_numpy(np.argsort(~needed, axis=1, kind="stable").astype(np.int32))  # needed key tiles first
     mask = BlockMask.from_kv_blocks(
         counts[None, None].to(q.device),
         order[None, None].to(q.device),
@@ -186,7 +191,10 @@ def make_tiles(args: AttentionArgs, q: Tensor, k: Tensor) -> Tiles:
 def _mask_mod(
     args: AttentionArgs, query_sequences: Tensor, key_sequences: Tensor, query_positions: Tensor, key_positions: Tensor
 ) -> Callable[..., Tensor]:
-    """Return which pairs are visible, as `layout.allowed_pairs` does; a lambda, because PyTorch traces it."""
+    """Return the function that decides whether a pair is visible, by the rule of `layout.allowed_pairs`.
+
+    It is a lambda because PyTorch traces it.
+    """
     reach = FAR if args.window is None else args.window
     ahead = 0 if args.causal else reach
     return lambda b, h, i, j: (
@@ -200,7 +208,7 @@ def _mask_mod(
 def _sequences_and_positions(
     spans: tuple[Span, ...], count: int
 ) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " rows"]]:
-    """Return the sequence of each row (-1: none), and its position in it, counted from the end."""
+    """Return the sequence of each row (-1: none), and the row's position in it, counted from its end."""
     sequences, positions = np.full(count, -1), np.zeros(count, dtype=np.int64)
     for number, (start, stop) in enumerate(spans):
         sequences[start:stop] = number
@@ -209,7 +217,7 @@ def _sequences_and_positions(
 
 
 def _needed_tiles(layout: Layout, queries: int, keys: int) -> Bool[np.ndarray, "query_tiles key_tiles"]:
-    """Return which tiles hold queries and keys of one sequence."""
+    """Return which tiles hold at least one query and one key of the same sequence."""
     needed = np.zeros((-(-queries // TILE), -(-keys // TILE)), dtype=np.bool_)
     for (start, stop), (first, last) in zip(layout.queries, layout.keys, strict=True):
         if start < stop and first < last:
@@ -218,7 +226,8 @@ def _needed_tiles(layout: Layout, queries: int, keys: int) -> Bool[np.ndarray, "
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    """Return PyTorch's flex_attention, compiled on first use."""
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False)
@@ -240,9 +249,9 @@ def _not_flex(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 def _flex_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
-    return (
-        "" if args.preferred == "flex" else "it is compiled for each number of rows: name it where that never changes"
-    )
+    if args.preferred == "flex":
+        return ""
+    return "it is compiled for each number of rows: name it where that never changes"
 
 
 CUDA: tuple[Kernel, ...] = (

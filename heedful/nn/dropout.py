@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from heedful.nn.autograd import AutogradContext
 
-STEPS = 1 << 16  # on a CPU p is rounded to a multiple of 1 / STEPS: one random int64 decides four numbers
+STEPS = 1 << 16  # on a CPU, p is rounded to a multiple of 1 / STEPS; one random int64 decides about four numbers
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """Drop numbers in training mode; draws from torch's global generator.
+    """Drop numbers of x in training mode; draws from torch's global generator.
 
-    On a CPU PyTorch draws bit by bit, which takes 6 % of a training step, and 18 % with dropout of attention weights;
-    sixteen bits at a time take less than half of that, and the mean stays exact for the rounded p.
+    PyTorch's own dropout on a CPU takes 6 % of a training step, and 18 % with dropout of attention weights. Comparing
+    16 random bits for each number takes less than half of that, and the mean stays exact for the rounded p.
     """
     if not training or p == 0.0:
         return x
@@ -26,6 +26,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
+    """Dropout that saves the factors for the backward pass."""
+
     @staticmethod
     def forward(context: AutogradContext, x: Tensor, threshold: int) -> Tensor:
         factors = _factors(x, threshold)
@@ -39,7 +41,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _factors(x: Tensor, threshold: int) -> Tensor:
-    """Draw 0 with probability threshold / STEPS, and STEPS / (STEPS - threshold) otherwise, for each number of x."""
+    """Draw a factor for each number of x: 0 with probability threshold / STEPS, else STEPS / (STEPS - threshold)."""
     if threshold >= STEPS:
         return torch.zeros_like(x)
     random_bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)

@@ -1,6 +1,6 @@
-"""Linear layers for inference on a CPU: weights in the order that its products read, or quantized to int8.
+"""Linear layers for inference on a CPU: weights reordered for faster products, or quantized to int8.
 
-Each replaces an nn.Linear whose weight no longer changes, and computes the same function of each row alone.
+A layer replaces an nn.Linear whose weight no longer changes. The result of a row does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from heedful.csrc import unavailable_reason
 from heedful.nn import cpu_ops
 from heedful.nn.layers import ACTIVATIONS
 
-FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products apply themselves, and their algorithm
+FUSED = {"gelu": "none", "relu": "none"}  # activations that oneDNN's products can apply -> oneDNN's algorithm for them
 
 
 class OneDnnLinear(nn.Module):
     """activation(W x + b) by oneDNN, with W reordered for its products; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None, rows: int = 1024) -> None:
+        """Reorder the weight of `linear`.
+
+        Args:
+            activation: A key of FUSED; None: no activation.
+            rows: Number of rows of x for which oneDNN chooses the order of W.
+        """
         super().__init__()
         weight = linear.weight.detach()
-        self.rows = rows  # number of rows that the order of W is chosen for
+        self.rows = rows
         self.weight = _operators()._reorder_linear_weight(weight, rows)
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.out = len(weight)
@@ -35,7 +41,7 @@ class OneDnnLinear(nn.Module):
         return {"weight": self.weight.to_dense()} | ({} if self.bias is None else {"bias": self.bias})
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state with a dense weight: a tensor in oneDNN's order can be neither copied nor pickled."""
+        """Return the state with a dense weight, because a tensor in oneDNN's order cannot be copied or pickled."""
         return {**self.__dict__, "weight": self.weight.to_dense()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -51,7 +57,7 @@ class OneDnnLinear(nn.Module):
 
 
 class NativeLinear(nn.Module):
-    """activation(W x + b) by the C++ kernels, with W in the panels that they read; float32 and bfloat16."""
+    """W x + b or GELU(W x + b) by the C++ kernels, with W packed into panels for them; float32 and bfloat16."""
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
         super().__init__()
@@ -60,7 +66,7 @@ class NativeLinear(nn.Module):
         self.dtype = weight.dtype
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         self.gelu = activation == "gelu"
-        self.panels = cpu_ops.pack_weight(weight.contiguous(), turned=True, half=weight.dtype == torch.bfloat16)
+        self.panels = cpu_ops.pack_weight(weight.contiguous(), transpose=True, bfloat16=weight.dtype == torch.bfloat16)
 
     def parts(self) -> dict[str, Tensor]:
         """Return weight and bias as they were loaded."""
@@ -82,13 +88,14 @@ def cannot_use_native(linear: nn.Linear) -> str:
 
 
 def _operators() -> Any:
+    """Return PyTorch's namespace of operators of oneDNN, which was called MKL-DNN."""
     return torch.ops.mkldnn
 
 
 def cannot_use_onednn(dtype: torch.dtype) -> str:
     """Return why `OneDnnLinear` cannot be used here, or an empty string.
 
-    PyTorch's operators for it are private and may be missing or changed: a small product is computed and compared.
+    PyTorch's operators for it are private and may be missing or changed, so a small product is checked.
     """
     if not torch.backends.mkldnn.is_available():
         return "this PyTorch is built without oneDNN"
@@ -96,7 +103,7 @@ def cannot_use_onednn(dtype: torch.dtype) -> str:
         return f"it computes in float32 and bfloat16, not in {dtype}"
     try:
         with torch.inference_mode():
-            with torch.random.fork_rng(devices=[]):  # skip_init, which draws nothing, imports 30 MB
+            with torch.random.fork_rng(devices=[]):  # skip_init would sample no numbers, but it imports 30 MB
                 linear = nn.Linear(24, 40, dtype=dtype)
             linear.weight.copy_(torch.linspace(-0.3, 0.4, 960).view(40, 24).sin())
             linear.bias.copy_(torch.linspace(-1, 1, 40))
@@ -108,11 +115,11 @@ def cannot_use_onednn(dtype: torch.dtype) -> str:
 
 
 class Int8Linear(nn.Module):
-    """activation(W x + b) in int8: rows of W, and of x as they come, are scaled to -127..127 and rounded.
+    """activation(W x + b) in int8 by dynamic quantization: W is rounded once, x in each call.
 
-    Symmetric dynamic quantization, one scale for each row of both (Dettmers et al. 2022, "LLM.int8()", section 2), by
-    PyTorch's operators. The C++ kernels divide a row of x into 256 steps from its minimum to its maximum, which is
-    finer where it is one-sided, as after an activation.
+    PyTorch's operators are symmetric: each row of W and x is scaled to -127..127 and rounded (Dettmers et al. 2022,
+    "LLM.int8()", section 2). The C++ kernels divide a row of x into 256 steps from its minimum to its maximum, which is
+    finer for rows with few negative numbers, as after an activation.
     """
 
     def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
@@ -142,6 +149,6 @@ class Int8Linear(nn.Module):
 
 
 def quantize_rows(rows: Float[Tensor, "rows width"]) -> tuple[Int[Tensor, "rows width"], Float[Tensor, "rows 1"]]:
-    """Return int8 numbers and the scale of each row, rows = numbers * scale nearly; a row of zeros stays zeros."""
+    """Return int8 numbers and the scale of each row, so that rows is about numbers * scale; zeros stay zeros."""
     scale = rows.abs().amax(-1, keepdim=True).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
     return (rows / scale).round_().to(torch.int8), scale

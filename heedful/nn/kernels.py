@@ -1,7 +1,8 @@
 """Attention kernels over packed rows: sequences are arranged in blocks, and a block is a few dense matrix products.
 
-A plan gathers the rows of all sequences into blocks of R lines of Sq query places and Sk key places. Several short
-sequences share a line; the scores between them are masked. The plan also holds where each row's result is found.
+A block has R lines, each with Sq slots for query rows and Sk slots for key rows. Several short sequences share a line,
+and the scores between them are masked; slots without a row are padding. A plan gathers the rows of all sequences into
+the slots of blocks, and knows the slot of each row's result.
 """
 
 from __future__ import annotations
@@ -23,24 +24,21 @@ from heedful.nn.layout import AttentionArgs, DenseBias, Layout, RelativeBias, Sp
 from heedful.nn.packing import RowIndex, pack_index, pack_rows, unpack_index, unpack_rows
 from heedful.packed import send
 
-Line = list[int]  # the numbers of the sequences that share a line, in order
-Run = Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]
-Verdict = Callable[[Tensor, Tensor, Tensor, AttentionArgs], str]
+Line = list[int]  # numbers of the sequences that share a line, in order
+KernelFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], Tensor]
+ReasonFunction = Callable[[Tensor, Tensor, Tensor, AttentionArgs], str]  # a reason against a kernel, or ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One way to compute attention.
-
-    `cannot` and `slow` return the reason not to take it for a call, or an empty string.
-    """
+    """One way to compute attention."""
 
     name: str
-    run: Run
-    cannot: Verdict = lambda q, k, v, args: ""
-    slow: Verdict = lambda q, k, v, args: ""  # it could compute the call, but another kernel is faster
-    shares_heads: bool = False  # whether k and v may have fewer heads than q; others get a copy for each query head
-    has_disentangled_bias: bool = False  # whether it computes a DisentangledBias; others get a DenseBias
+    run: KernelFunction
+    cannot: ReasonFunction = lambda q, k, v, args: ""  # why the kernel cannot compute a call
+    slow: ReasonFunction = lambda q, k, v, args: ""  # why another kernel is faster for a call that it can compute
+    shares_heads: bool = False  # whether k and v may have fewer heads than q; if not, they are copied for each head
+    has_disentangled_bias: bool = False  # whether it computes a DisentangledBias; if not, it gets a DenseBias
 
 
 # -- plans ------------------------------------------------------------------------------------------------
@@ -53,23 +51,28 @@ class KernelBlock:
     lines: list[Line]
     shape: tuple[int, int, int]  # R, Sq, Sk
     mask: Float[Tensor, "lines 1 queries keys"] | None  # 0 or -inf, added to the scores; None: no pair is masked
-    distances: Int[Tensor, "lines queries keys"] | None  # key position minus query position, where a bias needs it
+    distances: Int[Tensor, "lines queries keys"] | None  # key position minus query position; None: no bias needs it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Plan:
-    """The arrangement of a layout's rows in blocks; an index is None where places are rows."""
+    """The arrangement of a layout's rows in blocks; an index is None where slots are rows in the same order."""
 
     blocks: list[KernelBlock]
-    queries: RowIndex | None
-    keys: RowIndex | None
-    result: RowIndex | None
+    queries: RowIndex | None  # query rows to slots
+    keys: RowIndex | None  # key rows to slots
+    result: RowIndex | None  # slots to query rows
 
 
 def share_lines(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int = 1 << 16) -> Iterable[list[Line]]:
-    """Arrange short sequences several to a line of the first width that holds them, others with those of their size.
+    """Arrange the sequences in blocks; yields the lines of each block.
 
-    A block has at most `budget` scores a head, unless one line has more.
+    A sequence of n = m rows shares a line of the first width in `widths` that holds it. Other sequences have a line
+    each, in blocks with sequences of their size, n and m rounded up to multiples of 16.
+
+    Args:
+        widths: Widths of shared lines, ascending.
+        budget: Largest number of scores of a block, for each head; one line may have more.
     """
     sizes = layout.sizes()
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -86,55 +89,68 @@ def share_lines(layout: Layout, widths: tuple[int, ...] = (64, 128), budget: int
 
 
 def best_fit(numbers: list[int], lengths: list[int], width: int) -> list[Line]:
-    """Pack sequences into lines by best-fit-decreasing: each goes to the fullest line that still has room for it."""
+    """Pack sequences into lines by best-fit-decreasing: each goes to the fullest line that still has room for it.
+
+    Args:
+        numbers: Numbers of the sequences to pack.
+        lengths: Rows of every sequence, by its number.
+        width: Rows that a line holds.
+    """
     lines: list[Line] = []
-    with_room: list[list[int]] = [[] for _ in range(width + 1)]
+    lines_by_room: list[list[int]] = [[] for _ in range(width + 1)]  # numbers of the lines with that many free slots
     for number in sorted(numbers, key=lambda number: -lengths[number]):
         length = lengths[number]
-        room = next((free for free in range(length, width + 1) if with_room[free]), None)
+        room = next((free for free in range(length, width + 1) if lines_by_room[free]), None)
         if room is None:
             lines.append([])
             room, line = width, len(lines) - 1
         else:
-            line = with_room[room].pop()
+            line = lines_by_room[room].pop()
         lines[line].append(number)
-        with_room[room - length].append(line)
+        lines_by_room[room - length].append(line)
     return lines
 
 
 def make_plan(args: AttentionArgs, arrange: Callable[[Layout], Iterable[list[Line]]], q: Tensor, k: Tensor) -> Plan:
-    """Turn an arrangement of sequences into places, masks and gather indices."""
-    blocks, q_rows, k_rows, sees_any = [], [], [], []
+    """Compute slots, masks and gather indices of the lines that `arrange` yields for each block."""
+    blocks, q_rows, k_rows, sees_key = [], [], [], []
     key_counts = np.array([m for _, m in args.layout.sizes()])
-    multiple = CUDA_WIDTHS if q.device.type == "cuda" else 1
+    multiple = CUDA_WIDTH_MULTIPLE if q.device.type == "cuda" else 1
     for lines in arrange(args.layout):
-        queries, keys = (_place(spans, lines, multiple) for spans in (args.layout.queries, args.layout.keys))
-        blocks.append(_block(args, lines, queries, keys, q))
+        queries, keys = (_make_placement(spans, lines, multiple) for spans in (args.layout.queries, args.layout.keys))
+        blocks.append(_make_block(args, lines, queries, keys, q))
         q_rows.append(queries.rows.ravel())
         k_rows.append(keys.rows.ravel())
-        sees_any.append(_sees_any(args, queries, key_counts).ravel())
-    places = np.concatenate([*q_rows, np.empty(0, np.int64)])
-    result = np.full(len(q), len(places))  # a query without a key: the zeros after the last place
-    real = (places >= 0) & np.concatenate([*sees_any, np.empty(0, bool)])
-    result[places[real]] = np.flatnonzero(real)
+        sees_key.append(_sees_key(args, queries, key_counts).ravel())
+    row_of_slot = np.concatenate([*q_rows, np.empty(0, np.int64)])
+    result_slot = np.full(len(q), len(row_of_slot))  # a query without a key: the zeros after the last slot
+    has_result = (row_of_slot >= 0) & np.concatenate([*sees_key, np.empty(0, bool)])
+    result_slot[row_of_slot[has_result]] = np.flatnonzero(has_result)
     return Plan(
         blocks=blocks,
-        queries=pack_index(places, len(q), q.device),
+        queries=pack_index(row_of_slot, len(q), q.device),
         keys=pack_index(np.concatenate([*k_rows, np.empty(0, np.int64)]), len(k), q.device),
-        result=unpack_index(result, places, real, q.device),
+        result=unpack_index(result_slot, row_of_slot, has_result, q.device),
     )
 
 
-CUDA_WIDTHS = 8  # widths of blocks are multiples of it there; masks of others would be padded in each layer
+CUDA_WIDTH_MULTIPLE = 8  # slots; the kernels on CUDA would pad masks of other widths in each layer
 
 
 class _Placement(NamedTuple):
-    rows: Int[np.ndarray, "lines places"]  # the row at a place, -1 for padding
-    sequence: Int[np.ndarray, "lines places"]  # the sequence that the row belongs to
-    position: Int[np.ndarray, "lines places"]  # in its sequence, counted from the end
+    """The rows of a block's lines, of its queries or of its keys."""
+
+    rows: Int[np.ndarray, "lines slots"]  # row in each slot, -1 for padding
+    sequence: Int[np.ndarray, "lines slots"]  # number of the row's sequence, -1 for padding
+    position: Int[np.ndarray, "lines slots"]  # position in the sequence, counted from its end: -1 is the last row
 
 
-def _place(spans: tuple[Span, ...], lines: list[Line], multiple: int = 1) -> _Placement:
+def _make_placement(spans: tuple[Span, ...], lines: list[Line], multiple: int = 1) -> _Placement:
+    """Put the rows of each line's sequences into slots, one sequence after the other.
+
+    Args:
+        multiple: The number of slots is rounded up to a multiple of it.
+    """
     width = max(sum(spans[number][1] - spans[number][0] for number in line) for line in lines)
     width = -(-width // multiple) * multiple
     placement = _Placement(*(np.full((len(lines), width), padding) for padding in (-1, -1, 0)))
@@ -142,18 +158,18 @@ def _place(spans: tuple[Span, ...], lines: list[Line], multiple: int = 1) -> _Pl
         offset = 0
         for number in line:
             start, stop = spans[number]
-            places = slice(offset, offset + stop - start)
-            placement.rows[r, places] = np.arange(start, stop)
-            placement.sequence[r, places] = number
-            placement.position[r, places] = np.arange(start - stop, 0)
-            offset = places.stop
+            slots = slice(offset, offset + stop - start)
+            placement.rows[r, slots] = np.arange(start, stop)
+            placement.sequence[r, slots] = number
+            placement.position[r, slots] = np.arange(start - stop, 0)
+            offset = slots.stop
     return placement
 
 
-def _sees_any(
+def _sees_key(
     args: AttentionArgs, queries: _Placement, key_counts: Int[np.ndarray, " sequences"]
 ) -> Bool[np.ndarray, "lines queries"]:
-    """Return which places hold a query that causal mask and window let see a key of its sequence."""
+    """Return which slots hold a query to which causal mask and window leave at least one key."""
     position = queries.position
     first = -key_counts[queries.sequence] if len(key_counts) else np.zeros_like(position)
     last = np.where(queries.sequence < 0, first - 1, -1)
@@ -165,24 +181,26 @@ def _sees_any(
     return sees
 
 
-def _block(args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement, q: Tensor) -> KernelBlock:
-    """Send the sequence and the position of each place to the device, and compare them there."""
-    longest = max(queries.rows.shape[1], keys.rows.shape[1])
-    limited = (args.causal and queries.rows.shape[1] > 1) or (args.window is not None and args.window < longest - 1)
-    first = queries.sequence[:, :1]
-    is_full = bool(first.size and (first >= 0).all()) and all(
-        (side.sequence == first).all() for side in (queries, keys)
+def _make_block(
+    args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _Placement, q: Tensor
+) -> KernelBlock:
+    """Make a block with its mask, computed on the device from the sequence and the position of each slot."""
+    widest = max(queries.rows.shape[1], keys.rows.shape[1])
+    hides_pairs = (args.causal and queries.rows.shape[1] > 1) or (args.window is not None and args.window < widest - 1)
+    first_sequence = queries.sequence[:, :1]
+    is_full = bool(first_sequence.size and (first_sequence >= 0).all()) and all(
+        (placement.sequence == first_sequence).all() for placement in (queries, keys)
+    )  # each line is one sequence without padding
+    (q_sequence, q_position), (k_sequence, k_position) = (
+        torch.from_numpy(np.stack([placement.sequence, placement.position])).to(q.device, non_blocking=True)
+        for placement in (queries, keys)
     )
-    of_queries, of_keys = (
-        torch.from_numpy(np.stack([side.sequence, side.position])).to(q.device, non_blocking=True)
-        for side in (queries, keys)
-    )
-    distances = of_keys[1][:, None, :] - of_queries[1][:, :, None]
+    distances = k_position[:, None, :] - q_position[:, :, None]
     mask = None
-    if limited or not is_full:
-        visible = (of_queries[0][:, :, None] == of_keys[0][:, None, :]) & (of_queries[0] >= 0)[:, :, None]
+    if hides_pairs or not is_full:
+        visible = (q_sequence[:, :, None] == k_sequence[:, None, :]) & (q_sequence >= 0)[:, :, None]
         visible &= allowed_pairs(distances, args)
-        # a place that sees no key may see all: its result is never read, and nothing becomes NaN
+        # a slot that sees no key may see all: its result is never read, and nothing becomes NaN
         hidden = ~(visible | ~visible.any(-1, keepdim=True))[:, None]
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
@@ -197,7 +215,7 @@ def _block(args: AttentionArgs, lines: list[Line], queries: _Placement, keys: _P
 
 
 def run_plan(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, plan: Plan, core: Core) -> Tensor:
-    """Gather rows to their places, run the core block by block, and gather each row's result."""
+    """Gather rows into slots, run the core block by block, and gather each row's result."""
     q_sizes = [lines * queries for lines, queries, _ in (block.shape for block in plan.blocks)]
     k_sizes = [lines * keys for lines, _, keys in (block.shape for block in plan.blocks)]
     q_parts = pack_rows(q, plan.queries).split(q_sizes)
@@ -213,17 +231,21 @@ def run_plan(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, plan: Plan, c
             continue
         heads = [part.unflatten(0, (lines, -1)).transpose(1, 2) for part in (q_part, k_part, v_part)]
         if isinstance(args.bias, DenseBias):
-            bias, sees = _expand_dense(args.bias, args.layout, block, q.dtype)
-            mixed = core(heads[0], heads[1], heads[2], bias, args, block).where(sees, 0.0)
+            bias, sees_key = _expand_dense(args.bias, args.layout, block, q.dtype)
+            result = core(heads[0], heads[1], heads[2], bias, args, block).where(sees_key, 0.0)
         else:
-            shared = _shared_bias(args, block, table, q.dtype)
-            mixed = core(heads[0], heads[1], heads[2], shared, args, block)
-        results.append(mixed.transpose(1, 2).flatten(0, 1))
+            cached_bias = _cached_bias(args, block, table, q.dtype)
+            result = core(heads[0], heads[1], heads[2], cached_bias, args, block)
+        results.append(result.transpose(1, 2).flatten(0, 1))
     return unpack_rows(results, plan.result) if results else q.new_zeros(len(q), *v.shape[1:])
 
 
 def _block_tables(args: AttentionArgs, plan: Plan, sizes: list[int]) -> Iterable[Tensor | None]:
-    """Return a table of relative biases for each block; tables of single query rows are gathered as the rows are."""
+    """Return the table of relative biases for each block; a table for each query row is gathered like the rows.
+
+    Args:
+        sizes: Query slots of each block.
+    """
     if not isinstance(args.bias, RelativeBias):
         return [None] * len(sizes)
     if args.bias.table.ndim == 2:
@@ -232,8 +254,8 @@ def _block_tables(args: AttentionArgs, plan: Plan, sizes: list[int]) -> Iterable
     return tables
 
 
-def _shared_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the block's bias, expanded once for all layers that add the same one."""
+def _cached_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return the sum of the block's bias and mask, expanded once for all layers that add the same bias."""
     if not isinstance(args.bias, RelativeBias) or args.bias.blocks is None:
         return _expand_bias(args, block, table, dtype)
     if block not in args.bias.blocks:
@@ -244,7 +266,7 @@ def _shared_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
 
 
 def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return bias and mask, which are added to the block's scores, [R or 1, H or 1, Sq, Sk]."""
+    """Return the sum of the block's bias and mask, [R or 1, H or 1, Sq, Sk]; None if it has neither."""
     if not isinstance(args.bias, RelativeBias):
         return block.mask
     assert block.distances is not None and table is not None
@@ -262,43 +284,43 @@ def _expand_bias(args: AttentionArgs, block: KernelBlock, table: Tensor | None, 
 def _expand_dense(
     bias: DenseBias, layout: Layout, block: KernelBlock, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "lines heads queries keys"], Bool[Tensor, "lines heads queries 1"]]:
-    """Return bias and mask, and which queries they let see a key; for others both are 0, so that nothing is NaN."""
+    """Return the sum of bias and mask, and which queries see a key; the sum is 0 for others, so that nothing is NaN."""
     sizes = layout.sizes()
     lines = []
     for line in block.lines:
-        diagonal = bias.blocks[line[0]].new_zeros(bias.blocks[line[0]].shape[0], *block.shape[1:])
+        line_bias = bias.blocks[line[0]].new_zeros(bias.blocks[line[0]].shape[0], *block.shape[1:])
         i = j = 0
         for number in line:
             n, m = sizes[number]
-            diagonal[:, i : i + n, j : j + m] = bias.blocks[number]
+            line_bias[:, i : i + n, j : j + m] = bias.blocks[number]
             i, j = i + n, j + m
-        lines.append(diagonal)
+        lines.append(line_bias)
     expanded = torch.stack(lines).to(dtype)
     if block.mask is not None:
         expanded = expanded + block.mask
-    sees = (expanded > -torch.inf).any(-1, keepdim=True)
-    return expanded.where(sees, 0.0), sees
+    sees_key = (expanded > -torch.inf).any(-1, keepdim=True)
+    return expanded.where(sees_key, 0.0), sees_key
 
 
-# -- cores: one block ---------------------------------------------------------------------------------------
+# -- cores: attention in one block ----------------------------------------------------------------------------
 
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionArgs, KernelBlock], Tensor]
 
 
 def bmm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """Two batched products around a softmax, with dropout of the weights; in bfloat16 the faster core on a CPU."""
+    """Compute attention as two batched matrix products around a softmax; in bfloat16 the faster core on a CPU."""
     scores = torch.matmul(q * args.scale, k.transpose(-1, -2))
     if bias is not None:
         scores = scores + bias
     weights = scores.softmax(-1)
     if args.dropout:
         weights = dropout(weights, args.dropout)
-    mixed = torch.matmul(weights, v)
-    return mixed if not isinstance(args.bias, RelativeBias) else mixed + _relative_values(weights, args.bias, block)
+    result = torch.matmul(weights, v)
+    return result if not isinstance(args.bias, RelativeBias) else result + _relative_values(weights, args.bias, block)
 
 
 def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) -> Tensor | float:
-    """Return the weights of each distance summed, times the value of that distance, [R, H, Sq, D]."""
+    """Return the sum over distances of the distance's total weight times its value, [R, H, Sq, D]; 0 without values."""
     if bias.values is None:
         return 0.0
     assert block.distances is not None
@@ -308,14 +330,16 @@ def _relative_values(weights: Tensor, bias: RelativeBias, block: KernelBlock) ->
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, args: AttentionArgs, block: KernelBlock) -> Tensor:
-    """PyTorch's scaled_dot_product_attention; on a CPU it is not taken for calls with dropout."""
+    """Compute attention by PyTorch's scaled_dot_product_attention; on a CPU no call with dropout takes it."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=args.dropout, scale=args.scale)
 
 
 # -- the kernel table ---------------------------------------------------------------------------------------
 
 
-def _planned(core: Core) -> Run:
+def _run_by_plan(core: Core) -> KernelFunction:
+    """Return the kernel that runs a core over the blocks of `share_lines`; the plan is cached with the layout."""
+
     def run(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
         def make() -> Plan:
             return make_plan(args, share_lines, q, k)
@@ -327,32 +351,33 @@ def _planned(core: Core) -> Run:
 
 
 def _dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """Attention to keys that lie in lines already, one line for each sequence, as in a KV cache; without gathering."""
+    """Compute attention without a gather: each sequence's keys are one line of equal stride, as in a KV cache."""
     layout = args.layout
     lines, longest = len(layout.keys), max(m for _, m in layout.sizes())
     stride = layout.stride or longest
     key = ("lines", args.causal, args.window, q.dtype, q.device)
-    block = layout.cached(key, lambda: _line_block(args, q))
+    block = layout.cached(key, lambda: _make_cache_block(args, q))
     in_lines = (q, k[: lines * stride], v[: lines * stride])
     heads = [rows.unflatten(0, (lines, -1)).transpose(1, 2) for rows in in_lines]
-    bias = _shared_bias(args, block, args.bias.table if isinstance(args.bias, RelativeBias) else None, q.dtype)
-    short = layout.stride is None and longest <= SHORT and not _cannot_fuse(q, k, v, args)
-    on_cuda = q.device.type == "cuda" and not adds_values(args)
-    core = fused if on_cuda or short or _bmm_is_slow(q, k, v, args) else bmm
-    mixed = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, args, block)
-    return mixed.transpose(1, 2).flatten(0, 1)
+    bias = _cached_bias(args, block, args.bias.table if isinstance(args.bias, RelativeBias) else None, q.dtype)
+    is_short = layout.stride is None and longest <= SHORT and not _cannot_fuse(q, k, v, args)
+    fuse_on_cuda = q.device.type == "cuda" and not adds_values(args)
+    core = fused if fuse_on_cuda or is_short or _bmm_is_slow(q, k, v, args) else bmm
+    result = core(heads[0], heads[1][:, :, :longest], heads[2][:, :, :longest], bias, args, block)
+    return result.transpose(1, 2).flatten(0, 1)
 
 
-def _line_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
+def _make_cache_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
+    """Make the block of one line for each sequence, with n queries each and keys up to the longest sequence."""
     sizes = args.layout.sizes()
     n, longest = sizes[0][0], max(m for _, m in sizes)
     lengths = send([m for _, m in sizes], q.device)[:, None, None]
-    places = torch.arange(longest, device=q.device)
-    distances = places - (lengths - n + torch.arange(n, device=q.device)[:, None])
-    limited = (args.causal and n > 1) or (args.window is not None and args.window < max(n, longest) - 1)
+    slots = torch.arange(longest, device=q.device)
+    distances = slots - (lengths - n + torch.arange(n, device=q.device)[:, None])
+    hides_pairs = (args.causal and n > 1) or (args.window is not None and args.window < max(n, longest) - 1)
     mask = None
-    if limited or any(m != longest for _, m in sizes):
-        hidden = ~(allowed_pairs(distances, args) & (places < lengths))[:, None]
+    if hides_pairs or any(m != longest for _, m in sizes):
+        hidden = ~(allowed_pairs(distances, args) & (slots < lengths))[:, None]
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
         lines=[[number] for number in range(len(sizes))], shape=(len(sizes), n, longest), mask=mask, distances=distances
@@ -366,8 +391,8 @@ def _not_dense_cache(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> st
         return "the keys do not lie in lines of one length"
     if len({n for n, _ in layout.sizes()}) > 1:
         return "sequences have different numbers of queries"
-    aligned = args.causal or args.window is not None
-    if min(m - n if aligned else m - 1 for n, m in layout.sizes()) < 0:
+    has_mask = args.causal or args.window is not None
+    if min(m - n if has_mask else m - 1 for n, m in layout.sizes()) < 0:
         return "some queries see no key"
     if args.bias is not None and not (isinstance(args.bias, RelativeBias) and args.bias.table.ndim == 2):
         return "it has no bias for each query row"
@@ -381,20 +406,20 @@ def _dense_cache_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
-    """PyTorch's flash attention over packed rows; its causal mask and window are aligned at the end, as ours."""
+    """Compute PyTorch's flash attention over packed rows; its masks are aligned at the last query and key, as ours."""
     from torch.nn.attention.varlen import varlen_attn
 
     layout, reach = args.layout, -1 if args.window is None else args.window
     q_bounds, k_bounds = device_bounds(layout, q.device)
     longest = [max((stop - start for start, stop in spans), default=0) for spans in (layout.queries, layout.keys)]
     window = (reach, 0 if args.causal else reach)
-    mixed = varlen_attn(q, k, v, q_bounds, k_bounds, *longest, scale=args.scale, window_size=window)
-    assert isinstance(mixed, Tensor)
-    return mixed
+    result = varlen_attn(q, k, v, q_bounds, k_bounds, *longest, scale=args.scale, window_size=window)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the bounds of query rows and of key rows, from 0, [sequences + 1] in int32, cached with the layout."""
+    """Return the bounds of query rows and of key rows, from 0, int32 [sequences + 1] each, cached with the layout."""
 
     def bounds(spans: tuple[Span, ...]) -> Int[Tensor, " sequences_and_one"]:
         return send([0, *(stop for _, stop in spans)], device, torch.int32)
@@ -417,7 +442,7 @@ def _not_varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 def keys_have_gaps(k: Tensor, args: AttentionArgs) -> str:
     """Return why bounds alone cannot describe the key rows, or an empty string.
 
-    Rows that belong to no sequence would get no gradient.
+    Key rows that belong to no sequence would get no gradient.
     """
     stops = [0, *(stop for _, stop in args.layout.keys)]
     if [start for start, _ in args.layout.keys] != stops[:-1] or stops[-1] != len(k):
@@ -430,13 +455,13 @@ def _cannot_fuse(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 
 def adds_values(args: AttentionArgs) -> str:
-    """Return why a fused kernel cannot take this call if its bias has values, or an empty string."""
+    """Return why a fused kernel cannot compute this call if the bias adds values, or an empty string."""
     has_values = isinstance(args.bias, RelativeBias) and args.bias.values is not None
     return "it cannot add a value for each distance" if has_values else ""
 
 
-SHORT = 128  # tokens; a single text up to this length is fastest with the fewest operations
-LONG = 1024  # keys of a sequence above which its scores, heads x n x m, are not written out, to save memory
+SHORT = 128  # tokens; a single text up to this length is fastest with `fused`, which has the fewest operations
+LONG = 1024  # keys of a sequence; beyond it all its scores, heads x n x m, would take too much memory
 
 
 def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
@@ -448,7 +473,7 @@ def _bmm_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     return f"it writes out all scores of a sequence, and one has {longest} keys" if longest > LONG else ""
 
 
-# the order on a CPU is that of benchmarks/results/attention-2026-11-21.md
+# kernels in the order in which they are tried; on a CPU it follows benchmarks/results/attention-2026-11-21.md
 KERNELS: tuple[Kernel, ...] = (
     Kernel(name="dense_cache", run=_dense_cache, cannot=_not_dense_cache, slow=_dense_cache_is_slow),
     Kernel(name="varlen", run=_varlen, cannot=_not_varlen),
@@ -460,6 +485,6 @@ KERNELS: tuple[Kernel, ...] = (
         shares_heads=True,
         has_disentangled_bias=True,
     ),
-    Kernel(name="bmm", run=_planned(bmm), slow=_bmm_is_slow),
-    Kernel(name="fused", run=_planned(fused), cannot=_cannot_fuse),
+    Kernel(name="bmm", run=_run_by_plan(bmm), slow=_bmm_is_slow),
+    Kernel(name="fused", run=_run_by_plan(fused), cannot=_cannot_fuse),
 )

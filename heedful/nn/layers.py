@@ -24,15 +24,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def make_norm(kind: Literal["layer", "rms"], width: int, eps: float, bias: bool) -> nn.Module:
-    """Return a layer norm, (x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016), or an RMS norm,
-    x / sqrt(mean x^2 + eps) * gain (Zhang and Sennrich 2019)."""
+    """Return a layer norm or an RMS norm.
+
+    Layer norm: (x - mean) / sqrt(var + eps) * gain + bias (Ba et al. 2016). RMS norm: x / sqrt(mean x^2 + eps) * gain
+    (Zhang and Sennrich 2019), without a bias.
+    """
     return nn.RMSNorm(width, eps=eps) if kind == "rms" else nn.LayerNorm(width, eps=eps, bias=bias)
 
 
 class HeadNorm(nn.RMSNorm):
-    """An RMS norm of each head's query or key (Dehghani et al. 2023, arXiv:2302.05442, there a layer norm).
+    """An RMS norm of each head's query or key, in the dtype of its weight, also under autocast.
 
-    It computes in the dtype of its weight, also under autocast.
+    Dehghani et al. 2023, arXiv:2302.05442, use a layer norm there.
     """
 
     def forward(self, x: Float[Tensor, "rows heads width"]) -> Float[Tensor, "rows heads width"]:
@@ -40,7 +43,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer that ignores autocast: bfloat16 would round a number such as a year to eight bits."""
+    """A linear layer that ignores autocast: bfloat16 has 8 significant bits, too few for a number such as a year."""
 
     def forward(self, x: Float[Tensor, "*any width"]) -> Float[Tensor, "*any out"]:
         with torch.autocast(x.device.type, enabled=False):
@@ -55,17 +58,17 @@ def segment_means(
     Args:
         segments: Number of the segment that each row belongs to.
         counts: Rows of each segment.
-        power: 1: the mean; 0: the sum; 0.5: the sum over the root of the count. Sums are float32 at least.
+        power: 1: the mean; 0: the sum; 0.5: the sum over the root of the count.
     """
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=wide).index_add_(0, segments, rows.to(wide))
-    return (sums / counts.clamp(min=1).to(wide)[:, None] ** power).to(rows.dtype)
+    sum_dtype = torch.promote_types(rows.dtype, torch.float32)
+    sums = rows.new_zeros(len(counts), rows.shape[1], dtype=sum_dtype).index_add_(0, segments, rows.to(sum_dtype))
+    return (sums / counts.clamp(min=1).to(sum_dtype)[:, None] ** power).to(rows.dtype)
 
 
 class Mlp(nn.Module):
-    """The feed-forward network, row by row: down(activation(up x)), or gated, down(activation(gate x) * up x).
+    """The feed-forward network of each row: down(activation(up x)) (Vaswani et al. 2017, section 3.3).
 
-    Vaswani et al. 2017, section 3.3; gates: Shazeer 2020.
+    With `gated`, it is down(activation(gate x) * up x) (Shazeer 2020).
     """
 
     def __init__(
@@ -79,11 +82,15 @@ class Mlp(nn.Module):
         inner_dropout: float,
         up_bias: bool | None = None,
     ) -> None:
-        """Make the layers; `up_bias` is whether the first has a bias, None: `bias`."""
+        """Make the layers.
+
+        Args:
+            up_bias: Whether `up` has a bias; None: as `bias` says.
+        """
         super().__init__()
         self.activation, self.gated, self.inner_dropout = ACTIVATIONS[activation], gated, inner_dropout
         up_bias = bias if up_bias is None else up_bias
-        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # the gate's rows come first
+        self.up = TrainedLinear(width, inner_width * (2 if gated else 1), bias=up_bias)  # outputs: gate first, then up
         self.down = TrainedLinear(inner_width, width, bias=bias)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:

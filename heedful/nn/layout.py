@@ -1,6 +1,6 @@
 """The arguments of attention: which rows belong to which sequence, and what is added to the scores.
 
-Letters: T rows of all sequences, H heads, D head width, n query rows and m key rows of one sequence.
+Letters: H heads, D head width, n query rows and m key rows of one sequence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from heedful.errors import HeedfulError
 from heedful.packed import Packed
 
-Span = tuple[int, int]
+Span = tuple[int, int]  # start and stop of consecutive rows
 Plan = TypeVar("Plan")
 
 
@@ -31,7 +31,7 @@ class Layout:
 
     queries: tuple[Span, ...]
     keys: tuple[Span, ...]
-    stride: int | None = None  # key rows are lines of this many places, one line for each sequence in order
+    stride: int | None = None  # rows from the first key of a sequence to the first of the next one; None: they vary
     _plans: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -67,6 +67,7 @@ class Layout:
         return self.cached(("min key rows",), self._count_key_rows)
 
     def _count_key_rows(self) -> int:
+        """Check the spans, and return the number of key rows that they need."""
         expected_start = 0
         for number, ((start, stop), (first, last)) in enumerate(zip(self.queries, self.keys, strict=True)):
             if start != expected_start or stop < start or not 0 <= first <= last:
@@ -93,17 +94,17 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RelativeBias:
-    """A bias that depends on the distance from query to key: T5's buckets, ALiBi; with one table for each query row
-    also the terms of Shaw et al. and Transformer-XL.
+    """A bias that depends on the distance from query to key.
 
-    table[..., h, reach + distance] is added to the score, distance = key position - query position, clipped to
-    -reach..reach; values[reach + distance], times the weight, is added to the result (Shaw et al. 2018, equation 3).
-    Positions are aligned so that the last query and the last key of a sequence have the same one.
+    A table for each head holds the biases of T5 and ALiBi; a table for each query row and head, those of Shaw et al.
+    and Transformer-XL. distance = key position - query position, clipped to -reach..reach; the last query and the last
+    key of a sequence have the same position. table[..., h, reach + distance] is added to the score, and
+    values[reach + distance] to the value of the key (Shaw et al. 2018, equation 3).
     """
 
     table: Float[Tensor, "heads distances"] | Float[Tensor, "rows heads distances"]
-    values: Float[Tensor, "distances width"] | None = None  # added to the value of a key at that distance
-    blocks: dict[object, Tensor] | None = None  # kernels' expanded biases, where several layers add the same one
+    values: Float[Tensor, "distances width"] | None = None
+    blocks: dict[object, Tensor] | None = None  # cache of expanded biases by block; None: layers add different biases
 
     @property
     def reach(self) -> int:
@@ -113,23 +114,22 @@ class RelativeBias:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DenseBias:
-    """A bias given in full, one [H, n, m] tensor for each sequence; -inf masks a pair."""
+    """A bias for each pair of query and key, one [H, n, m] tensor for each sequence; -inf masks a pair."""
 
     blocks: tuple[Float[Tensor, "heads _queries _keys"], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DisentangledBias:
-    """scale (q K(p) + k Q(p)) for each pair, where p is the embedding of the relative position, and K and Q project it
-    as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1); for self-attention only.
+    """The bias scale (q K(p) + k Q(p)) of each pair, p the embedding of its relative position; self-attention only.
 
-    indexes[reach + distance] is the row of the embedding, distance = query position - key position for both terms, as
-    the published code computes it: the opposite sign to `RelativeBias`. Indexes ascend with the distance.
+    K and Q project p as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1). distance = query position -
+    key position in both terms, as the published code computes it: the opposite sign to `RelativeBias`.
     """
 
-    position_q: Float[Tensor, "embeddings heads width"]
-    position_k: Float[Tensor, "embeddings heads width"]
-    indexes: Int[Tensor, " distances"]
+    position_q: Float[Tensor, "embeddings heads width"]  # Q(p)
+    position_k: Float[Tensor, "embeddings heads width"]  # K(p)
+    indexes: Int[Tensor, " distances"]  # row of the embedding at reach + distance, ascending with the distance
 
     @property
     def reach(self) -> int:
@@ -139,13 +139,13 @@ class DisentangledBias:
     def dense(
         self, q: Float[Tensor, "rows heads width"], k: Float[Tensor, "rows heads width"], scale: float, layout: Layout
     ) -> DenseBias:
-        """Compute the terms of all pairs of a query and a key."""
+        """Compute both terms for all pairs of a query and a key."""
         to_position = torch.einsum("ihd,ghd->hig", q * scale, self.position_k)
         from_position = torch.einsum("jhd,ghd->hjg", k * scale, self.position_q)
         blocks = []
         for start, stop in layout.queries:
-            places = torch.arange(stop - start, device=q.device)
-            index = self.indexes[places[:, None] - places[None, :] + self.reach].expand(q.shape[1], -1, -1)
+            positions = torch.arange(stop - start, device=q.device)
+            index = self.indexes[positions[:, None] - positions[None, :] + self.reach].expand(q.shape[1], -1, -1)
             content_to_position = to_position[:, start:stop].gather(-1, index)
             position_to_content = from_position[:, start:stop].gather(-1, index.mT).mT
             blocks.append(content_to_position + position_to_content)
@@ -161,11 +161,11 @@ class AttentionArgs:
 
     layout: Layout
     scale: float  # multiplies q k and the terms of a DisentangledBias, not other biases
-    causal: bool = False  # a query sees keys at its own position and before, positions aligned at the end
-    window: int | None = None  # a query sees keys at most this many positions away, both ends included
+    causal: bool = False  # whether a query sees only keys at its own position and before; positions align at the end
+    window: int | None = None  # a query sees keys at most this many positions away, both ends included; None: all
     bias: Bias | None = None
-    dropout: float = 0.0  # probability with which a weight is dropped after the softmax; the rest is scaled up
-    preferred: str = ""  # name of the kernel to try first: the fastest one measured on this machine
+    dropout: float = 0.0  # probability that a weight is dropped after the softmax; the other weights are scaled up
+    preferred: str = ""  # name of the kernel to try first, the fastest one measured on this machine; "": none
 
 
 def with_dense_bias(q: Tensor, k: Tensor, args: AttentionArgs) -> AttentionArgs:
@@ -176,7 +176,7 @@ def with_dense_bias(q: Tensor, k: Tensor, args: AttentionArgs) -> AttentionArgs:
 
 
 def cannot_differ(k: Tensor, v: Tensor) -> str:
-    """Return why a kernel that needs values as wide as keys cannot take these, or an empty string."""
+    """Return why a kernel that needs values as wide as keys cannot compute with these, or an empty string."""
     if v.shape[-1] == k.shape[-1]:
         return ""
     return f"its values are as wide as its keys, and these are {v.shape[-1]} and {k.shape[-1]} wide"

@@ -1,6 +1,6 @@
-"""Local attention: each query attends to a window around its own, a monotonic or a predicted position.
+"""Local attention: each query attends to a window around its own position or around a predicted one.
 
-No tensor is as large as queries times keys: memory and work grow with the queries times the window.
+Memory and time grow with the number of queries times the window, not with queries times keys.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def restricted(
 ) -> Float[Tensor, "rows heads value_width"]:
     """Compute softmax(scale q k) v over the rows at most `radius` positions away, both ends included.
 
-    Restricted self-attention of Vaswani et al. 2017, section 4. It equals attend(..., window=radius); keys are shifted
-    past the queries, so that there is never an n x n tensor.
+    Restricted self-attention of Vaswani et al. 2017, section 4. The result equals attend(..., window=radius). Keys are
+    shifted past the queries, so that no n x n tensor is made.
     """
     if layout.queries != layout.keys:
         raise HeedfulError("restricted attention compares rows with their neighbours: give q and k the same spans")
@@ -37,7 +37,7 @@ def restricted(
         raise HeedfulError(f"radius is {radius}; expected a whole number from 0")
     if len(q) == 0:
         return q.new_zeros(0, *v.shape[1:])
-    positions, lengths, _ = _positions(layout, q.device)
+    positions, lengths, _ = _query_positions(layout, q.device)
     radius = min(radius, int(lengths.max()) - 1)
     k, v = (F.pad(rows, (0, 0, 0, 0, radius, radius)) for rows in (k, v))
     steps = range(2 * radius + 1)
@@ -67,17 +67,18 @@ def local_monotonic(
     """local-m: query t attends to the keys t - radius to t + radius, counted from 0 (Luong et al. 2015, section 3.2).
 
     Args:
-        positions: t of each query, if earlier ones were decoded before; None: counted in each sequence.
+        positions: t of each query, if earlier queries were decoded before; None: counted from 0 in each sequence.
     """
-    centres = _positions(layout, q.device)[0] if positions is None else positions
+    centres = _query_positions(layout, q.device)[0] if positions is None else positions
     return _local(score, q, k, v, layout, centres.to(_position_dtype(q)), radius, gaussian=False)
 
 
 class LocalPredictive(nn.Module):
-    """local-p: p = m sigmoid(v tanh(W q)) of m keys, and weights align(q, k_s) exp(-(s - p)^2 / (2 (radius/2)^2)).
+    """local-p: each query attends around a predicted position p (Luong et al. 2015, equations 9 and 10).
 
-    align is the softmax over the positions s from p - radius to p + radius; weights are not normalised again after the
-    Gaussian (Luong et al. 2015, equations 9 and 10). Positions are counted from 0.
+    p = m sigmoid(v tanh(W q)) for m keys, and the weight of key s is align(q, k_s) exp(-(s - p)^2 / (2 (radius/2)^2)),
+    where align is the softmax over the positions s from p - radius to p + radius. Weights are not normalised again
+    after the Gaussian. Positions are counted from 0.
     """
 
     def __init__(self, score: Score, *, width: int, inner_width: int, radius: int) -> None:
@@ -90,7 +91,7 @@ class LocalPredictive(nn.Module):
 
     def centres(self, q: Float[Tensor, "queries width"], layout: Layout) -> Float[Tensor, " queries"]:
         """Predict the position that each query attends around, from 0 to the number of keys."""
-        _, lengths, _ = _positions(layout, q.device)
+        _, lengths, _ = _query_positions(layout, q.device)
         centres: Tensor = lengths * self.out(self.inner(q).tanh())[:, 0].to(_position_dtype(q)).sigmoid()
         return centres
 
@@ -105,19 +106,25 @@ class LocalPredictive(nn.Module):
 
 
 def _position_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype of positions: bfloat16 lacks some of the whole numbers above 256."""
+    """Return the dtype of positions, float32 at least: bfloat16 does not have every whole number above 256."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
 class _Window(NamedTuple):
-    rows: Int[Tensor, "queries places"]  # key rows
-    offsets: Float[Tensor, "queries places"]  # position minus centre
-    visible: Bool[Tensor, "queries places"]
+    """The keys around each query's centre."""
+
+    rows: Int[Tensor, "queries window"]  # key rows
+    offsets: Float[Tensor, "queries window"]  # position minus centre
+    visible: Bool[Tensor, "queries window"]  # whether the sequence has this position
 
 
 def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
-    """Return the whole positions from centre - radius to centre + radius; `visible` if the sequence has them."""
-    _, lengths, firsts = _positions(layout, centres.device)
+    """Return the whole positions from centre - radius to centre + radius.
+
+    Args:
+        keys: Number of key rows of the batch.
+    """
+    _, lengths, firsts = _query_positions(layout, centres.device)
     steps = torch.arange(2 * radius + 1, device=centres.device)
     positions = (centres.detach() - radius).ceil().long()[:, None] + steps
     offsets = positions.to(centres.dtype) - centres[:, None]
@@ -128,6 +135,7 @@ def _window(centres: Tensor, radius: int, layout: Layout, keys: int) -> _Window:
 def _local(
     score: Score, q: Tensor, k: Tensor, v: Tensor, layout: Layout, centres: Tensor, radius: int, *, gaussian: bool
 ) -> Tensor:
+    """Compute local attention around the centres; `gaussian`: whether weights fall with the distance from them."""
     if radius < 0:
         raise HeedfulError(f"radius is {radius}; expected a whole number from 0")
     if isinstance(score, Location):
@@ -143,7 +151,7 @@ def _local(
     return torch.einsum("qw,qwd->qd", weights, v[rows])
 
 
-def _positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _query_positions(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each query, its position in its sequence, the sequence's number of keys, and its first key row."""
     sizes = layout.sizes()
     counts = torch.tensor([n for n, _ in sizes], dtype=torch.long)

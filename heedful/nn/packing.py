@@ -1,4 +1,4 @@
-"""Gathers packed rows into padded blocks and back; the backward pass is a gather too, and not a scatter."""
+"""Gathers packed rows into the slots of padded blocks and back; the backward pass is a gather too, not a scatter."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from heedful.nn.autograd import AutogradContext
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowIndex:
-    """The index of a gather, and that of its backward pass; None where the backward pass has to scatter."""
+    """The index of a gather, and the index of the gather that is its backward pass."""
 
     index: Int[Tensor, " outputs"]
-    inverse: Int[Tensor, " inputs"] | None
+    inverse: Int[Tensor, " inputs"] | None  # None: the backward pass has to scatter
 
 
-def pack_index(places: Int[np.ndarray, " places"], rows: int, device: torch.device) -> RowIndex | None:
-    """Build gather indices from the row at each place (-1: padding); None if the mapping is the identity."""
-    if np.array_equal(places, np.arange(rows)):
+def pack_index(row_of_slot: Int[np.ndarray, " slots"], rows: int, device: torch.device) -> RowIndex | None:
+    """Build gather indices from the row in each slot (-1: padding); None if the mapping is the identity."""
+    if np.array_equal(row_of_slot, np.arange(rows)):
         return None
-    inverse = np.full(rows, -1)
-    has_row = places >= 0
-    inverse[places[has_row]] = np.flatnonzero(has_row)
+    slot_of_row = np.full(rows, -1)
+    has_row = row_of_slot >= 0
+    slot_of_row[row_of_slot[has_row]] = np.flatnonzero(has_row)
+    has_each_row_once = has_row.sum() == rows and (slot_of_row >= 0).all()
     return RowIndex(
-        index=torch.from_numpy(places.clip(min=0)).to(device, non_blocking=True),
-        inverse=torch.from_numpy(inverse).to(device, non_blocking=True)
-        if has_row.sum() == rows and (inverse >= 0).all()
-        else None,
+        index=torch.from_numpy(row_of_slot.clip(min=0)).to(device, non_blocking=True),
+        inverse=torch.from_numpy(slot_of_row).to(device, non_blocking=True) if has_each_row_once else None,
     )
 
 
 def unpack_index(
-    result: Int[np.ndarray, " rows"],
-    places: Int[np.ndarray, " places"],
-    real: Bool[np.ndarray, " places"],
+    result_slot: Int[np.ndarray, " rows"],
+    row_of_slot: Int[np.ndarray, " slots"],
+    has_result: Bool[np.ndarray, " slots"],
     device: torch.device,
 ) -> RowIndex | None:
-    """Build gather indices from the place of each row's result; None if the mapping is the identity.
+    """Build gather indices from the slot of each row's result; None if the mapping is the identity.
 
     Args:
-        result: Place of each row's result; the number of places for a row that sees no key, whose result is zeros.
-        places: Row at each place, -1 for padding.
-        real: Which places have a row that sees a key.
+        result_slot: Slot of each row's result; the number of slots for a row that sees no key, whose result is zeros.
+        row_of_slot: Row in each slot, -1 for padding.
+        has_result: Which slots have a row that sees a key.
     """
-    if np.array_equal(result, np.arange(len(places))):
+    if np.array_equal(result_slot, np.arange(len(row_of_slot))):
         return None
     inverse = None
-    if real.sum() == len(result):  # each row sees a key; a padding place takes the zeros after the last row
-        inverse = torch.from_numpy(np.where(real, places, len(result))).to(device, non_blocking=True)
-    return RowIndex(index=torch.from_numpy(result).to(device, non_blocking=True), inverse=inverse)
+    rows = len(result_slot)
+    if has_result.sum() == rows:  # each row sees a key; a padding slot takes the zeros after the last row
+        inverse = torch.from_numpy(np.where(has_result, row_of_slot, rows)).to(device, non_blocking=True)
+    return RowIndex(index=torch.from_numpy(result_slot).to(device, non_blocking=True), inverse=inverse)
 
 
 class _PackRows(torch.autograd.Function):
-    """Rows to places; backward takes each row's gradient from its place."""
+    """Gather rows into slots; the backward pass takes each row's gradient from its slot."""
 
     @staticmethod
     def forward(context: AutogradContext, rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ class _PackRows(torch.autograd.Function):
 
 
 class _UnpackRows(torch.autograd.Function):
-    """Places to rows; backward takes each place's gradient from its row, or zeros."""
+    """Gather slots into rows; the backward pass takes each slot's gradient from its row, zeros for padding."""
 
     @staticmethod
-    def forward(context: AutogradContext, places: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(context: AutogradContext, slots: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         context.save_for_backward(inverse)
-        return places.index_select(0, index)
+        return slots.index_select(0, index)
 
     @staticmethod
     def backward(context: AutogradContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -84,7 +84,7 @@ class _UnpackRows(torch.autograd.Function):
 
 
 def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
-    """Gather rows to their places; padding places hold arbitrary rows."""
+    """Gather rows into their slots; padding slots hold arbitrary rows."""
     if row_index is None:
         return rows
     if len(rows) == 0:
@@ -95,12 +95,12 @@ def pack_rows(rows: Tensor, row_index: RowIndex | None) -> Tensor:
     return packed
 
 
-def unpack_rows(places: list[Tensor], row_index: RowIndex | None) -> Tensor:
-    """Gather the result of each row from places that lie end to end; zeros for a row that has none."""
+def unpack_rows(slots: list[Tensor], row_index: RowIndex | None) -> Tensor:
+    """Gather the result of each row from the slots of several blocks, end to end; zeros for a row without a result."""
     if row_index is None:
-        return places[0] if len(places) == 1 else torch.cat(places)
+        return slots[0] if len(slots) == 1 else torch.cat(slots)
     if row_index.inverse is None:
-        with_zeros = torch.cat([*places, places[0].new_zeros(1, *places[0].shape[1:])])
+        with_zeros = torch.cat([*slots, slots[0].new_zeros(1, *slots[0].shape[1:])])
         return with_zeros.index_select(0, row_index.index)
-    rows: Tensor = _UnpackRows.apply(torch.cat(places), row_index.index, row_index.inverse)  # type: ignore[no-untyped-call]
+    rows: Tensor = _UnpackRows.apply(torch.cat(slots), row_index.index, row_index.inverse)  # type: ignore[no-untyped-call]
     return rows

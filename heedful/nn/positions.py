@@ -1,4 +1,4 @@
-"""Positions: sinusoids that are added to embeddings, and relative positions that enter attention."""
+"""Positions: sinusoids that are added to embeddings, and relative positions in attention."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from heedful.packed import Packed
 
 Heads = Float[Tensor, "rows heads width"]
 Keys = Float[Tensor, "rows kv_heads width"]
-Project = Callable[[Float[Tensor, "rows width"]], tuple[Tensor, Tensor, Tensor]]
-Waves = Literal["interleaved", "halves", "halves_inclusive"]
+Project = Callable[[Float[Tensor, "rows width"]], tuple[Tensor, Tensor, Tensor]]  # a layer's projection to q, k, v
+Waves = Literal["interleaved", "halves", "halves_inclusive"]  # orders of sines and cosines; see `sinusoid`
 
 
 def sinusoid(
@@ -29,14 +29,15 @@ def sinusoid(
     layout: Waves = "interleaved",
     base: float = 10_000.0,
 ) -> Float[Tensor, "rows width"]:
-    """Return sin(p / base^e) and cos(p / base^e) of each position p at width / 2 wavelengths, in float64.
+    """Return sin(p / base^e) and cos(p / base^e) of each position p, with width / 2 exponents e, in float64.
 
-    Vaswani et al. 2017, section 3.5. An odd width has one sine more than cosines, or ends with a zero
-    ("halves_inclusive").
+    Vaswani et al. 2017, section 3.5. An odd width has one more sine than cosines; with "halves_inclusive" it ends with
+    a zero instead.
 
     Args:
-        layout: "interleaved": e = 2i/d, i from 0, with sin and cos alternating (the paper); "halves": the same, all
-            sines first (Marian); "halves_inclusive": e = i/(d/2 - 1), all sines first (tensor2tensor and fairseq).
+        layout: "interleaved": e = 2i/width for i = 0, 1, ..., with sines and cosines alternating (the paper).
+            "halves": the same e, all sines first (Marian). "halves_inclusive": e = i/(width/2 - 1), all sines first
+            (tensor2tensor and fairseq).
     """
     pairs = width // 2 if layout == "halves_inclusive" else (width + 1) // 2
     i = torch.arange(pairs, dtype=torch.float64, device=positions.device)
@@ -50,21 +51,21 @@ def sinusoid(
     return waves
 
 
-# -- relative positions, which enter attention -------------------------------------------------------------------
+# -- relative positions in attention -----------------------------------------------------------------------------
 
 
 class RelativePosition(nn.Module):
-    """How relative positions enter attention: by rotating q and k, or by a bias of the scores. The base does neither.
+    """Relative positions in attention: they rotate q and k, or add a bias to the scores. The base class does neither.
 
-    `prepare` is called once for a batch; its result is shared by layers and passed to `rotate` and `bias`.
+    `prepare` is called once for a batch; all layers pass its result to `rotate` and `bias`.
     """
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> Any:
-        """Compute what does not depend on q and k.
+        """Compute the part that does not depend on q and k.
 
         Args:
             like: A tensor with the rows' dtype and device.
-            keep: Whether layers may share what kernels derive from the bias; not with gradient checkpointing.
+            keep: Whether kernels may cache what they derive from the bias; not with gradient checkpointing.
         """
         return None
 
@@ -73,23 +74,26 @@ class RelativePosition(nn.Module):
         return q, k
 
     def bias(self, q: Heads, k: Keys, prepared: Any, scale: float, project: Project) -> Bias | None:
-        """Return the bias that is added to the scores.
+        """Return the bias that is added to the scores; None: no bias.
 
         Args:
             q: Queries before `rotate`.
             k: Keys before `rotate`.
-            prepared: The result of `prepare`.
+            prepared: Result of `prepare`.
             scale: Factor of the scores.
             project: The layer's projection of rows to queries, keys and values, [rows, heads, width] each.
         """
         return None
 
 
-Rotations = tuple[Tensor, Tensor]  # cosines and sines, [rows, 1, d/2]
+Rotations = tuple[Tensor, Tensor]  # cosines and sines of the angles, [rows, 1, d/2] each
 
 
 def rotary_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-    """Return base^(-2i/d), the angle per position of the numbers i and i + d/2 of a head (Su et al. 2021, 3.2.2)."""
+    """Return base^(-2i/d) for each pair of numbers i and i + d/2 of a head of width d: its angle per position.
+
+    Su et al. 2021, section 3.2.2.
+    """
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     frequencies: Tensor = base**-exponents
     return frequencies
@@ -97,16 +101,16 @@ def rotary_frequencies(base: float, width: int, device: torch.device | None = No
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YarnShape:
-    """The numbers of YaRN (Peng et al. 2023, section 3.2); see `heedful.model.config.Yarn`."""
+    """YaRN's change of rotary frequencies (Peng et al. 2023, section 3.2); `heedful.model.config.Yarn` says more."""
 
-    factor: float
-    trained: int
-    fast: float
-    slow: float
-    truncate: bool
+    factor: float  # divisor of the slow frequencies
+    trained: int  # length of the longest sequences in training
+    fast: float  # rotations in `trained` positions, from which a frequency stays as it is
+    slow: float  # rotations in `trained` positions, up to which a frequency is divided
+    truncate: bool  # whether the first and the last interpolated frequency are rounded to whole numbers
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Return frequencies: fast ones unchanged, slow ones divided by the factor, those between interpolated."""
+        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them."""
         width = 2 * len(frequencies)
         first, last = (
             width * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -123,15 +127,15 @@ class YarnShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama3Shape:
-    """The numbers of Llama 3.1's stretch; see `heedful.model.config.Llama3Scaling`."""
+    """Llama 3.1's change of rotary frequencies; `heedful.model.config.Llama3Scaling` says more."""
 
-    factor: float
-    trained: int
-    low: float
-    high: float
+    factor: float  # divisor of the slow frequencies
+    trained: int  # length of the longest sequences in training
+    low: float  # rotations in `trained` positions, up to which a frequency is divided
+    high: float  # rotations in `trained` positions, from which a frequency stays as it is
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
-        """Return frequencies: fast ones unchanged, slow ones divided by the factor, those between interpolated."""
+        """Divide slow frequencies by the factor, keep fast ones, and interpolate between them."""
         rotations = self.trained * frequencies / (2 * math.pi)
         share = ((rotations - self.low) / (self.high - self.low)).clamp(0, 1)
         return frequencies / self.factor * (1 - share) + frequencies * share
@@ -139,62 +143,59 @@ class Llama3Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicNtkShape:
-    """Dynamic NTK: in a sequence of n > L rows, the base is (s n / L - s + 1)^(d / (d - 2)) times as large.
+    """Dynamic NTK: in a sequence of n > L rows, the base is (s n / L - s + 1)^(d / (d - 2)) times as large."""
 
-    s is `factor`, L is `trained`.
-    """
-
-    factor: float
-    trained: int
+    factor: float  # s
+    trained: int  # L, the length of the longest sequences in training
 
     def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
         """Return the factors of each sequence's frequencies."""
         growth = [self.factor * max(length, self.trained) / self.trained - (self.factor - 1) for length in lengths]
         powers = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / (width - 2)
-        if len(growth) == 1:  # nothing passes from host to device, as recording a CUDA graph asks for
-            alone: Tensor = growth[0] ** powers
-            return alone[None]
-        changed: Tensor = torch.tensor(growth, dtype=torch.float64).to(device)[:, None] ** powers
-        return changed
+        if len(growth) == 1:  # without a copy from host to device, which the recording of a CUDA graph forbids
+            single: Tensor = growth[0] ** powers
+            return single[None]
+        factors: Tensor = torch.tensor(growth, dtype=torch.float64).to(device)[:, None] ** powers
+        return factors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongRopeShape:
-    """Divisors of each frequency (Ding et al. 2024): `short` in sequences of up to `trained` rows, else `long`."""
+    """LongRoPE (Ding et al. 2024): divisors of the frequencies, others for long sequences than for short ones."""
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    trained: int
+    short: tuple[float, ...]  # divisors in sequences of up to `trained` rows
+    long: tuple[float, ...]  # divisors in longer sequences
+    trained: int  # length of the longest sequences in training
 
     def stretch(self, frequencies: Tensor, base: float) -> Tensor:
         """Return the frequencies of short sequences."""
-        return frequencies / _filled(self.short, frequencies.device)
+        return frequencies / _make_vector(self.short, frequencies.device)
 
     def change(self, lengths: list[int], width: int, device: torch.device) -> Float[Tensor, "sequences pairs"]:
-        """Return the factors of each sequence's frequencies."""
-        changed = _filled([short / long for short, long in zip(self.short, self.long, strict=True)], device)
+        """Return the factors of each sequence's frequencies, relative to those of short sequences."""
+        factors = _make_vector([short / long for short, long in zip(self.short, self.long, strict=True)], device)
         if len(lengths) == 1:
-            return changed[None] if lengths[0] > self.trained else torch.ones_like(changed)[None]
+            return factors[None] if lengths[0] > self.trained else torch.ones_like(factors)[None]
         is_long = torch.tensor([length > self.trained for length in lengths]).to(device)
-        return torch.where(is_long[:, None], changed, 1.0)
+        return torch.where(is_long[:, None], factors, 1.0)
 
 
-def _filled(numbers: Sequence[float], device: torch.device) -> Float[Tensor, " numbers"]:
-    """Return a vector without a copy from host to device, which the recording of a CUDA graph forbids."""
+def _make_vector(numbers: Sequence[float], device: torch.device) -> Float[Tensor, " numbers"]:
+    """Make a float64 vector without a copy from host to device, which the recording of a CUDA graph forbids."""
     return torch.stack([torch.full((), number, dtype=torch.float64, device=device) for number in numbers])
 
 
 class RotaryPosition(RelativePosition):
     """Rotary position embedding (RoPE): q and k are rotated by their positions, so that scores depend on distances.
 
-    Numbers i and i + d/2 of a head rotate by the position times base^(-2i/d) (Su et al. 2021, section 3.2.2). Angles
-    are float64.
+    The pair of numbers i and i + d/2 of a head is rotated by the position times base^(-2i/d), computed in float64 (Su
+    et al. 2021, section 3.2.2).
 
     Args:
-        width: d, numbers of a head.
-        factor: Divides the positions.
-        shape: How frequencies are stretched.
-        by_length: How frequencies change in sequences longer than the trained ones.
+        width: d, the width of a head.
+        factor: Divisor of the positions.
+        shape: Change of the frequencies in all sequences; None: no change.
+        by_length: Change of the frequencies in sequences longer than the trained ones; None: no change.
         magnitude: Factor of the rotated queries and keys.
     """
 
@@ -213,7 +214,7 @@ class RotaryPosition(RelativePosition):
         self.shape, self.by_length, self.magnitude = shape, by_length, magnitude
 
     def frequencies(self, device: torch.device | None = None) -> Float[Tensor, " pairs"]:
-        """Return the angles per position of a sequence that is no longer than the trained ones."""
+        """Return the angle per position of each pair, in a sequence that is no longer than the trained ones."""
         frequencies = rotary_frequencies(self.base, self.width, device)
         frequencies = frequencies if self.factor == 1.0 else frequencies / self.factor
         return frequencies if self.shape is None else self.shape.stretch(frequencies, self.base)
@@ -259,9 +260,14 @@ class BucketedPosition(RelativePosition):
 
 
 def distance_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int, causal: bool) -> Int[Tensor, "*shape"]:
-    """Return the bucket of each distance, key minus query: half of them exact, the others logarithmic up to `reach`.
+    """Return the bucket of each distance, key position minus query position (Raffel et al. 2020, section 2.1).
 
-    Later keys have the second half of the buckets, or, with a causal mask, bucket 0.
+    Near distances have a bucket each; the others share buckets that grow logarithmically up to `reach`. Keys after the
+    query have the second half of the buckets; with a causal mask, they have bucket 0.
+
+    Args:
+        count: Number of buckets.
+        reach: Distance from which all distances share the last bucket.
     """
     offset = torch.zeros_like(distances)
     if causal:
@@ -275,9 +281,12 @@ def distance_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int, c
 
 
 class ShawPosition(RelativePosition):
-    """Trained vectors for each distance up to `reach`, one for keys and one for values, shared by the heads.
+    """Trained vectors a and b of each distance up to `reach`, shared by the heads.
 
-    score = scale q (k + a) and result = sum of weight (v + b) (Shaw et al. 2018, equations 3 and 4).
+    score = scale q (k + a), and result = sum of weight (v + b) (Shaw et al. 2018, equations 3 and 4).
+
+    Args:
+        values: Whether there are vectors b.
     """
 
     def __init__(self, *, reach: int, width: int, values: bool) -> None:
@@ -296,14 +305,15 @@ class ShawPosition(RelativePosition):
         return RelativeBias(table=table, values=self.values.weight[prepared].to(q) if self.has_values else None)
 
 
-SEGMENTS = 8  # token types that a Transformer-XL position distinguishes; heads stay a multiple of 8 wide, for CUDA
+SEGMENTS = 8  # token types that `TransformerXlPosition` distinguishes; a multiple of 8, because CUDA needs such widths
 
 
 class TransformerXlPosition(RelativePosition):
-    """score = scale ((q + u) k + (q + w) R p_distance + (q + s) e_same), with e for the same segment and for another.
+    """Relative positions and segments of Transformer-XL and XLNet, with one set of parameters in each layer.
 
-    p are sinusoids of the distance, all sines first, and R, u, w, s, e are trained in each layer (Dai et al. 2019,
-    section 3.3; Yang et al. 2019, section 2.5). The segment's part is carried by SEGMENTS more numbers of q and k.
+    score = scale ((q + u) k + (q + w) R p + (q + s) e), where p are sinusoids of the distance, all sines first, and e
+    is one of two vectors: for a key in the query's segment, or in another. R, u, w, s and e are trained (Dai et al.
+    2019, section 3.3; Yang et al. 2019, section 2.5). The last term is computed by SEGMENTS more numbers of q and k.
     """
 
     def __init__(self, *, width: int, heads: int, head_width: int, reach: int | None, dropout: float) -> None:
@@ -343,18 +353,18 @@ class TransformerXlPosition(RelativePosition):
 
 
 class DistanceVectors(NamedTuple):
-    """The vectors of the distances in one batch, and the row among them of each distance."""
+    """The vectors of the distances that occur in a batch."""
 
     vectors: Float[Tensor, "vectors width"]
-    indexes: Int[Tensor, " distances"]  # row of the vector of each distance, query minus key, from -reach to reach
+    indexes: Int[Tensor, " distances"]  # row in `vectors` of each distance, query minus key, from -reach to reach
 
 
 class DisentangledPosition(RelativePosition):
-    """score = scale (q k + q K(p) + k Q(p)), where p is the vector of the distance, and K and Q project it as keys and
-    queries (He et al. 2021, arXiv:2006.03654, section 3.1; buckets: He et al. 2023, arXiv:2111.09543, appendix).
+    """Disentangled attention: score = scale (q k + q K(p) + k Q(p)), where p is a trained vector of the distance.
 
-    Only vectors of distances that the batch has are projected: 2n - 1 of them for texts of n tokens, as long as each
-    distance has a vector of its own. For inference, see `ProjectedDistances`.
+    K and Q project p as keys and queries (He et al. 2021, arXiv:2006.03654, section 3.1). Far distances share vectors
+    by logarithmic buckets (He et al. 2023, arXiv:2111.09543, appendix). Only the vectors of distances that occur in the
+    batch are projected. `ProjectedDistances` is faster in inference.
     """
 
     def __init__(self, *, buckets: int, reach: int, width: int, norm_eps: float | None, dropout: float) -> None:
@@ -366,12 +376,12 @@ class DisentangledPosition(RelativePosition):
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> DistanceVectors:
         reach = max(batch.max_length - 1, 0)
         distances = torch.arange(-reach, reach + 1, device=like.device)
-        rows = self.rows(distances)  # which rise with the distance
+        rows = self.rows(distances)  # ascending
         vectors: Tensor = self.norm(self.table.weight[rows[0] : rows[-1] + 1])
         return DistanceVectors(vectors, rows - rows[0])
 
     def rows(self, distances: Int[Tensor, " distances"]) -> Int[Tensor, " distances"]:
-        """Return the row of the table for each distance, query minus key."""
+        """Return the row of `table` for each distance, query position minus key position."""
         buckets = signed_log_buckets(distances, self.buckets, self.reach) + self.buckets
         return buckets.clamp(0, 2 * self.buckets - 1)
 
@@ -381,7 +391,7 @@ class DisentangledPosition(RelativePosition):
 
 
 class ProjectedDistances(RelativePosition):
-    """`DisentangledPosition` for one layer of a trained model, with all vectors of distances projected once."""
+    """A `DisentangledPosition` for inference in one layer, with the vectors of all distances projected once."""
 
     position_q: Tensor
     position_k: Tensor
@@ -389,18 +399,18 @@ class ProjectedDistances(RelativePosition):
 
     def __init__(self, position: DisentangledPosition, project: Project) -> None:
         super().__init__()
-        self.reach = position.reach  # larger distances have the same vector as this one
+        self.reach = position.reach  # largest distance with a vector of its own; larger ones share it
         with torch.no_grad():
             position_q, position_k, _ = project(position.norm(position.table.weight))
             rows = position.rows(torch.arange(-self.reach, self.reach + 1, device=position_q.device))
-        self.bounds = rows.tolist()  # the same rows on the host
+        self.rows_on_host = rows.tolist()
         for name, tensor in (("position_q", position_q), ("position_k", position_k), ("rows", rows)):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> ProjectedRows:
         reach = max(batch.max_length - 1, 0)
         cut = min(reach, self.reach)
-        first, last = self.bounds[self.reach - cut], self.bounds[self.reach + cut]
+        first, last = self.rows_on_host[self.reach - cut], self.rows_on_host[self.reach + cut]
         distances = torch.arange(-reach, reach + 1, device=like.device).clamp(-self.reach, self.reach)
         return ProjectedRows(slice(first, last + 1), self.rows[distances + self.reach] - first)
 
@@ -410,16 +420,17 @@ class ProjectedDistances(RelativePosition):
 
 
 class ProjectedRows(NamedTuple):
-    """Rows of the projected vectors that a batch needs, and the row among them of each distance, query minus key."""
+    """The projected vectors that a batch needs."""
 
-    rows: slice
-    indexes: Int[Tensor, " distances"]
+    rows: slice  # rows of `ProjectedDistances.position_q` and `position_k`
+    indexes: Int[Tensor, " distances"]  # row in this slice of each distance, query position minus key position
 
 
 def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int) -> Int[Tensor, "*shape"]:
-    """Return the bucket of each distance, with its sign: itself up to count / 2, then logarithmic, count at `reach`.
+    """Return the bucket of each distance, with the distance's sign.
 
-    Logarithms are float32, as published: their rounding decides at the borders.
+    Up to count / 2 the bucket is the distance; beyond, it grows logarithmically, to `count` at `reach`. Logarithms are
+    float32 as in the published code, because their rounding decides at the limits of buckets.
     """
     exact = count // 2
     far = distances.abs().clamp(min=exact)
@@ -429,7 +440,7 @@ def signed_log_buckets(distances: Int[Tensor, "*shape"], count: int, reach: int)
 
 
 def _expand(table: Float[Tensor, "rows heads distances"], batch: Packed) -> DenseBias:
-    """Expand a relative bias for rows whose positions are not in order, with -inf where a row does not see a key."""
+    """Expand a relative bias for rows whose positions are not in order; -inf if a row does not see a key."""
     reach, blocks = table.shape[-1] // 2, []
     for number, span in enumerate(batch.spans()):
         queries = batch.positions[span]

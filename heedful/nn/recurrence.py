@@ -1,7 +1,9 @@
-"""LSTM and GRU over rows in time-major order: what torch.nn computes, made for training on a CPU.
+"""LSTM and GRU over rows in time-major order: the functions of torch.nn, faster in training on a CPU.
 
-The input products of all rows are one product, and so are those of each weight's gradient; only the product with the
-previous state is computed in each step. torch.nn computes all of them step by step where sequences differ in length.
+Products with inputs are one matrix product for all rows, and so is each weight's gradient; only the product with the
+previous state is computed step by step. torch.nn computes all of them step by step if sequences differ in length.
+
+Sequences are sorted by length, longest first, so in each time step the first `carried` sequences have a previous state.
 """
 
 from __future__ import annotations
@@ -27,22 +29,27 @@ def run_cells(
         counts: Number of sequences that have each time step.
     """
     cell = _Lstm if isinstance(cells, nn.LSTM) else _Gru
-    with torch.autocast(x.device.type, enabled=False):  # a state that is rounded in each step would drift
+    with torch.autocast(x.device.type, enabled=False):  # rounding the state in each step would add up
         for layer in range(cells.num_layers):
             if layer:
                 x = dropout(x, cells.dropout, cells.training)
             outputs = []
             for direction in ("", "_reverse")[: 1 + cells.bidirectional]:
-                names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-                w, b, u, c = (getattr(cells, f"{name}_l{layer}{direction}") for name in names)
-                inputs = F.linear(x, w, b)
-                outputs.append(cell.apply(inputs, u, c, tuple(counts), direction != ""))  # type: ignore[no-untyped-call]
+                input_weight, input_bias, weight, bias = (
+                    getattr(cells, f"{name}_l{layer}{direction}")
+                    for name in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
+                )
+                inputs = F.linear(x, input_weight, input_bias)
+                outputs.append(cell.apply(inputs, weight, bias, tuple(counts), direction != ""))  # type: ignore[no-untyped-call]
             x = torch.cat(outputs, -1)
     return x
 
 
 class _Lstm(torch.autograd.Function):
-    """c = f c' + i g, h = o tanh(c); i, f, o are sigmoids, g is a tanh (Hochreiter and Schmidhuber 1997)."""
+    """One layer and direction of an LSTM: c = f c' + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997).
+
+    i, f and o are sigmoids of their gates, g is a tanh; c' is the previous state.
+    """
 
     @staticmethod
     def forward(
@@ -75,21 +82,21 @@ class _Lstm(torch.autograd.Function):
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         i, f, g, o = gates.split(width, 1)
         tanh_c = c.tanh()
-        slopes = torch.empty_like(gates)  # of c and h by each gate's input; multiplied by the loss's gradient below
-        by_i, by_f, by_g, by_o = slopes.split(width, 1)
-        torch.mul(g * i, 1 - i, out=by_i)
-        torch.mul(_previous(c, counts, reverse) * f, 1 - f, out=by_f)
-        torch.mul(i, 1 - g * g, out=by_g)
-        torch.mul(tanh_c * o, 1 - o, out=by_o)
-        by_c = (o * (1 - tanh_c * tanh_c)).split(counts)
-        all_slopes, by_o, output_gradients, forget = (rows.split(counts) for rows in (slopes, by_o, dh, f))
+        slopes = torch.empty_like(gates)  # d(c, h)/d(each gate's input); multiplied by the loss's gradient below
+        slope_i, slope_f, slope_g, slope_o = slopes.split(width, 1)
+        torch.mul(g * i, 1 - i, out=slope_i)
+        torch.mul(_previous(c, counts, reverse) * f, 1 - f, out=slope_f)
+        torch.mul(i, 1 - g * g, out=slope_g)
+        torch.mul(tanh_c * o, 1 - o, out=slope_o)
+        slope_c = (o * (1 - tanh_c * tanh_c)).split(counts)
+        all_slopes, slope_o, output_gradients, forget = (rows.split(counts) for rows in (slopes, slope_o, dh, f))
         i_f_g = slopes.view(-1, 4, width)[:, :3].split(counts)
         h_gradient, c_gradient = (dh.new_zeros(max(counts), width) for _ in range(2))
         for time, _, carried in reversed(list(_time_steps(counts, reverse))):
             dh_time, dc_time = h_gradient[: counts[time]], c_gradient[: counts[time]]
-            dc_time.addcmul_(dh_time.add_(output_gradients[time]), by_c[time])
+            dc_time.addcmul_(dh_time.add_(output_gradients[time]), slope_c[time])
             i_f_g[time].mul_(dc_time[:, None])
-            by_o[time].mul_(dh_time)
+            slope_o[time].mul_(dh_time)
             dc_time.mul_(forget[time])
             if carried:
                 torch.mm(all_slopes[time][:carried], weight, out=dh_time[:carried])
@@ -97,7 +104,10 @@ class _Lstm(torch.autograd.Function):
 
 
 class _Gru(torch.autograd.Function):
-    """h = n + z (h' - n), n = tanh(x_n + r h_n); r and z are sigmoids (Cho et al. 2014, as torch.nn.GRU has it)."""
+    """One layer and direction of a GRU: h = n + z (h' - n), n = tanh(x_n + r h_n) (Cho et al. 2014, as torch.nn.GRU).
+
+    r and z are sigmoids of their gates; h' is the previous state, x_n and h_n are its and the input's products for n.
+    """
 
     @staticmethod
     def forward(
@@ -129,13 +139,13 @@ class _Gru(torch.autograd.Function):
         weight, gates, hidden, h = context.saved_tensors
         counts, reverse, width = context.counts, context.reverse, weight.shape[1]
         r, z, n = gates.split(width, 1)
-        slopes = torch.empty_like(gates)  # of h by what each gate takes from the previous state
-        by_r, by_z, by_hidden = slopes.split(width, 1)
-        by_n = (1 - z) * (1 - n * n)
-        torch.mul(by_n, r, out=by_hidden)
-        torch.mul(by_hidden * hidden, 1 - r, out=by_r)
-        torch.mul((_previous(h, counts, reverse) - n) * z, 1 - z, out=by_z)
-        all_slopes, n_slopes, output_gradients, update = (rows.split(counts) for rows in (slopes, by_n, dh, z))
+        slopes = torch.empty_like(gates)  # dh/d(each gate's product with the previous state)
+        slope_r, slope_z, slope_hidden = slopes.split(width, 1)
+        slope_n = (1 - z) * (1 - n * n)
+        torch.mul(slope_n, r, out=slope_hidden)
+        torch.mul(slope_hidden * hidden, 1 - r, out=slope_r)
+        torch.mul((_previous(h, counts, reverse) - n) * z, 1 - z, out=slope_z)
+        all_slopes, n_slopes, output_gradients, update = (rows.split(counts) for rows in (slopes, slope_n, dh, z))
         r_z_hidden = slopes.view(-1, 3, width).split(counts)
         h_gradient = dh.new_zeros(max(counts), width)
         for time, _, carried in reversed(list(_time_steps(counts, reverse))):
@@ -144,12 +154,12 @@ class _Gru(torch.autograd.Function):
             n_slopes[time].mul_(dh_time)
             if carried:
                 dh_time[:carried].mul_(update[time][:carried]).addmm_(all_slopes[time][:carried], weight)
-        input_gradient = torch.cat([slopes[:, : 2 * width], by_n], 1)
+        input_gradient = torch.cat([slopes[:, : 2 * width], slope_n], 1)
         return input_gradient, _weight_gradient(slopes, h, counts, reverse), slopes.sum(0), None, None
 
 
 def _time_steps(counts: Sequence[int], reverse: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield each time step, the previous one, and how many sequences (the first ones) have a state from it."""
+    """Yield each time step, the previous one, and the number of sequences, the first ones, with a state from it."""
     times = range(len(counts))
     for time in reversed(times) if reverse else times:
         previous = time + 1 if reverse else time - 1
@@ -163,7 +173,7 @@ def _neighbours(counts: Sequence[int]) -> tuple[Tensor, slice]:
 
 
 def _previous(values: Tensor, counts: Sequence[int], reverse: bool) -> Tensor:
-    """Return the value of the previous row of each row, in the direction of time; 0 for the first."""
+    """Return the value of each row's previous row in the direction of time; 0 for the first row of a sequence."""
     previous = torch.zeros_like(values)
     early, late = _neighbours(counts)
     if reverse:

@@ -1,9 +1,9 @@
 """Alignment: score functions of queries and keys, attention weights made from scores, and the weighted sum of values.
 
-A score takes the n queries and the m keys of one sequence and returns n x m numbers; leading dimensions are kept.
-`align` scores packed rows; `soft_weights`, `hard_weights` and `sample_weights` make weights; `weighted_sum` takes the
-values. A masked pair has the weight 0, and a query that may see no key returns zeros. This is the slow, plain way;
-`heedful.nn.attend` is the fast one for products, to which cosine and general scores can be reduced too.
+A score takes the n queries and the m keys of one sequence and returns n x m numbers; leading dimensions stay.
+`align` scores packed rows; `soft_weights`, `hard_weights` and `sample_weights` make weights; `weighted_sum` adds the
+values. The weight of a masked pair is 0, and so is the result of a query that sees no key. These functions are simple
+and slow; `heedful.nn.attend` is fast for products of q and k, and for cosine and general scores reduced to products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Keys = Float[Tensor, "*some m key_width"]
 Pairs = Float[Tensor, "*some n m"]
 Prepared = Float[Tensor, "*some m inner"]
 Score = Callable[[Tensor, Tensor], Tensor]
-Blocks = tuple[Float[Tensor, "_n _m"], ...]  # one for each sequence
+Blocks = tuple[Float[Tensor, "_n _m"], ...]  # scores or weights, one tensor for each sequence
 Masks = tuple[Bool[Tensor, "_n _m"], ...]  # True for visible pairs
 
 
@@ -33,29 +33,32 @@ Masks = tuple[Bool[Tensor, "_n _m"], ...]  # True for visible pairs
 
 
 def cosine(q: Queries, k: Keys) -> Pairs:
-    """q k / (|q| |k|), from -1 to 1; 0 where one of them is zero (Graves et al. 2014, section 3.3.1)."""
+    """Return q k / (|q| |k|), from -1 to 1; 0 if q or k is zero (Graves et al. 2014, section 3.3.1)."""
     return unit_vectors(q) @ unit_vectors(k).mT
 
 
 def unit_vectors(x: Float[Tensor, "*some width"]) -> Float[Tensor, "*some width"]:
-    """x / |x|, or 0 where it is zero; in float32 at least, and scaled to about 1 first, so that squares are finite."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    largest = wide.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(wide.dtype).tiny)
-    return F.normalize(wide / largest, dim=-1).to(x.dtype)
+    """Return x / |x|; 0 if x is zero.
+
+    Norms are computed in float32 at least, from vectors scaled to a largest number of 1, so that squares are finite.
+    """
+    precise = x.to(torch.promote_types(x.dtype, torch.float32))
+    largest = precise.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(precise.dtype).tiny)
+    return F.normalize(precise / largest, dim=-1).to(x.dtype)
 
 
 def dot(q: Queries, k: Keys) -> Pairs:
-    """q k (Luong et al. 2015, section 3.1)."""
+    """Return q k (Luong et al. 2015, section 3.1)."""
     return q @ k.mT
 
 
 def scaled_dot(q: Queries, k: Keys) -> Pairs:
-    """q k / sqrt(d) (Vaswani et al. 2017, section 3.2.1)."""
+    """Return q k / sqrt(d) (Vaswani et al. 2017, section 3.2.1)."""
     return dot(q, k) / sqrt(q.shape[-1])
 
 
 class General(nn.Module):
-    """q W k, which is dot where W = 1 (Luong et al. 2015, section 3.1)."""
+    """The general score q W k; with W = 1 it is `dot` (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, *, width: int, key_width: int) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class General(nn.Module):
 
 
 class Additive(nn.Module):
-    """v tanh(W q + U k), which is v tanh([W U] [q; k]) (Bahdanau et al. 2015, appendix A.1.2)."""
+    """The additive score v tanh(W q + U k) = v tanh([W U] [q; k]) (Bahdanau et al. 2015, appendix A.1.2)."""
 
     def __init__(self, *, width: int, key_width: int, inner_width: int) -> None:
         super().__init__()
@@ -99,9 +102,10 @@ class Additive(nn.Module):
 
 
 class Location(nn.Module):
-    """W q, one score for each position up to `longest`, whatever the keys are (Luong et al. 2015, equation 8).
+    """The location score W q: one number for each position up to `longest`, whatever the keys are.
 
-    Positions that a sequence does not have are cut off before the softmax, so that the other weights sum to 1.
+    Luong et al. 2015, equation 8. Positions beyond the end of a sequence are cut off before the softmax, so that the
+    remaining weights sum to 1.
     """
 
     def __init__(self, *, width: int, longest: int) -> None:
@@ -138,14 +142,15 @@ def visible_pairs(
 
 
 def soft_weights(scores: Blocks, masks: Masks | None = None) -> Blocks:
-    """Return softmax over the visible keys."""
+    """Return the softmax of the scores over the visible keys."""
     return tuple(_where_visible(_masked(block, mask).softmax(-1), mask) for block, mask in _with_masks(scores, masks))
 
 
 def hard_weights(scores: Blocks, masks: Masks | None = None) -> Blocks:
-    """Return 1 for the key with the highest score (the first of equal ones), with the gradient of `soft_weights`.
+    """Return 1 for the key with the highest score (the first of equal ones) and 0 for others.
 
-    That is the straight-through estimator, which is biased (Bengio et al. 2013, section 4).
+    The gradient is that of `soft_weights`, by the straight-through estimator, which is biased (Bengio et al. 2013,
+    section 4).
     """
     chosen = [_masked(block, mask).argmax(-1) if block.shape[1] else None for block, mask in _with_masks(scores, masks)]
     return _straight_through(chosen, soft_weights(scores, masks), masks)
@@ -154,8 +159,8 @@ def hard_weights(scores: Blocks, masks: Masks | None = None) -> Blocks:
 class SampledWeights(NamedTuple):
     """One key sampled for each query."""
 
-    weights: Blocks  # 1 for the key; gradient: straight-through
-    log_probs: Float[Tensor, " queries"]  # with their gradient, for `reinforce`; 0 for a query that may see no key
+    weights: Blocks  # 1 for the sampled key, 0 for others; the gradient is the straight-through estimate
+    log_probs: Float[Tensor, " queries"]  # with gradient, for `reinforce`; 0 for a query that sees no key
 
 
 def sample_weights(
@@ -163,8 +168,8 @@ def sample_weights(
 ) -> SampledWeights:
     """Sample one key for each query with the probabilities of `soft_weights`: stochastic hard attention.
 
-    Xu et al. 2015, section 4.1. Train through `weights` by straight-through, or detach them and add `reinforce` to the
-    loss.
+    Xu et al. 2015, section 4.1. Either train through `weights` (straight-through), or detach `weights` and add
+    `reinforce` to the loss.
     """
     probabilities = soft_weights(scores, masks)
     chosen: list[Tensor | None] = []
@@ -186,10 +191,10 @@ def sample_weights(
 def reinforce(
     log_probs: Float[Tensor, " queries"], losses: Float[Tensor, " queries"], baseline: float | Tensor
 ) -> Float[Tensor, ""]:
-    """Return sum of log p (loss - baseline), whose gradient is an unbiased estimate of that of the expected loss.
+    """Return the sum of log p (loss - baseline), whose gradient estimates that of the expected loss without bias.
 
-    REINFORCE (Williams 1992, section 4) with any baseline that does not depend on the sampled keys; detach the weights
-    that the losses are computed with. `update_baseline` computes the baseline of Xu et al. 2015.
+    REINFORCE (Williams 1992, section 4). The baseline must not depend on the sampled keys; `update_baseline` computes
+    that of Xu et al. 2015. Compute the losses from detached weights.
     """
     return (log_probs * (losses.detach() - baseline)).sum()
 
@@ -216,6 +221,7 @@ def weighted_sum(
 
 
 def _with_masks(scores: Blocks, masks: Masks | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Pair the tensor of each sequence with its mask; raises HeedfulError if shapes differ."""
     if masks is None:
         return [(block, None) for block in scores]
     score_shapes, mask_shapes = ([tuple(block.shape) for block in blocks] for blocks in (scores, masks))
@@ -227,7 +233,7 @@ def _with_masks(scores: Blocks, masks: Masks | None) -> list[tuple[Tensor, Tenso
 
 
 def _masked(block: Tensor, mask: Tensor | None) -> Tensor:
-    """Set masked pairs to -inf, except in rows without a visible pair: so softmax and its gradient stay finite."""
+    """Set masked pairs to -inf, except in rows without a visible pair, where the softmax would not be finite."""
     return block if mask is None else block.masked_fill(~mask & mask.any(-1, keepdim=True), -torch.inf)
 
 

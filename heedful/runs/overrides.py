@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError, SettingError
 from heedful.runs.aliases import ALIASES, ForeignName
 from heedful.runs.settings_schema import Kind, describe_settings, setting_paths
 from heedful.settings import exclusive_paths, from_mapping, is_set, load_mapping, merge, to_mapping
-from heedful.toml_json import DEEPEST, Json, as_json, cut, parse, to_plain_data
+from heedful.toml_json import MAX_DEPTH, Json, as_json, cut, parse, to_plain_data
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -283,7 +283,7 @@ def _parse_assignment(assignment: str) -> list[Entry]:
     """Return the entries of "name=value"; a value that is a table has an entry for each value in it."""
     name, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in name.split("."))
-    if not equals or not all(path) or len(path) > DEEPEST:
+    if not equals or not all(path) or len(path) > MAX_DEPTH:
         raise SettingError(
             f"{as_json(assignment)} is not of the form name=value or table.name=value", source=cut(assignment)
         )

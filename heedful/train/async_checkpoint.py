@@ -1,4 +1,4 @@
-"""AsyncCheckpointer: saves checkpoints at once, or in a background thread while training continues."""
+"""Saving checkpoints, either before training continues or in a background thread."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from heedful.train.trainer import Trainer
 
 
 class AsyncCheckpointer:
-    """Saves states by a CheckpointManager; in the background, a copy of them while training continues.
+    """Saves the states of a trainer by a CheckpointManager, with `background` in a thread while training continues.
 
-    The copy is made before `save` returns: later updates do not change what is saved (pytorch#144657). One save runs
-    at a time. Its error, if any, is raised by the next call.
+    In the background, `save` copies the state before it returns, so that later updates do not change what is saved
+    (pytorch#144657). One save runs at a time. Its error, if any, is raised by the next call of `save` or `wait`.
     """
 
-    def __init__(self, store: CheckpointManager, trainer: Trainer, *, background: bool) -> None:
-        self.store, self.trainer, self.background = store, trainer, background
+    def __init__(self, manager: CheckpointManager, trainer: Trainer, *, background: bool) -> None:
+        self.manager, self.trainer, self.background = manager, trainer, background
         self._ranks = trainer.ranks.with_new_group() if background and trainer.is_sharded else trainer.ranks
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
-        """Save a state; all ranks call this, and rank 0 alone writes if all have the same state."""
+        """Save a state. All ranks call this; if all have the same state, only rank 0 writes."""
         self.wait()
         writes = self.trainer.is_sharded or self.trainer.ranks.is_main
         if not self.background:
@@ -47,13 +47,15 @@ class AsyncCheckpointer:
             raise error
 
     def _run(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        """Commit a state in the background thread, and keep the error."""
         try:
             self._commit(step, tensors, values)
         except BaseException as error:
             self._error = error
 
     def _commit(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> None:
+        """Write a state to disk."""
         if self.trainer.is_sharded:
-            self.store.save_sharded(step, self.trainer.as_dtensors(tensors), values, self._ranks)
+            self.manager.save_sharded(step, self.trainer.as_dtensors(tensors), values, self._ranks)
         else:
-            self.store.save(step, tensors, values)
+            self.manager.save(step, tensors, values)

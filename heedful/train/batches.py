@@ -1,4 +1,4 @@
-"""The batches of a step: a pure function of the step, computed when it is due or ahead of it in worker processes."""
+"""The batches of a step: a pure function of its number, computed when needed or ahead of time in worker processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class StepBatches:
         return cls(share=share, micro_batches=micro_batches)
 
     def counts(self, terms: int) -> list[float]:
-        """The number of targets of each of `terms` terms of the loss."""
+        """Return the number of targets of each term of the loss.
+
+        Args:
+            terms: Number of terms.
+        """
         columns = zip(*(batch.counts for _, batch in self.micro_batches), strict=True)
         return [sum(column) for column in columns] or [0.0] * terms
 
@@ -59,14 +63,14 @@ class StepDataset(Dataset[StepBatches]):
 
 
 class StepLoader(Iterator[StepBatches]):
-    """Iterator over the batches of consecutive steps, which worker processes prepare in advance."""
+    """Iterator over the batches of consecutive steps, which worker processes prepare ahead of time."""
 
     def __init__(self, dataset: StepDataset, first: int, num_workers: int) -> None:
         """Start the workers.
 
         Args:
-            dataset: The steps.
-            first: Number of the first step that is read.
+            dataset: The batches of each step.
+            first: Number of the first step to return.
             num_workers: Number of processes.
 
         Raises:
@@ -81,15 +85,15 @@ class StepLoader(Iterator[StepBatches]):
             sampler=count(first),
             collate_fn=_unchanged,
             num_workers=num_workers,
-            multiprocessing_context="fork",  # workers share the samples, and nothing has to be pickled for them
+            multiprocessing_context="fork",  # workers share the samples without pickling them
             worker_init_fn=_start_worker,
         )
-        with warnings.catch_warnings():  # workers use no thread and no GPU of this process
+        with warnings.catch_warnings():  # workers use neither threads nor the GPU of this process
             warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
             self._batches: Iterator[StepBatches] = iter(loader)
 
     def continues(self, dataset: StepDataset, step: int) -> bool:
-        """Whether the next batches are those of this step of the dataset."""
+        """Return whether the next batches are those of step `step` of `dataset`."""
         own = self._dataset
         return (
             step == self._next
@@ -105,10 +109,12 @@ class StepLoader(Iterator[StepBatches]):
 
 
 def _unchanged(batches: Any) -> Any:
+    """Collate nothing: an item of the dataset is a batch already."""
     return batches
 
 
 def _start_worker(number: int) -> None:
+    """Prepare a worker process: signals do not end it, and tokenizers start no threads."""
     os.setsid()  # signals to the process group reach only the training process, which finishes its step first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

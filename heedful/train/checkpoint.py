@@ -1,10 +1,10 @@
-"""Checkpoints of a run: each is complete or missing, and the newest valid one is found again.
+"""Checkpoints of a run: saved so that each is complete or missing, and loaded from the newest valid one.
 
-The order of a commit makes a crash or a power cut harmless at any moment: everything is written under a temporary name
-and synced, the manifest last; then the folder gets its name; then `latest` names it; only then are older ones removed.
+A crash or a power cut is harmless at any moment. All files are written under a temporary name and synced, the manifest
+last; then the folder gets its name; then `latest` names it; only then are older checkpoints removed.
 
-Tensors are written here and not by the safetensors library, which does not sync: one at a time, without a second copy
-of all, and hashed as they are written. Nothing is mapped into memory. `checkpoint_format` has the files themselves.
+Tensors are written by this module, because the safetensors library does not sync: one tensor at a time, hashed as it is
+written. Nothing is mapped into memory. `checkpoint_format` defines the files.
 """
 
 from __future__ import annotations
@@ -44,46 +44,46 @@ LATEST = "latest"  # file that names the newest checkpoint, for people
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was loaded."""
+    """A loaded checkpoint."""
 
     step: int
     folder: Path
-    tensors: dict[str, Tensor]  # as they were saved, bit for bit, on the CPU; each has its own memory
+    tensors: dict[str, Tensor]  # the saved tensors, bit for bit, on the CPU; each has its own memory
     values: dict[str, Any]  # plain JSON data
 
 
 class _Entry(NamedTuple):
-    """A folder that is named like a checkpoint, valid or not; ordered from the oldest to the newest."""
+    """A folder with the name of a checkpoint, valid or not; entries are ordered from the oldest to the newest."""
 
     step: int
-    attempt: int  # 1; more if another or a damaged checkpoint of that step exists
+    attempt: int  # from 1; more than 1 if a different or damaged checkpoint of that step existed
     path: Path
 
 
 class CheckpointManager:
-    """The checkpoints of one run, in their own folder; only the process that holds the run's lock saves."""
+    """The checkpoints of one run in one folder; only the process that holds the run's lock may save."""
 
     def __init__(self, folder: Path, *, keep_last: int = 2) -> None:
         if keep_last < 1:
             raise HeedfulError(f"keep_last is {keep_last}; expected a number of checkpoints from 1")
         self.folder = folder.absolute()
         self.keep_last = keep_last
-        self._damaged: set[Path] = set()  # as far as they were read
+        self._damaged: set[Path] = set()  # checkpoints that were read and are damaged
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object]) -> Path:
-        """Save a checkpoint; when this returns, a power cut does not undo it.
+        """Save a checkpoint; after the return, not even a power cut undoes it.
 
-        A valid and equal checkpoint of the step stays; otherwise the new one is written beside the old one, which is
-        removed afterwards.
+        If a valid and equal checkpoint of the step exists, it stays. Otherwise the new one is written beside the old
+        one, which is removed afterwards.
 
         Raises:
-            RunError: If there is a valid checkpoint of a later step, which `load` would return, or on I/O errors.
+            RunError: If a valid checkpoint of a later step exists, which `load` would return, or on I/O errors.
         """
         assert step >= 0
         files: dict[str, list[Chunk]] = {TENSORS: safetensors_chunks(tensors), VALUES: [values_json(values)]}
         with self._translate_os_errors(step):
             entries = self._entries_of(step)
-            if not entries or not _holds(entries[-1], files):
+            if not entries or not _is_equal(entries[-1], files):
                 entries.append(self._new_entry(step, entries))
                 with atomic_path(entries[-1].path, folder=True) as temporary:
                     digests = {name: write_synced(temporary / name, chunks) for name, chunks in files.items()}
@@ -94,7 +94,7 @@ class CheckpointManager:
     def save_sharded(
         self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, object], ranks: Ranks
     ) -> None:
-        """Save a checkpoint of which each rank has shards; all ranks call this, and rank 0 commits."""
+        """Save a checkpoint whose shards are on different ranks; all ranks call this, and rank 0 commits."""
         from heedful.train.checkpoint_sharded import write_shards
 
         text, entry = values_json(values), None
@@ -114,12 +114,10 @@ class CheckpointManager:
         ranks.barrier()
 
     def load(self, like: Mapping[str, Tensor] | None = None) -> Checkpoint | None:
-        """Load the newest valid checkpoint, with a warning for each newer one, which is damaged.
-
-        The newest is the one of the largest step: `latest` and clocks are not used.
+        """Load the newest valid checkpoint, that of the largest step; warns of newer checkpoints that are damaged.
 
         Args:
-            like: Tensors of the state; of those that are sharded DTensors only this rank's shard is read.
+            like: Tensors of the state; for sharded DTensors, only this rank's shard is read. None: all is read.
 
         Returns:
             The checkpoint, or None if the run has none yet.
@@ -154,7 +152,11 @@ class CheckpointManager:
         return None
 
     def check_space(self, bytes: int) -> None:
-        """Raise a RunError unless there is room for checkpoints of that many bytes: those kept, and one more."""
+        """Raise a RunError unless there is disk space for `keep_last` checkpoints and one more.
+
+        Args:
+            bytes: Size of a checkpoint.
+        """
         try:
             remove_stale(self.folder)
             copies = self.keep_last + 1 - min(len(self._entries()), self.keep_last)
@@ -170,6 +172,7 @@ class CheckpointManager:
 
     @contextmanager
     def _translate_os_errors(self, step: int) -> Iterator[None]:
+        """Context in which I/O errors become RunErrors that name the step."""
         try:
             yield
         except OSError as error:
@@ -179,7 +182,7 @@ class CheckpointManager:
             ) from None
 
     def _entries_of(self, step: int) -> list[_Entry]:
-        """The checkpoints of that step; raises a RunError if there is a valid later one."""
+        """Prepare the folder and return the checkpoints of that step; raises a RunError if a valid later one exists."""
         make_folder(self.folder)
         remove_stale(self.folder)
         entries = self._entries()
@@ -187,27 +190,30 @@ class CheckpointManager:
         return [entry for entry in entries if entry.step == step]
 
     def _new_entry(self, step: int, entries: list[_Entry]) -> _Entry:
+        """Return the entry of a new checkpoint beside those of the same step."""
         attempt = entries[-1].attempt + 1 if entries else 1
         return _Entry(step, attempt, self.folder / _name(step, attempt))
 
     def _set_latest(self, entry: _Entry) -> None:
+        """Name a checkpoint as the newest one, and remove old ones."""
         with atomic_path(self.folder / LATEST) as temporary:
             write_synced(temporary, [f"{entry.path.name}\n".encode()])
         self._rotate(entry)
 
     def _entries(self) -> list[_Entry]:
-        """All folders that are named like a checkpoint, oldest first."""
+        """Return all folders with the name of a checkpoint, oldest first."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             if self.folder.is_symlink():
-                raise  # there may be checkpoints where it leads
+                raise  # the target of a broken link may have checkpoints
             return []
         matches = [re.fullmatch(r"step-([0-9]{8,18})(?:-([0-9]{1,9}))?", name) for name in names]
         entries = [_Entry(int(match[1]), int(match[2] or 1), self.folder / match[0]) for match in matches if match]
         return sorted(entry for entry in entries if entry.path.name == _name(entry.step, entry.attempt))
 
     def _check_none_later(self, entries: list[_Entry], step: int) -> None:
+        """Raise a RunError if one of the entries is a valid checkpoint of a later step."""
         for entry in entries:
             if entry.step > step and entry.path not in self._damaged:
                 try:
@@ -221,21 +227,25 @@ class CheckpointManager:
                 )
 
     def _rotate(self, newest: _Entry) -> None:
-        """Remove all but the `keep_last` newest; later ones, which are damaged, stay until their step is passed."""
-        until = [entry for entry in self._entries() if entry <= newest]
-        sound = {entry.step: entry for entry in until if entry == newest or entry.path not in self._damaged}
-        newest_sound = list(sound.values())[-self.keep_last :]
-        for entry in until:
-            if entry not in newest_sound:
+        """Remove all but the `keep_last` newest valid checkpoints up to `newest`.
+
+        Checkpoints after it are damaged, and stay until training has passed their step.
+        """
+        entries = [entry for entry in self._entries() if entry <= newest]
+        valid = {entry.step: entry for entry in entries if entry == newest or entry.path not in self._damaged}
+        newest_valid = list(valid.values())[-self.keep_last :]
+        for entry in entries:
+            if entry not in newest_valid:
                 remove(entry.path)
 
 
 def _name(step: int, attempt: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:08d}" + (f"-{attempt}" if attempt > 1 else "")
 
 
-def _holds(entry: _Entry, files: Mapping[str, list[Chunk]]) -> bool:
-    """Whether a checkpoint is valid and equal to what would be written now."""
+def _is_equal(entry: _Entry, files: Mapping[str, list[Chunk]]) -> bool:
+    """Return whether a checkpoint is valid and has files with this content."""
     with suppress(DamageError):
         digests = {name: checksum(chunks) for name, chunks in files.items()}
         return check_manifest(entry.path, entry.step) == manifest_json(entry.step, digests)
@@ -243,7 +253,8 @@ def _holds(entry: _Entry, files: Mapping[str, list[Chunk]]) -> bool:
 
 
 def _load(entry: _Entry, like: Mapping[str, Tensor]) -> Checkpoint:
-    check_manifest(entry.path, entry.step)  # so that the files are as they were written
+    """Load a checkpoint; raises a DamageError if it is not valid."""
+    check_manifest(entry.path, entry.step)
     with open_file(entry.path / VALUES) as file:
         values = json.loads(file.read())
     if like or (entry.path / LAYOUT).exists():

@@ -1,9 +1,9 @@
-"""Files of a checkpoint: names, the safetensors layout, and the manifest by which a checkpoint is valid.
+"""Files of a checkpoint: their names, the safetensors layout, and the manifest that decides whether it is valid.
 
 A checkpoint is a folder, `step-00000123`, of three files: `tensors.safetensors`, `values.json`, and `manifest.json`
-with the size and the SHA-256 of the other two. It is valid if the manifest equals, byte for byte, the one that the
-files yield. If each rank has shards of the tensors, there is one file of shards for each rank, and a `layout.json` that
-says which rows lie where; the manifest lists them too.
+with the size and the SHA-256 of the other two. It is valid if a manifest made from the files equals the one in the
+folder, byte for byte. A sharded checkpoint has one file of shards for each rank instead of `tensors.safetensors`, and
+`layout.json`, which lists the file and the position of each tensor's rows; the manifest includes these files.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class DamageError(Exception):
 class TensorChunk(NamedTuple):
     """Rows of a tensor in a file."""
 
-    offsets: tuple[int, ...]  # of the first number, in the full tensor
-    shape: tuple[int, ...]
+    offsets: tuple[int, ...]  # index of the first number in the full tensor
+    shape: tuple[int, ...]  # shape of these rows
     file: str
     begin: int  # first byte in the file
 
@@ -54,17 +54,17 @@ class TensorLayout(NamedTuple):
     chunks: tuple[TensorChunk, ...]
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------------
 
 
 def safetensors_chunks(tensors: Mapping[str, Tensor]) -> list[Chunk]:
-    """Return the bytes of a safetensors file: its header, and the tensors in the order of their bytes.
+    """Return the content of a safetensors file: its header, and the tensors in the order in which they are written.
 
     Raises:
         RunError: If the type or layout of a tensor cannot be saved.
     """
     entries, end = {}, 0
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each is aligned
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each tensor is aligned
     for name in names:
         tensor = tensors[name]
         if (
@@ -85,7 +85,7 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> list[Chunk]:
 
 
 def values_json(values: Mapping[str, object]) -> bytes:
-    """Return JSON from which every value is restored exactly; NaN and the infinities as Python writes them.
+    """Return JSON from which every value is restored exactly; NaN and infinities are written as Python writes them.
 
     Raises:
         RunError: If JSON would not restore a value.
@@ -95,6 +95,7 @@ def values_json(values: Mapping[str, object]) -> bytes:
 
 
 def _check_plain(value: object, path: str) -> None:
+    """Raise a RunError unless JSON restores a value exactly; `path` is for the message."""
     if type(value) is dict and all(type(key) is str for key in value):
         for key, item in value.items():
             _check_plain(item, f"{path}[{key!r}]")
@@ -113,7 +114,7 @@ def manifest_json(step: int, files: Mapping[str, Mapping[str, object]]) -> bytes
     return json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1, allow_nan=False).encode() + b"\n"
 
 
-# -- what is read --------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def check_manifest(folder: Path, step: int) -> bytes:
 
 
 def _shard_files(manifest: bytes) -> list[str]:
-    """The files of a sharded checkpoint, as the manifest lists them."""
+    """Return the names of the files of a sharded checkpoint that its manifest lists."""
     with suppress(ValueError, RecursionError, LookupError, TypeError):
         names = list(json.loads(manifest)["files"])
         if all(type(name) is str and re.fullmatch(f"{SHARD}|{LAYOUT}|{VALUES}", name) for name in names):
@@ -151,7 +152,7 @@ def _shard_files(manifest: bytes) -> list[str]:
 
 
 def _difference(text: bytes, step: int, files: FileDigests) -> str:
-    """How a manifest differs from its files, for a message."""
+    """Describe the difference between a manifest and the files, for an error message."""
     try:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
@@ -168,7 +169,7 @@ def _difference(text: bytes, step: int, files: FileDigests) -> str:
 
 
 def tensor_layouts(folder: Path) -> dict[str, TensorLayout]:
-    """Return where each tensor of a valid checkpoint lies, in one file or in shards."""
+    """Return the layout of each tensor of a valid checkpoint, sharded or not."""
     if (folder / LAYOUT).exists():
         with open_file(folder / LAYOUT) as file:
             layout = json.load(file)

@@ -1,7 +1,7 @@
-"""Sharded checkpoints: each rank writes its shards, and any number of ranks reads what it needs.
+"""Sharded checkpoints: each rank writes its shards, and each of any number of ranks reads the rows it needs.
 
-torch.distributed.checkpoint plans which rank writes and reads which rows of which tensor; this module has the storage.
-Shards of one rank are a safetensors file, and `layout.json` says which rows lie where. Nothing is pickled.
+torch.distributed.checkpoint plans the rows that each rank writes and reads; this module stores them. The shards of one
+rank are a safetensors file, and `layout.json` lists the file and the position of all rows. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ from heedful.errors import RunError
 from heedful.train.checkpoint_format import LAYOUT, FileDigests, TensorChunk, TensorLayout, safetensors_chunks
 from heedful.train.ranks import Ranks
 
-# -- what is written ----------------------------------------------------------------------------------------------
+# -- writing ------------------------------------------------------------------------------------------------------
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> FileDigests:
-    """Write the shards of all ranks, and the layout; return the digests of all files, on every rank."""
+    """Write the shards of all ranks and the layout; returns the digests of all files on every rank.
+
+    Raises:
+        OSError: If a rank could not write its file.
+        RunError: If a rank failed for another reason.
+    """
     writer = _Writer(folder)
     try:
         with ranks.translate_errors():
@@ -50,17 +55,17 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> F
             raise OSError(first.errno, f"{os.strerror(first.errno or 0)} (rank {rank})") from None
         raise RunError(f"rank {rank} could not save its shards: {first}") from None
     digests: FileDigests = {}
-    for own in ranks.all_gather_object(writer.digests):
-        digests |= own
+    for rank_digests in ranks.all_gather_object(writer.digests):
+        digests |= rank_digests
     return dict(sorted(digests.items()))
 
 
 class _Writer(StorageWriter):
-    """One file for each rank, and the layout by rank 0."""
+    """Writes one file for each rank; rank 0 writes the layout too."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.digests: FileDigests = {}  # of what this rank wrote
+        self.digests: FileDigests = {}  # digests of the files that this rank wrote
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing: a writer is used once."""
@@ -87,15 +92,15 @@ class _Writer(StorageWriter):
         for item in plan.items:
             entry = header[item.index.fqn]
             begin, end = (len(head) + offset for offset in entry["data_offsets"])
-            place = {"file": plan.storage_data, "begin": begin, "shape": entry["shape"], "dtype": entry["dtype"]}
-            results.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=place))
+            location = {"file": plan.storage_data, "begin": begin, "shape": entry["shape"], "dtype": entry["dtype"]}
+            results.append(WriteResult(index=item.index, size_in_bytes=end - begin, storage_data=location))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         layout: dict[str, dict[str, Any]] = {}
-        for result in (result for of_rank in results for result in of_rank):
+        for result in (result for rank_results in results for result in rank_results):
             shape = list(metadata.state_dict_metadata[result.index.fqn].size)  # type: ignore[union-attr]
             entry = {"dtype": result.storage_data["dtype"], "shape": shape, "rows": []}
             entry = layout.setdefault(result.index.fqn, entry)
@@ -110,11 +115,11 @@ class _Writer(StorageWriter):
         return False
 
 
-# -- what is read -------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def read_shards(folder: Path, layouts: Mapping[str, TensorLayout], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read the tensors of a valid checkpoint: full ones, or this rank's shard of those that are DTensors in `like`."""
+    """Read the tensors of a valid checkpoint; of tensors that are DTensors in `like`, only this rank's shard."""
     state: dict[str, Tensor] = {}
     for name, layout in layouts.items():
         target = like.get(name)
@@ -129,7 +134,7 @@ def read_shards(folder: Path, layouts: Mapping[str, TensorLayout], like: Mapping
 
 
 class _Reader(StorageReader):
-    """Rows out of safetensors files."""
+    """Reads rows from safetensors files."""
 
     def __init__(self, folder: Path, layouts: Mapping[str, TensorLayout]) -> None:
         self.folder, self.layouts = folder, layouts
@@ -167,6 +172,7 @@ class _Reader(StorageReader):
 
 
 def _metadata(layout: TensorLayout) -> TensorStorageMetadata:
+    """Return the metadata of a tensor for torch.distributed.checkpoint."""
     chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.shape)) for chunk in layout.chunks]
     return TensorStorageMetadata(TensorProperties(layout.dtype), torch.Size(layout.shape), chunks)
 
@@ -174,6 +180,7 @@ def _metadata(layout: TensorLayout) -> TensorStorageMetadata:
 def _read_rows(
     folder: Path, dtype: torch.dtype, chunk: TensorChunk, offsets: Sequence[int], shape: Sequence[int]
 ) -> Tensor:
+    """Read `shape` numbers of a chunk, from index `offsets` in it."""
     assert tuple(shape[1:]) == chunk.shape[1:], "tensors are sharded by their first dimension alone"
     rows = torch.empty(tuple(shape), dtype=dtype)
     row_bytes = torch.empty(chunk.shape[1:], dtype=dtype, device="meta").nbytes

@@ -1,4 +1,4 @@
-"""Blocks compiled by torch.compile, shared by all layers: the operations between attentions become a few kernels."""
+"""Transformer blocks compiled by torch.compile: the operations outside of attention become a few kernels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from heedful.model.stack import Attention, Block, CrossAttention
 
 
 class CompiledBlocks:
-    """Context manager in which the blocks of models run compiled, one compilation for each kind of block.
+    """Context manager in which the blocks of models run compiled, with one compilation for each kind of block.
 
-    Weights are inputs of the compiled code, so that all layers share it. Attention is left out: it plans on the host,
-    and its kernels are compiled already. Packed rows of one shape (`objectives.packing.FixedShape`) need one
-    compilation. Names, weights and what is saved do not change.
+    Weights are inputs of the compiled code, so all layers share it. Attention is not compiled: it plans on the host,
+    and its kernels are compiled already. Each number of packed rows needs a compilation of its own; batches of
+    `objectives.packing.FixedShape` have one. Names, weights and saved files do not change.
     """
 
     def __init__(self, *models: nn.Module, **options: Any) -> None:
-        """`options` are those of torch.compile."""
-        import torch._dynamo as dynamo  # it takes a second
+        """Prepare the blocks of the models; `options` are passed to torch.compile."""
+        import torch._dynamo as dynamo  # the import takes a second
 
         parts = [part for model in models for part in model.modules()]
         attentions = [part for part in parts if isinstance(part, Attention | CrossAttention)]
@@ -44,6 +44,7 @@ class CompiledBlocks:
         self._disable()
 
     def _disable(self) -> None:
+        """Let blocks run as they were before."""
         for attention, _ in self._attentions:
             attention.__dict__.pop("forward", None)
         for block in self.blocks:

@@ -1,4 +1,4 @@
-"""Exponential moving average (EMA) of weights, which is evaluated and saved in place of the trained ones."""
+"""Exponential moving average (EMA) of weights, which is evaluated and saved instead of the trained weights."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 
 class WeightAverage:
-    """average <- d average + (1 - d) weights after each step, with d = min(decay, (1 + t) / (10 + t)) at step t.
+    """The exponential moving average of weights: average <- d average + (1 - d) weights after each step.
 
-    The smaller decay of early steps keeps the random initial weights out (as `num_updates` does in TensorFlow's
-    ExponentialMovingAverage).
+    d = min(decay, (1 + t) / (10 + t)) at step t: the smaller decay of early steps forgets the random initial weights
+    sooner (as `num_updates` in TensorFlow's ExponentialMovingAverage).
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
-        """`decay` 0: no average is kept, and `tensors` is empty."""
+        """Copy the weights; with `decay` 0 there is no average, and `tensors` is empty."""
         self._parameters, self._decay = parameters, decay
         self.tensors = {name: tensor.detach().clone() for name, tensor in parameters.items()} if decay else {}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights after `step`, counted from 1."""
+        """Update the average with the weights after step `step`, counted from 1."""
         if self.tensors:
             decay = min(self._decay, (1 + step) / (10 + step))
             weights = [self._parameters[name].detach() for name in self.tensors]
@@ -46,6 +46,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        """Exchange the averages and the model's weights."""
         for name, tensor in self.tensors.items():
             weights = self._parameters[name]
             trained = weights.detach().clone()

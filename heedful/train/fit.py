@@ -1,4 +1,4 @@
-"""fit: the loop around the trainer, with evaluation, early stopping, checkpoints, and a stop by signals."""
+"""The training loop around the trainer: evaluation, early stopping, checkpoints, and interruption by signals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from heedful.train.trainer import DivergedError, Step, Trainer, select_prefix
 
 __all__ = ["EvalResult", "FitResult", "FitSettings", "Reporter", "fit"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # these interrupt a run
-DIGITS = 9  # decimals that rank evaluations: sums over several ranks differ below, and must not decide a tie
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # signals that interrupt a run
+DIGITS = 9  # decimals of metrics that are compared; with several ranks, rounding of sums changes later decimals
 
-Share = TypeVar("Share")  # what one rank evaluates
+Share = TypeVar("Share")  # the evaluation of one rank's share of the data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class EvalResult:
 
     metric_value: float  # larger is better
     metrics: dict[str, Any]  # plain JSON data
-    tie_breaker: float = 0.0  # decides if metric values are equal, as minus the loss
+    tie_breaker: float = 0.0  # larger is better, if metric values are equal; for example minus the loss
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -52,13 +52,13 @@ StopReason = Literal["completed", "early_stopping", "interrupted"]  # interrupte
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
-    """How training ended; unless it was interrupted, the trainer's model has the final weights."""
+    """The end of training; unless it was interrupted, the trainer's model has the final weights."""
 
     stop_reason: StopReason
-    best_step: int  # 0: there was no evaluation
-    best_metric: float | None
-    last_metric: float | None  # of the last evaluation
-    resumed_from: int  # step of the checkpoint, or 0
+    best_step: int  # step of the best evaluation; 0: no evaluation
+    best_metric: float | None  # metric value of the best evaluation; None: no evaluation
+    last_metric: float | None  # metric value of the last evaluation; None: no evaluation
+    resumed_from: int  # step of the checkpoint that training resumed from; 0: none
 
 
 class Reporter:
@@ -71,13 +71,13 @@ class Reporter:
         """Called after each evaluation; `best`: the result is the best one so far."""
 
     def started(self, folder: Path, step: int) -> None:
-        """Called before the first update of a run in `folder`; `step` is that of the resumed checkpoint, or 0."""
+        """Called before the first update of a run in `folder`; `step`: that of the resumed checkpoint, or 0."""
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """Called with each record that is written to the journal."""
 
     def ended(self, finished: bool) -> None:
-        """Called after the last update; `finished` is false if the run was interrupted or failed."""
+        """Called after the last update; `finished`: false if the run was interrupted or failed."""
 
     def message(self, text: str) -> None:
         """Called with any other message for the user."""
@@ -95,24 +95,26 @@ def fit(
 ) -> FitResult:
     """Train to the end, resuming from the newest checkpoint in folder/state.
 
-    A signal (SIGTERM, SIGINT, SIGUSR1), or trainer.stop_requested = True, abandons the running step or evaluation,
-    saves a checkpoint of the last complete step and returns with stop_reason="interrupted"; ranks that got no signal
-    finish their share of an evaluation first. A second SIGINT raises KeyboardInterrupt.
+    A signal (SIGTERM, SIGINT, SIGUSR1) or trainer.stop_requested = True interrupts training: the running step or
+    evaluation is abandoned, the last complete step is saved as a checkpoint, and stop_reason is "interrupted". Ranks
+    without a signal finish their share of an evaluation first. A second SIGINT raises KeyboardInterrupt.
 
-    The best evaluation is the one with the largest metric value, then the largest tie breaker, then the latest.
+    The best evaluation is the one with the largest metric value; ties are decided by the tie breaker, then by the later
+    step.
 
     Args:
         trainer: Trains the model.
-        folder: Of the run: its journal, and its checkpoints in `state`.
+        folder: Folder of the run, for the journal and for checkpoints in `state`.
         settings: When to evaluate and to save.
-        evaluate: Evaluates this rank's share, without waiting for other ranks; None: no evaluation.
+        evaluate: Evaluates this rank's share of the data, without waiting for other ranks; None: no evaluation.
         merge_evaluations: Merges the shares of all ranks, in their order; by default the first share is the result.
-        save_last: Called on all ranks with the last weights in the model, if those of an earlier step replace them.
+        save_last: Called on all ranks with the last weights in the model, before weights of an earlier step replace
+            them; None: nothing to call.
         reporter: Receives progress events.
 
     Raises:
         DivergedError: If the loss, the gradient or an evaluation is not finite.
-        RunError: If checkpoints cannot be read or written, or ranks differ in them or in their data.
+        RunError: If checkpoints cannot be read or written, or ranks have different checkpoints or data.
     """
     loop = _FitLoop(trainer, folder, settings, evaluate, merge_evaluations, save_last, reporter or Reporter())
     return loop.run()
@@ -123,6 +125,8 @@ class _InterruptedError(BaseException):
 
 
 class _FitLoop(Generic[Share]):
+    """The state of one call of `fit`."""
+
     def __init__(
         self,
         trainer: Trainer,
@@ -135,23 +139,26 @@ class _FitLoop(Generic[Share]):
     ) -> None:
         self.trainer, self.settings, self.reporter = trainer, settings, reporter
         self.evaluate, self.merge_evaluations, self.save_last = evaluate, merge_evaluations, save_last
-        self.store = CheckpointManager(folder / "state", keep_last=settings.keep_last)
-        self.checkpointer = AsyncCheckpointer(self.store, trainer, background=settings.async_checkpoint)
+        self.checkpoints = CheckpointManager(folder / "state", keep_last=settings.keep_last)
+        self.checkpointer = AsyncCheckpointer(self.checkpoints, trainer, background=settings.async_checkpoint)
         self.journal = Journal(folder / "journal.jsonl") if trainer.ranks.is_main else None
-        self.best: float | None = None
+        self.best_metric: float | None = None  # metric value of the best evaluation
         self.best_tie_breaker = 0.0
         self.best_step = 0
-        self.last: float | None = None  # metric of the last evaluation
+        self.last_metric: float | None = None  # metric value of the last evaluation
         self.best_weights: dict[str, Tensor] = {}
-        self.evaluations_without_gain = 0  # since the metric last improved
-        self.evaluated_step = 0  # of the last evaluation
+        self.evaluations_without_gain = 0  # evaluations since the metric last improved
+        self.evaluated_step = 0  # step of the last evaluation
         self.may_interrupt = False  # whether a signal may interrupt an evaluation now
-        self.eval_every = max(1, round(settings.eval_every_epochs * trainer.order.steps_per_epoch))  # steps
-        self.saved_step = 0  # of the last checkpoint
-        self.saved_at = time.monotonic()
+        self.eval_every = max(
+            1, round(settings.eval_every_epochs * trainer.order.steps_per_epoch)
+        )  # steps between evaluations
+        self.saved_step = 0  # step of the last checkpoint
+        self.saved_at = time.monotonic()  # time of the last checkpoint
         self.memory = MemoryTrimmer()
 
     def run(self) -> FitResult:
+        """Resume, train, and put the final weights into the model."""
         reason: StopReason = "interrupted"
         try:
             resumed_from = self._resume()
@@ -175,14 +182,15 @@ class _FitLoop(Generic[Share]):
         return FitResult(
             stop_reason=reason,
             best_step=self.best_step,
-            best_metric=self.best,
-            last_metric=self.last,
+            best_metric=self.best_metric,
+            last_metric=self.last_metric,
             resumed_from=resumed_from,
         )
 
     def _train(self) -> StopReason:
+        """Take the remaining steps; returns why training stopped."""
         try:
-            if self._evaluate_if_due():  # an evaluation that was interrupted
+            if self._evaluate_if_due():  # an interrupted evaluation of the resumed run
                 self._save()
             if self._has_patience():
                 for step in self.trainer:
@@ -199,7 +207,7 @@ class _FitLoop(Generic[Share]):
         except _InterruptedError:
             pass
         if not self._has_patience() or (self.trainer.progress >= 1 and not self._evaluation_is_due()):
-            # the request may have come after the last step
+            # a stop may have been requested after the last step
             requests = self.trainer.ranks.all_gather_scalars(self.trainer.stop_requested)
             if any(requested for (requested,) in requests):
                 return "interrupted"
@@ -209,6 +217,7 @@ class _FitLoop(Generic[Share]):
         return "interrupted"
 
     def _after_step(self, step: Step) -> None:
+        """Record a step; then evaluate and save, if these are due."""
         self._record(step.record)
         self.reporter.step(step, self.trainer)
         self.memory.trim()
@@ -216,12 +225,13 @@ class _FitLoop(Generic[Share]):
             self._save()
 
     def _evaluation_is_due(self) -> bool:
+        """Return whether the current step is to be evaluated and was not."""
         step = self.trainer.step
         at_interval = step % self.eval_every == 0 or self.trainer.progress >= 1
         return self.evaluate is not None and step > self.evaluated_step and at_interval
 
     def _evaluate_if_due(self) -> bool:
-        """Evaluate if it is due, and keep the best weights; whether it was."""
+        """Evaluate if an evaluation is due, and keep the best weights; returns whether one was due."""
         if not self._evaluation_is_due():
             return False
         result, step = self._evaluate(), self.trainer.step
@@ -231,15 +241,15 @@ class _FitLoop(Generic[Share]):
             raise DivergedError(
                 f"step {step}: the evaluation gave {shown}, so the model is no result. {DIVERGENCE_ADVICE}"
             )
-        before = None
-        if self.best is not None:
-            before = EvalResult(metric_value=self.best, tie_breaker=self.best_tie_breaker, metrics={}).rank
-        improved, best = before is None or result.rank[0] > before[0], before is None or result.rank >= before
+        old_rank = None
+        if self.best_metric is not None:
+            old_rank = EvalResult(metric_value=self.best_metric, tie_breaker=self.best_tie_breaker, metrics={}).rank
+        improved, best = old_rank is None or result.rank[0] > old_rank[0], old_rank is None or result.rank >= old_rank
         self._record({"step": step, "dev": result.metrics, "metric_value": result.metric_value, "best": best})
-        self.evaluated_step, self.last = step, result.metric_value
+        self.evaluated_step, self.last_metric = step, result.metric_value
         self.evaluations_without_gain = 0 if improved else self.evaluations_without_gain + 1
         if best:
-            self.best, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
+            self.best_metric, self.best_tie_breaker, self.best_step = result.metric_value, result.tie_breaker, step
             if self.settings.load_best_at_end:
                 weights = self._evaluated_weights()
                 self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
@@ -247,59 +257,62 @@ class _FitLoop(Generic[Share]):
         return True
 
     def _evaluate(self) -> EvalResult:
+        """Evaluate on all ranks; raises _InterruptedError if a rank was interrupted."""
         assert self.evaluate is not None
-        own: tuple[Share] | None = None
+        own_share: tuple[Share] | None = None  # None: interrupted
         with self.trainer.average.applied(), self.trainer.full_params(), suppress(_InterruptedError):
             self.may_interrupt = True
             try:
                 if not self.trainer.stop_requested:
-                    own = (self.evaluate(),)
+                    own_share = (self.evaluate(),)
             finally:
                 self.may_interrupt = False
-        shares = self.trainer.ranks.all_gather_object(own)
+        shares = self.trainer.ranks.all_gather_object(own_share)
         complete = [share[0] for share in shares if share is not None]
         if len(complete) < len(shares):
             raise _InterruptedError
         return self.merge_evaluations(complete)
 
     def _has_patience(self) -> bool:
+        """Return whether early stopping does not end training yet."""
         return not self.settings.patience or self.evaluations_without_gain < self.settings.patience
 
     def _checkpoint_is_due(self) -> bool:
-        """Whether a checkpoint is due by the clock of rank 0."""
+        """Return whether a checkpoint is due by the clock of rank 0."""
         due = time.monotonic() - self.saved_at >= 60 * self.settings.checkpoint_every_minutes
         return bool(self.trainer.ranks.all_gather_scalars(due)[0][0])
 
     def _evaluated_weights(self) -> dict[str, Tensor]:
-        """The weights that are evaluated: the averages if there are any, else the trained ones."""
+        """Return the weights that are evaluated: the averages if there are any, otherwise the trained weights."""
         return self.trainer.average.tensors or self.trainer.parameters
 
     def _save(self) -> None:
+        """Save a checkpoint of the trainer and of this loop."""
         tensors, values = self.trainer.state()
         tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
-        own: dict[str, float | None] = {
-            "best": self.best,
+        loop_values: dict[str, float | None] = {
+            "best": self.best_metric,
             "best_tie": self.best_tie_breaker,
             "best_step": self.best_step,
-            "last": self.last,
+            "last": self.last_metric,
             "since": self.evaluations_without_gain,
             "looked": self.evaluated_step,
         }
         if self.journal is not None:
             self.journal.sync()
-            own["journal"] = self.journal.num_bytes
-        self.checkpointer.save(self.trainer.step, tensors, values | own)
+            loop_values["journal"] = self.journal.num_bytes
+        self.checkpointer.save(self.trainer.step, tensors, values | loop_values)
         self.saved_step, self.saved_at = self.trainer.step, time.monotonic()
 
     def _resume(self) -> int:
-        """Load the newest valid checkpoint on all ranks, and return its step, or 0."""
+        """Load the newest valid checkpoint on all ranks; returns its step, or 0 if there is none."""
         trainer = self.trainer
         state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._evaluated_weights().items()}
         sizes = trainer.ranks.all_gather_scalars(sum(tensor.nbytes for tensor in state.values()))
         if trainer.ranks.is_main:
-            self.store.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
+            self.checkpoints.check_space(round(sum(size for (size,) in sizes) / trainer.num_replicas))
         trainer.ranks.barrier()
-        saved = self.store.load(trainer.as_dtensors(state) if trainer.is_sharded else None)
+        saved = self.checkpoints.load(trainer.as_dtensors(state) if trainer.is_sharded else None)
         starts = trainer.ranks.all_gather_scalars(0 if saved is None else saved.step, trainer.order.num_samples)
         if any(start != starts[0] for start in starts):
             raise RunError(
@@ -309,8 +322,12 @@ class _FitLoop(Generic[Share]):
         if saved is not None:
             values = saved.values
             trainer.load_state(saved.tensors, values)
-            self.best, self.best_tie_breaker, self.best_step = values["best"], values["best_tie"], values["best_step"]
-            self.last, self.evaluations_without_gain = values["last"], values["since"]
+            self.best_metric, self.best_tie_breaker, self.best_step = (
+                values["best"],
+                values["best_tie"],
+                values["best_step"],
+            )
+            self.last_metric, self.evaluations_without_gain = values["last"], values["since"]
             self.evaluated_step, self.saved_step = values["looked"], saved.step
             if self.settings.load_best_at_end:
                 self.best_weights = select_prefix("best/", saved.tensors)
@@ -320,15 +337,19 @@ class _FitLoop(Generic[Share]):
         return self.saved_step
 
     def _record(self, record: dict[str, Any]) -> None:
+        """Write a record to the journal, on rank 0."""
         if self.journal is not None:
             self.journal.write(record)
             self.reporter.recorded(record)
 
     @contextmanager
     def _signal_handlers(self) -> Iterator[None]:
-        """Let signals request a stop; after the first one SIGINT is restored. Ignored signals stay ignored."""
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        """Context in which signals request a stop; after the first one, SIGINT raises KeyboardInterrupt.
+
+        Signals that were ignored stay ignored.
+        """
+        old_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        handled = [number for number, handler in old_handlers.items() if handler != signal.SIG_IGN]
 
         def request_stop(number: int, frame: FrameType | None) -> None:
             self.trainer.stop_requested = True
@@ -347,4 +368,4 @@ class _FitLoop(Generic[Share]):
             yield
         finally:
             for number in handled:
-                signal.signal(number, before[number])
+                signal.signal(number, old_handlers[number])

@@ -1,4 +1,4 @@
-"""Freezing: embeddings and lower layers that training does not change (Howard and Ruder 2018; Lee et al. 2019)."""
+"""Freezing of embeddings and lower layers, which training does not change (Howard and Ruder 2018; Lee et al. 2019)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATH = "train.freeze_layers"
 
 
 def freezing_note(count: int) -> str:
-    """Say what is frozen, for the log."""
+    """Return a sentence that names the frozen layers, for the log."""
     layers = "lowest layer" if count == 1 else f"{count} lowest layers"
     return f"the embeddings and the {layers} are frozen, without dropout"
 
@@ -25,8 +25,8 @@ def check_freezing(config: object, count: int, reinit_layers: int = 0) -> None:
     """Raise SettingError if the embeddings and the lower `count` layers of a model cannot be frozen.
 
     Args:
-        config: Model config, or None if training starts from random weights.
-        count: Number of layers.
+        config: Model config; None: training starts from random weights.
+        count: Number of layers to freeze.
         reinit_layers: Number of upper layers that start from random weights.
     """
     problem = ""

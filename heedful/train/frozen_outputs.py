@@ -1,4 +1,4 @@
-"""Outputs of frozen layers, computed once for all training samples and read from the disk in every epoch."""
+"""Outputs of frozen layers, computed once for all training samples and read from disk in every epoch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from heedful.train.output_cache import CachedOutputs, part_bytes
 from heedful.train.trainer import Trainer
 
 KEY, STATES = "about.json", "states"
-TOKENS = 4096  # of a batch
-EVERY = 30.0  # seconds between two reports of progress
-GB = 10**9
+BATCH_TOKENS = 4096  # tokens in a batch
+REPORT_SECONDS = 30.0  # seconds between two reports of progress
+GB = 10**9  # bytes
 
 
 class SamplesWithFrozenOutputs(Sequence[Sample]):
-    """Samples with the outputs of the frozen layers, which are read from the disk."""
+    """Samples with the outputs of the frozen layers, which are read from disk."""
 
     def __init__(self, samples: Sequence[Sample], outputs: CachedOutputs) -> None:
         self._samples, self._outputs = samples, outputs
@@ -45,36 +45,37 @@ class SamplesWithFrozenOutputs(Sequence[Sample]):
     def __getitem__(self, number: int | slice) -> Sample | list[Sample]:
         """Return a sample, or several."""
         if isinstance(number, slice):
-            return [self[place] for place in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         return replace(self._samples[number], states=self._outputs([number], [0])[STATES][0])
 
 
 def cache_frozen_outputs(trainer: Trainer, folder: Path, log: Callable[[str], None]) -> None:
-    """Compute the outputs of the frozen layers for all samples, unless `folder` has them, and let training read them.
+    """Compute the outputs of the frozen layers for all samples, and let training read them from `folder`.
 
-    They are not cached, and recomputed in every step, if they do not fit into train.cache_gb or on the disk, or are
-    read only once. `folder` may hold outputs of other weights or samples: they are removed.
+    Outputs that `folder` has already are not computed again; outputs of other weights or samples are removed from it.
+    There is no cache, and outputs are computed in every step, if they do not fit into train.cache_gb or on the disk, or
+    if training reads them only once.
 
     Args:
-        trainer: Its model has frozen layers, and its objective takes the samples as they are.
+        trainer: Trainer of a model with frozen layers, whose objective takes samples without changes.
         folder: Cache folder.
-        log: Receives what is done.
+        log: Receives messages about the cache.
     """
     samples = trainer.samples
     outputs, size = CachedOutputs(folder, len(samples)), frozen_outputs_bytes(trainer)
-    frozen, reason = freezing_note(trainer.settings.freeze_layers), ""
+    note, reason = freezing_note(trainer.settings.freeze_layers), ""
     if trainer.ranks.is_main:
-        key = _key(trainer, samples)
-        begun = folder.exists() and _read_key(folder) == key
-        reason = _no_cache_reason(trainer, size, 0 if begun else size, folder)
+        key = _cache_key(trainer, samples)
+        is_started = folder.exists() and _read_key(folder) == key
+        reason = _no_cache_reason(trainer, size, 0 if is_started else size, folder)
         if reason:
-            log(f"{frozen}, and recomputed in every step: {reason}")
+            log(f"{note}, and recomputed in every step: {reason}")
         else:
-            if not begun:
-                _begin(folder, key)
-            log(f"{frozen}; their outputs for {len(samples):,} samples are computed once ({size / GB:.2f} GB)")
-            _fill(trainer, outputs, samples, log)
+            if not is_started:
+                _start_cache(folder, key)
+            log(f"{note}; their outputs for {len(samples):,} samples are computed once ({size / GB:.2f} GB)")
+            _fill_cache(trainer, outputs, samples, log)
     if not trainer.ranks.all_gather_object(reason)[0]:
         trainer.stages = (
             trainer.stages[0]._replace(samples=SamplesWithFrozenOutputs(samples, outputs)),
@@ -88,7 +89,12 @@ def frozen_outputs_bytes(trainer: Trainer) -> int:
 
 
 def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) -> str:
-    """Return the reason why `size` bytes of outputs cannot be cached, or "" if they can; the cache is incomplete."""
+    """Return why outputs are not cached, or "".
+
+    Args:
+        size: Bytes of all outputs.
+        missing: Bytes that are still to be written.
+    """
     steps, limit = trainer.total_steps, trainer.settings.cache_gb
     if steps is not None and steps <= trainer.order.steps_per_epoch:
         return "training reads every sample once"
@@ -102,11 +108,14 @@ def _no_cache_reason(trainer: Trainer, size: int, missing: int, folder: Path) ->
     return ""
 
 
-def _fill(trainer: Trainer, outputs: CachedOutputs, samples: Sequence[Sample], log: Callable[[str], None]) -> None:
-    missing, last = outputs.missing_parts(), time.monotonic()
+def _fill_cache(
+    trainer: Trainer, outputs: CachedOutputs, samples: Sequence[Sample], log: Callable[[str], None]
+) -> None:
+    """Compute and write the missing parts of the cache."""
+    missing, reported_at = outputs.missing_parts(), time.monotonic()
     for done, part in enumerate(missing):
-        if time.monotonic() - last > EVERY:
-            last = time.monotonic()
+        if time.monotonic() - reported_at > REPORT_SECONDS:
+            reported_at = time.monotonic()
             log(f"outputs of the frozen layers: {done} of {len(missing)} parts")
         numbers = outputs.part_rows(part)
         states = list(_states(trainer, [samples[number] for number in numbers]))
@@ -119,17 +128,17 @@ def _states(trainer: Trainer, samples: Sequence[Sample]) -> Iterator[Tensor]:
     model = trainer.loaded.model
     assert isinstance(model, Transformer) and not model.training
     states: dict[int, Tensor] = {}
-    for group in split_microbatches([len(sample) for sample in samples], TOKENS):
-        mine = [samples[number] for number in group]
-        packed = pack_samples(mine).to(trainer.device)
+    for group in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
+        batch = [samples[number] for number in group]
+        packed = pack_samples(batch).to(trainer.device)
         with torch.autocast(trainer.device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
             rows = model.frozen_states(packed).cpu()
-        states |= zip(group, rows.split([len(sample) for sample in mine]), strict=True)
+        states |= zip(group, rows.split([len(sample) for sample in batch]), strict=True)
     yield from (states[number] for number in range(len(samples)))
 
 
-def _key(trainer: Trainer, samples: Sequence[Sample]) -> str:
-    """SHA-256 of everything that the outputs depend on: frozen weights, samples and precision."""
+def _cache_key(trainer: Trainer, samples: Sequence[Sample]) -> str:
+    """Return a SHA-256 of everything that decides the outputs: frozen weights, samples and precision."""
     model = trainer.loaded.model
     assert isinstance(model, Transformer)
     digest = hashlib.sha256(f"{trainer.precision} {trainer.device.type} {trainer.settings.freeze_layers}".encode())
@@ -144,11 +153,13 @@ def _key(trainer: Trainer, samples: Sequence[Sample]) -> str:
 
 
 def _read_key(folder: Path) -> str | None:
+    """Return the key of the outputs in a cache folder; None if it has none."""
     path = folder / KEY
     return json.loads(path.read_bytes())["key"] if path.exists() else None
 
 
-def _begin(folder: Path, key: str) -> None:
+def _start_cache(folder: Path, key: str) -> None:
+    """Make an empty cache folder with this key."""
     if folder.exists():
         remove(folder)
     make_folder(folder)

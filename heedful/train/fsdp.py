@@ -1,9 +1,9 @@
 """Fully sharded data parallel: every rank has a shard of each weight, gradient and moment (ZeRO stage 3).
 
 A block's weights are gathered before it runs and freed after it, and its gradient is reduced and scattered at once
-(Rajbhandari et al. 2020; PyTorch's `fully_shard`, Zhao et al. 2023), over a mesh of ranks with two dimensions. Along
-"shard" tensors are split by their first dimension; along "replicate" the shards are equal, and only sums of gradients
-cross it.
+(Rajbhandari et al. 2020; PyTorch's `fully_shard`, Zhao et al. 2023). The ranks are a mesh of two dimensions. Along
+"shard", tensors are split by their first dimension. Along "replicate", shards are equal, and only sums of gradients are
+exchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
-STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")  # of a sharded parameter
+# names of the tensors of a state that are sharded like the parameter {}
+STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
 
 
 class Sharded:
     """A shard of each weight on every rank; gradients are reduced and scattered."""
 
-    needs_equal_steps = True  # each micro-batch runs on all ranks, which gather its weights together
+    needs_equal_steps = True  # all ranks must run the same number of micro-batches, since they gather weights together
 
     def __init__(
         self, loaded: ModelBundle, extra_module: nn.Module | None, ranks: Ranks, degree: int, *, reduce_bf16: bool
@@ -45,7 +46,7 @@ class Sharded:
             extra_module: Trained with the model; it may share tensors with it.
             ranks: The processes.
             degree: Number of ranks that share one copy of the weights; it divides the number of ranks.
-            reduce_bf16: Sum gradients in bfloat16.
+            reduce_bf16: Whether to sum gradients in bfloat16.
         """
         self.ranks, self.degree, self.num_replicas = ranks, degree, ranks.size // degree
         device = next(loaded.parameters()).device.type
@@ -58,16 +59,16 @@ class Sharded:
         fully_shard(self._root, mesh=self.mesh, mp_policy=policy, reshard_after_forward=False)
         self._modules = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
-            module.set_gradient_divide_factor(1.0)  # sums, as everywhere here
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+            module.set_gradient_divide_factor(1.0)  # sums instead of means, as in ddp.py
+            module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo has
         self._sharded: dict[str, Any] = dict(trainable_parameters(loaded, extra_module))  # DTensors
         self.parameters: dict[str, Tensor] = {name: item.detach().to_local() for name, item in self._sharded.items()}
         self._states = {form.format(name): item for name, item in self._sharded.items() for form in STATE_NAMES}
-        self._used: set[str] = set()
+        self._used: set[str] = set()  # parameters that the losses of this step depend on
         self._has_full_params = False
 
     def as_dtensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the shards of a state as DTensors on the CPU; other tensors, as step counts, as they are."""
+        """Return the tensors of a state, with shards as DTensors on the CPU; tensors such as step counts stay."""
         result = {}
         for name, tensor in tensors.items():
             if (full := self._states.get(name)) is None:
@@ -81,7 +82,7 @@ class Sharded:
         self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
     ) -> Loss:
         """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
-        root: Any = self._root  # fully_shard has made it an FSDPModule
+        root: Any = self._root  # an FSDPModule since `fully_shard`
         root.set_requires_all_reduce(last)
         with self.ranks.translate_errors():
             with torch.autocast(self.mesh.device_type, torch.bfloat16, enabled=precision == torch.bfloat16):
@@ -91,17 +92,17 @@ class Sharded:
         return Loss(total, count)
 
     def reduce_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's shards of the sums, of every parameter that has a gradient on some rank."""
+        """Return this rank's shard of each summed gradient, for parameters with a gradient on at least one rank."""
         used = [name in self._used for name in self._sharded]
-        anywhere = map(any, zip(*self.ranks.all_gather_scalars(*used), strict=True))
+        has_grad = map(any, zip(*self.ranks.all_gather_scalars(*used), strict=True))
         return {
             name: parameter.grad.to_local()
-            for (name, parameter), is_used in zip(self._sharded.items(), anywhere, strict=True)
+            for (name, parameter), is_used in zip(self._sharded.items(), has_grad, strict=True)
             if is_used
         }
 
     def global_norm(self, local_norm: float) -> float:
-        """Return the norm of the whole gradient, given that of this rank's shards."""
+        """Return the norm of the full gradient, where `local_norm` is that of this rank's shards."""
         norms = self.ranks.all_gather_scalars(local_norm)[: self.degree]
         return math.sqrt(sum(norm * norm for (norm,) in norms))
 
@@ -113,7 +114,7 @@ class Sharded:
 
     @contextmanager
     def full_params(self) -> Iterator[None]:
-        """Context in which the model is an ordinary one with all weights, on every rank; all ranks enter it."""
+        """Context in which every rank has all weights and can run the model by itself; all ranks enter it."""
         if self._has_full_params:
             yield
             return
@@ -123,7 +124,7 @@ class Sharded:
                 module.unshard()
             assert isinstance(module, nn.Module)
             saved_hooks.append((module, module._forward_pre_hooks, module._forward_hooks))
-            # the hooks gather weights; without them, ranks need not run the model equally often
+            # without the hooks, which gather weights, ranks may run the model different numbers of times
             module._forward_pre_hooks, module._forward_hooks = {}, {}
         self._has_full_params = True
         try:
@@ -136,7 +137,7 @@ class Sharded:
 
 
 class _LossModule(nn.Module):
-    """Everything that is trained, with the loss in its forward pass: weights outside of blocks stay gathered."""
+    """All trained modules, with the loss as forward pass; `fully_shard` keeps weights outside of blocks gathered."""
 
     def __init__(self, loaded: ModelBundle, extra_module: nn.Module | None) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class _LossModule(nn.Module):
         leaves = _leaves(loss.sum)
         used, unused = set(), []
         for name, parameter in trainable_parameters(self.loaded, self.extra_module).items():
-            if isinstance(parameter, DTensor) or id(parameter) in leaves:  # a block's: blocks are used as a whole
+            if isinstance(parameter, DTensor) or id(parameter) in leaves:  # DTensors are weights of blocks, all used
                 used.add(name)
             else:
                 unused.append(parameter)
@@ -156,7 +157,7 @@ class _LossModule(nn.Module):
 
 
 class _AddZeroGradients(torch.autograd.Function):
-    """The loss itself, with zero gradients for unused parameters: ranks must sum the same ones."""
+    """Return the loss unchanged, with zero gradients for unused parameters, since ranks must sum the same gradients."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, loss: Tensor, *parameters: Tensor) -> Tensor:
@@ -170,13 +171,13 @@ class _AddZeroGradients(torch.autograd.Function):
 
 
 def _leaves(output: Tensor) -> set[int]:
-    """The ids of the leaves that a tensor was computed from."""
+    """Return the ids of the leaf tensors that a tensor was computed from."""
     visited, stack, leaves = set(), [output.grad_fn], set()
     while stack:
         node = stack.pop()
         if node is None or node in visited:
             continue
-        visited.add(node)  # the node and not its id, which another node may get later
+        visited.add(node)  # not its id, which a later node may get
         if hasattr(node, "variable"):
             leaves.add(id(node.variable))
         stack += [function for function, _ in node.next_functions]
@@ -184,7 +185,7 @@ def _leaves(output: Tensor) -> set[int]:
 
 
 def _meshes(ranks: Ranks, degree: int, *devices: str) -> list[DeviceMesh]:
-    """Meshes of the same ranks, one for each device; neighbouring ranks share a copy of the weights."""
+    """Return a mesh of the ranks for each device; neighbouring ranks share a copy of the weights."""
     if ranks.size % degree:
         raise SettingError(
             f"train.data_parallel_shard_degree is {degree}, but there are {ranks.size} ranks: "
@@ -192,7 +193,7 @@ def _meshes(ranks: Ranks, degree: int, *devices: str) -> list[DeviceMesh]:
             path="train.data_parallel_shard_degree",
         )
     grid = torch.arange(ranks.size).view(-1, degree)
-    groups = [ranks.new_subgroup(members.tolist()) for members in (*grid.T, *grid)]
-    own = [next(group for group in half if group) for half in (groups[:degree], groups[degree:])]
+    columns, rows = ([ranks.new_subgroup(members.tolist()) for members in lines] for lines in (grid.T, grid))
+    own_groups = [next(group for group in groups if group) for groups in (columns, rows)]
     names = ("replicate", "shard")
-    return [DeviceMesh.from_group(own, device, mesh=grid, mesh_dim_names=names) for device in devices]
+    return [DeviceMesh.from_group(own_groups, device, mesh=grid, mesh_dim_names=names) for device in devices]

@@ -1,4 +1,4 @@
-"""The journal of a run: one line of JSON for each event, without times, so that equal runs have equal journals."""
+"""The journal of a run: a line of JSON for each event, without times, so that equal runs have equal journals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heedful.errors import DataError, RunError
 
 
 class Journal:
-    """An append-only file; `rewind` removes the lines after a checkpoint, since they will be written again."""
+    """An append-only file of records; `rewind` removes the lines that a resumed run will write again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -26,25 +26,29 @@ class Journal:
 
     @property
     def num_bytes(self) -> int:
-        """Its size, which a checkpoint stores."""
+        """Size of the file, which a checkpoint stores."""
         return self._file.tell()
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Append a line; numbers that are not finite become "NaN", "Infinity" or "-Infinity", which float() reads."""
+        """Append a record; numbers that are not finite become "NaN", "Infinity" or "-Infinity", as float() reads."""
         text = json.dumps(_finite_json(record), ensure_ascii=False, allow_nan=False)
-        # half a surrogate pair becomes \udxxx, as in JSON
+        # half of a surrogate pair, which UTF-8 lacks, is written as \udxxx, as in JSON
         rest = memoryview(f"{text}\n".encode(errors="backslashreplace"))
         with self._translate_os_errors():
             while rest:
                 rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
-        """Sync to the disk, before a checkpoint refers to it."""
+        """Sync the file to disk, before a checkpoint stores its size."""
         with self._translate_os_errors():
             os.fsync(self._file.fileno())
 
     def rewind(self, num_bytes: int) -> None:
-        """Truncate to the size that a checkpoint stores."""
+        """Truncate the file to the size that a checkpoint stores.
+
+        Raises:
+            RunError: If the file is shorter.
+        """
         if self.num_bytes < num_bytes:
             raise RunError(
                 f"{self.path} has {self.num_bytes:,} bytes, but {num_bytes:,} when the checkpoint was made: lines are "
@@ -60,6 +64,7 @@ class Journal:
 
     @contextmanager
     def _translate_os_errors(self) -> Iterator[None]:
+        """Context in which I/O errors become RunErrors."""
         try:
             yield
         except OSError as error:
@@ -70,7 +75,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a journal; a last line that was cut off while it was written is left out.
+    """Yield the records of a journal, without an incomplete last line.
 
     Raises:
         DataError: If a line is not JSON.
@@ -87,7 +92,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _finite_json(value: object) -> object:
-    """Replace floats that JSON does not have by texts."""
+    """Replace NaN and infinities, which JSON does not have, by strings."""
     if isinstance(value, Mapping):
         return {key: _finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

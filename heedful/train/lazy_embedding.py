@@ -1,7 +1,8 @@
-"""Embeddings whose rows are updated lazily ("lazy Adam"): a step changes a few hundred rows of thirty thousand.
+"""Embeddings whose rows are updated lazily ("lazy Adam").
 
-A dense gradient of the table, mostly zeros, costs as much as the rest of a short step. Here the gradient has the used
-rows alone; weight decay and momentum of the others are applied when they are next read, with the same result.
+A step uses a few hundred of thirty thousand rows, and a dense gradient, mostly zeros, takes as long as the rest of a
+short step. Here the gradient has only the rows that were used. Weight decay and momentum of other rows are applied when
+these are next read, with the same result.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from heedful.train.optim import Optimizer
 def make_embeddings_lazy(
     models: Sequence[nn.Module], parameters: Mapping[str, Tensor], optimizer: Optimizer
 ) -> list[nn.Embedding]:
-    """Make the optimizer update embeddings lazily that are used only for lookup and not tied to an output layer.
+    """Make the optimizer update embeddings lazily, if they are used only for lookup and not tied to an output layer.
 
-    A lookup updates its rows first; `state_dict`, `load_state_dict`, `ModelBundle.named_tensors` and copies of a
-    `ModelBundle` update all rows. Call `loaded.flush()` before reading a table in another way, as through
-    `loaded.parameters()`. While `sparse` is set on a table, its gradient has the used rows alone.
+    A lookup first applies the pending updates of its rows; `state_dict`, `load_state_dict`, `ModelBundle.named_tensors`
+    and copies of a `ModelBundle` first apply all of them. Call `loaded.flush()` before reading a table in another way,
+    as through `loaded.parameters()`.
 
     Returns:
-        The tables that are updated lazily.
+        The embeddings that are updated lazily. While `sparse` is set on one, its gradient has only the used rows.
     """
     uses = Counter(id(tensor) for model in models for part in model.modules() for tensor in part._parameters.values())
     names = {id(tensor): name for name, tensor in parameters.items()}
@@ -49,14 +50,17 @@ def make_embeddings_lazy(
 
 
 class LazyRows:
-    """Hooks that apply pending steps of a table before it is read or replaced; no-ops once the optimizer is gone."""
+    """Hooks that apply pending steps of a table before it is read or replaced.
+
+    They do nothing after the optimizer was deleted, to which they have a weak reference.
+    """
 
     def __init__(self, optimizer: Optimizer | None, name: str = "") -> None:
         self._optimizer: Callable[[], Optimizer | None] = _gone if optimizer is None else weakref.ref(optimizer)
         self._name = name
 
     def __call__(self, *args: object) -> None:
-        """Apply all pending steps of all tables, also as a hook of `state_dict` and `load_state_dict`."""
+        """Apply all pending steps of all tables; this is the hook of `state_dict` and `load_state_dict`."""
         if (optimizer := self._optimizer()) is not None:
             optimizer.flush()
 
@@ -66,9 +70,9 @@ class LazyRows:
             optimizer.catch_up(self._name, args[0])
 
     def __reduce__(self) -> tuple[type[LazyRows], tuple[None]]:
-        """Pickle hooks without the optimizer: it does not train the copy of a model."""
+        """Pickle hooks without the optimizer, which does not train the copy of a model."""
         return LazyRows, (None,)
 
 
 def _gone() -> None:
-    """Stands in for the reference to an optimizer that no longer exists."""
+    """Return None, as a weak reference to a deleted optimizer does."""

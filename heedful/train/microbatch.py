@@ -1,4 +1,4 @@
-"""Micro-batches of a step (gradient accumulation): which samples a rank computes, and in which parts."""
+"""Micro-batches of a step (gradient accumulation): the samples of a rank, in parts that fit into memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MicroBatch(NamedTuple):
 
     samples: list[Sample]
     keys: list[int]
-    groups: int  # groups of samples that are never split
-    is_filler: bool = False  # keeps ranks in step, and does not contribute to the loss
+    groups: int  # number of groups of samples, which are never split
+    is_filler: bool = False  # whether it only keeps ranks in step and does not contribute to the loss
 
     @property
     def num_tokens(self) -> int:
@@ -32,7 +32,15 @@ class RankShare:
     """The samples of one step that a rank computes, in groups that are never split."""
 
     def __init__(self, samples: Sequence[Sample], keys: Sequence[int], group_size: int, rank: int, size: int) -> None:
-        """`samples` and `keys` are those of the whole step, `group_size` the samples that one loss sees at once."""
+        """Select the groups of one rank.
+
+        Args:
+            samples: Samples of the whole step.
+            keys: A key for each sample.
+            group_size: Number of samples that one loss is computed from, which are never split.
+            rank: Number of the rank.
+            size: Number of ranks.
+        """
         groups = [
             MicroBatch([samples[number] for number in numbers], [keys[number] for number in numbers], 1)
             for numbers in group(len(samples), group_size)
@@ -48,11 +56,11 @@ class RankShare:
 
     @property
     def keys(self) -> list[int]:
-        """The keys of `samples`."""
+        """Keys of `samples`."""
         return [key for group in self._groups for key in group.keys]
 
     def split(self, max_tokens: int) -> list[MicroBatch]:
-        """Micro-batches of at most `max_tokens` tokens, or of one group that has more."""
+        """Return micro-batches of at most `max_tokens` tokens, or of one group with more tokens."""
         batches = split_microbatches([group.num_tokens for group in self._groups], max_tokens)
         members = [[self._groups[number] for number in batch] for batch in batches]
         return [
@@ -65,19 +73,19 @@ class RankShare:
         ]
 
     def fillers(self, count: int) -> list[MicroBatch]:
-        """Micro-batches for a rank that has `count` fewer than others, if all ranks run equally many."""
+        """Return `count` filler micro-batches, for a rank with fewer micro-batches than others."""
         return [self._smallest._replace(is_filler=True)] * count
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or a CPU."""
-    messages = ("can't allocate memory", "bad_alloc", "could not create a primitive")  # of torch, C++ and oneDNN
+    """Return whether an error means that memory ran out, on a GPU or a CPU."""
+    messages = ("can't allocate memory", "bad_alloc", "could not create a primitive")  # PyTorch, C++ and oneDNN
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in messages)
 
 
 @cache
 def first_operation() -> torch.Tensor:
-    """Return the result of an operation whose number comes before that of any other; see `release_failed_backward`."""
+    """Return the result of an operation with the lowest number of all, which `release_failed_backward` needs."""
     products: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: products.append(torch.zeros((), requires_grad=True) * 1.0))
     thread.start()
@@ -88,9 +96,9 @@ def first_operation() -> torch.Tensor:
 def release_failed_backward() -> None:
     """Free the graph of a backward pass on the CPU that ended in an error.
 
-    The autograd engine keeps what is left of it in the calling thread's queue, which is ordered by the numbers of
-    operations, latest first. Operations are numbered by thread, so the first one of a new thread comes last: a backward
-    pass through it empties the queue.
+    The autograd engine keeps the rest of the graph in the calling thread's queue, which is ordered by the numbers of
+    operations, latest first. Each thread numbers its operations from 0, so the first one of a new thread comes last: a
+    backward pass through it empties the queue.
     """
     first_operation().backward(retain_graph=True)
 

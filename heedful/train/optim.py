@@ -3,8 +3,8 @@
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     p <- p - lr (m / c1) / (sqrt(v / c2) + eps) - lr weight_decay p
 
-with c1 = 1 - b1^t and c2 = 1 - b2^t, or 1 without bias correction (Kingma and Ba 2015; Loshchilov and Hutter 2019).
-Weight decay applies to tensors of two dimensions or more: all others are biases and the weights of norms.
+where c1 = 1 - b1^t and c2 = 1 - b2^t, or 1 without bias correction (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+Weight decay applies to tensors of two dimensions or more; others are biases and the weights of norms.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = [
 
 
 def lr_factor(schedule: Schedule, progress: float, total: float) -> float:
-    """Return the factor of the learning rate after `progress` of `total` steps, or seconds; a warm-up starts at 0.
+    """Return the factor of the learning rate after `progress` of `total` steps or seconds; a warm-up starts at 0.
 
-    A warm-up of less than one step is left out, so that the only step of a short run changes the weights.
+    A warm-up of less than one step is skipped, so that the only step of a short run changes the weights.
 
     >>> [lr_factor(Linear(warmup_ratio=0.25), done, 8) for done in (0, 1, 2, 5, 8)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
@@ -72,12 +72,12 @@ def lr_factor(schedule: Schedule, progress: float, total: float) -> float:
 def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
     """Return the peak learning rate of each parameter: lr * layer_decay^(blocks + 1 - level).
 
-    Embeddings have level 0, block i has i + 1, a final norm that of the last block below it, the head blocks + 1. A
-    decoder's blocks lie above the encoder's. The number of blocks follows from the names (Howard and Ruder 2018; Zhang
-    et al. 2021).
+    Embeddings have level 0, block i has level i + 1, a final norm has that of its stack's last block, and the head has
+    blocks + 1. The decoder's blocks are counted after the encoder's. The number of blocks follows from the names
+    (Howard and Ruder 2018; Zhang et al. 2021).
 
     Raises:
-        SettingError: If the level of a parameter is not known.
+        SettingError: If the name of a parameter does not tell its level.
     """
     names = list(names)
     if settings.layer_decay == 1.0:
@@ -100,10 +100,10 @@ def layer_lrs(names: Iterable[str], settings: AdamW) -> dict[str, float]:
 
 
 def _part_and_block(name: str) -> tuple[str, int]:
-    """The part of the model that a parameter is in, and its block there, from 1; 0 outside of blocks."""
+    """Return the part of the model that has a parameter, and the number of its block, from 1; 0: outside of blocks."""
     match name.split("."):
         case ["encoder" | "decoder" as stack, "blocks" | "relations", number, _, *_] if number.isdecimal():
-            return stack, int(number) + 1  # a relation that all layers share is that of the first block
+            return stack, int(number) + 1  # shared relative positions count as the first block's
         case ["encoder" | "decoder" as stack, "norm", _]:
             return stack, 0
         case ["embedding" | "decoder_embedding" | "head" as part, _, *_]:
@@ -117,15 +117,16 @@ def _part_and_block(name: str) -> tuple[str, int]:
 
 # -- the optimizer ------------------------------------------------------------------------------------------------
 
-PIECE = 1 << 14  # numbers that our kernel updates at a time
+PIECE_NUMEL = 1 << 14  # numbers in a piece of a tensor that a thread updates, as in csrc/optimizer.cpp
 MAX_PENDING_STEPS = 4096  # steps after which all rows of a lazy matrix are updated
-_FUSED_DEVICES = frozenset({"cpu", "cuda"})  # where torch's fused kernel is used: by far its fastest, also on a CPU
+_FUSED_DEVICES = frozenset({"cpu", "cuda"})  # devices on which PyTorch's fused kernel is used, by far its fastest
 
 
 class Optimizer:
-    """Updates named tensors in place; gradients come by the same names, and a tensor without one is not changed.
+    """AdamW over named tensors, which it updates in place.
 
-    Gradients are sums over targets: `scale`, 1 / count, makes means of them. One step is
+    Gradients have the names of their tensors; a tensor without a gradient does not change. Gradients are sums over
+    targets, and `scale`, 1 / count, makes them means. One step is
 
         norm = optimizer.grad_norm(gradients, scale=scale)    # nothing has changed yet
         optimizer.step(gradients, lr_factor=factor, scale=scale, grad_norm=norm)
@@ -149,19 +150,20 @@ class Optimizer:
                     "lost in less, so keep a float32 copy and train that"
                 )
             self._steps[name] = torch.full((), start, device=parameter.device if self._fused else "cpu")
-            decay = 0.0 if parameter.ndim < 2 or name.endswith("bias") else settings.weight_decay  # of heads, too
+            has_decay = parameter.ndim >= 2 and not name.endswith("bias")  # some biases have one row for each head
+            decay = settings.weight_decay if has_decay else 0.0
             self._groups.setdefault((self.peak_lrs[name], decay), []).append(name)
         self._lazy: dict[str, _PendingSteps] = {}
 
     def make_lazy(self, name: str) -> None:
-        """Update this matrix lazily from now on: its gradients are sparse, and rows without one may be pending.
+        """Update a matrix lazily from now on: its gradients are sparse, and steps of rows without a gradient wait.
 
-        Each row changes as it would otherwise, to the last bit, but only when it is needed: `catch_up` and `flush`
-        apply pending steps, and `state` flushes.
+        Each row changes as without this, to the last bit, but only when it is needed: `catch_up` and `flush` apply
+        pending steps, and `state` calls `flush`.
 
         Raises:
-            HeedfulError: Unless the kernels in C++ are used and take this matrix: float32, on the CPU, with a width
-                that is a multiple of 16.
+            HeedfulError: If the C++ kernels are missing or cannot update the matrix: they need float32, the CPU, and a
+                width that is a multiple of 16.
         """
         parameter = self._parameters.get(name)
         if parameter is None:
@@ -176,12 +178,12 @@ class Optimizer:
         self._lazy[name] = _PendingSteps(applied=torch.zeros(len(parameter), dtype=torch.int32, device="cpu"))
 
     def catch_up(self, name: str, rows: Tensor | None = None) -> None:
-        """Apply the pending steps of these rows of a lazy matrix; None: of all rows. Unknown rows change nothing."""
+        """Apply the pending steps of rows of a lazy matrix; None: of all rows. An unknown row changes nothing."""
         pending = self._lazy[name]
         if rows is not None and pending.steps:
             rows = rows.flatten().to(torch.int64).unique()
             if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(pending.applied):
-                return  # the lookup that follows raises the error
+                return  # the lookup after this raises the error
         if pending.steps:
             self._update_rows(name, rows, None, 1.0)
         if rows is None:
@@ -194,10 +196,10 @@ class Optimizer:
             self.catch_up(name)
 
     def grad_norm(self, gradients: Mapping[str, Tensor], *, scale: float) -> float:
-        """Return the norm of all scaled gradients as one vector; not finite if any number in them is not.
+        """Return the norm of all scaled gradients as one vector; it is not finite if a gradient is not.
 
-        Sums over rows are float64: one float32 sum over a large table loses digits on a CPU. On GPUs sums are made in
-        parts anyway, and one launch for all tensors is faster.
+        Norms of rows are added in float64, since a float32 sum over a large table loses digits on a CPU. On GPUs, one
+        launch for all tensors is faster, and sums are made in parts anyway.
         """
         detached = (grad.detach() for grad in gradients.values())
         dense = [grad.values() if grad.is_sparse else grad for grad in detached]
@@ -209,13 +211,13 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], *, lr_factor: float, scale: float, grad_norm: float) -> None:
-        """Update every tensor that has a gradient, clipped to `max_grad_norm`; the gradients are overwritten.
+        """Update every tensor that has a gradient, after clipping to `max_grad_norm`; overwrites the gradients.
 
         Args:
             gradients: Sums over targets, by name.
             lr_factor: Factor of the learning rates, from the schedule.
             scale: Factor of the gradients.
-            grad_norm: The result of the method `grad_norm`.
+            grad_norm: Result of the method `grad_norm`.
 
         Raises:
             HeedfulError: If a gradient does not fit its tensor, or the norm is not finite; then nothing has changed.
@@ -233,12 +235,13 @@ class Optimizer:
             for name in (name for name in names if name in gradients and gradients[name].is_sparse):
                 self._update_sparse(name, gradients[name], lr * lr_factor, decay, scale)
             if names := [name for name in names if name in gradients and not gradients[name].is_sparse]:
-                for name in self._lazy.keys() & names:  # their pending steps come before this one
+                for name in self._lazy.keys() & names:  # pending steps must come before this one
                     self.catch_up(name)
                 dense = [gradients[name].contiguous() for name in names]
                 self._update_dense(names, dense, lr * lr_factor, decay, scale)
 
     def _update_dense(self, names: list[str], gradients: list[Tensor], lr: float, decay: float, scale: float) -> None:
+        """Update tensors of one learning rate and decay; gradients are contiguous."""
         parameters = [self._parameters[name] for name in names]
         m, v = [self._m[name] for name in names], [self._v[name] for name in names]
         steps = [self._steps[name] for name in names]
@@ -247,7 +250,7 @@ class Optimizer:
             tensors = list(zip(parameters, m, v, gradients, strict=True))
             self._update_by_kernel(tensors, lr, decay, float(steps[0]), scale)
             return
-        # gradients have to be contiguous: the fused kernel does not look at strides
+        # gradients must be contiguous, since the fused kernel ignores strides
         if scale != 1.0:
             torch._foreach_mul_(gradients, scale)
         adamw(
@@ -270,14 +273,18 @@ class Optimizer:
     def _update_by_kernel(
         self, tensors: Sequence[tuple[Tensor, ...]], lr: float, decay: float, step: float, scale: float
     ) -> None:
-        """Update by our kernel, which reads and writes every number once."""
+        """Update by our kernel, which reads and writes every number once.
+
+        Args:
+            tensors: Parameter, m, v and gradient of each tensor.
+        """
         library = kernels()
         assert library is not None
-        table, before = [], 0
+        table, first_piece = [], 0
         for group in tensors:
             numel = group[0].numel()
-            table.append([*(tensor.data_ptr() for tensor in group), numel, before])
-            before += -(-numel // PIECE)
+            table.append([*(tensor.data_ptr() for tensor in group), numel, first_piece])
+            first_piece += -(-numel // PIECE_NUMEL)
         factors = torch.tensor(self._step_factors(lr, decay, step), dtype=torch.float32, device="cpu")
         pointers = torch.tensor(table, dtype=torch.int64, device="cpu")
         b1, b2 = self.settings.betas
@@ -285,11 +292,12 @@ class Optimizer:
         library.adamw(len(table), pointers.data_ptr(), factors.data_ptr(), scale, b1, b2, self.settings.eps, threads)
 
     def _step_factors(self, lr: float, decay: float, step: float) -> tuple[float, float, float]:
-        """The numbers of a step that our kernels need: 1 - lr decay, lr / c1, 1 / sqrt(c2)."""
+        """Return the numbers of a step that our kernels need: 1 - lr decay, lr / c1, 1 / sqrt(c2)."""
         b1, b2 = self.settings.betas
         return 1 - lr * decay, lr / (1 - b1**step), (1 - b2**step) ** -0.5
 
     def _update_sparse(self, name: str, gradient: Tensor, lr: float, decay: float, scale: float) -> None:
+        """Update the rows of a lazy matrix that have a gradient; the step of other rows is pending."""
         pending = self._lazy[name]
         self._steps[name] += 1
         pending.steps.append(self._step_factors(lr, decay, float(self._steps[name])))
@@ -298,6 +306,12 @@ class Optimizer:
             self.catch_up(name)
 
     def _update_rows(self, name: str, rows: Tensor | None, gradient: Tensor | None, scale: float) -> None:
+        """Apply all pending steps to rows of a lazy matrix.
+
+        Args:
+            rows: Numbers of the rows; None: all.
+            gradient: Gradient of these rows in the last step; None: they have none.
+        """
         library, pending, parameter = kernels(), self._lazy[name], self._parameters[name]
         assert library is not None
         steps = torch.tensor(pending.steps, dtype=torch.float32, device="cpu")
@@ -319,6 +333,7 @@ class Optimizer:
         )
 
     def _check(self, gradients: Mapping[str, Tensor]) -> None:
+        """Raise HeedfulError unless every gradient fits its tensor."""
         for name, gradient in gradients.items():
             parameter = self._parameters.get(name)
             if parameter is None:
@@ -331,7 +346,7 @@ class Optimizer:
                 self._check_rows(name, gradient)
 
     def _check_rows(self, name: str, gradient: Tensor) -> None:
-        """Refuse a sparse gradient for which the kernel would read or write outside of the table."""
+        """Raise HeedfulError for a sparse gradient with which the kernel would access memory outside of the table."""
         if name not in self._lazy:
             raise HeedfulError(f"the gradient of {name} is sparse: call make_lazy({name!r}) first, or make it dense")
         if gradient.sparse_dim() != 1 or not gradient.is_coalesced():
@@ -340,15 +355,15 @@ class Optimizer:
                 f"{'' if gradient.is_coalesced() else 'not '}coalesced; expected rows, each once: coalesce() it"
             )
         rows = gradient.indices()[0]
-        if len(rows) and not 0 <= (least := int(rows.min())) <= (most := int(rows.max())) < len(gradient):
+        if len(rows) and not 0 <= (first := int(rows.min())) <= (last := int(rows.max())) < len(gradient):
             raise HeedfulError(
-                f"the gradient of {name} has rows {least} to {most}, but its table has 0 to {len(gradient) - 1}"
+                f"the gradient of {name} has rows {first} to {last}, but its table has 0 to {len(gradient) - 1}"
             )
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything else that the next step depends on: m and v, and with bias correction the step counts.
+        """Return m, v and, with bias correction, the step counts of every tensor.
 
-        They are not copies: the next step changes them.
+        With the parameters, the next step depends on nothing else. Tensors are not copied: the next step changes them.
         """
         self.flush()
         kinds = {"m": self._m, "v": self._v} | ({"steps": self._steps} if self.settings.bias_correction else {})
@@ -358,28 +373,28 @@ class Optimizer:
         """Restore a state, bit for bit.
 
         Raises:
-            RunError: If it is of other tensors; then nothing has changed.
+            RunError: If the state is that of other tensors; then nothing has changed.
         """
-        own = self.state()
-        wrong = [f"{name} is missing" for name in own if name not in state]
-        wrong += [f"{name} is not expected" for name in state if name not in own]
-        wrong += [
+        own_state = self.state()
+        problems = [f"{name} is missing" for name in own_state if name not in state]
+        problems += [f"{name} is not expected" for name in state if name not in own_state]
+        problems += [
             f"{name} is {_described(state[name])}, expected {_described(tensor)}"
-            for name, tensor in own.items()
+            for name, tensor in own_state.items()
             if name in state and not _same_type(state[name], tensor)
         ]
-        if wrong:
-            listed = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if wrong[4:] else "")
+        if problems:
+            listed = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if problems[4:] else "")
             raise RunError(
                 f"the optimizer's state was saved for another model, or with another bias_correction: {listed}. Resume "
                 "with the model and the settings of that run, or start again"
             )
-        for name, tensor in own.items():
+        for name, tensor in own_state.items():
             tensor.copy_(state[name])
 
 
 def has_kernel(parameters: Iterable[Tensor]) -> bool:
-    """Whether our kernel in C++ can update all of these tensors."""
+    """Return whether our C++ kernel can update all of these tensors."""
     return kernels() is not None and all(
         tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in parameters
     )
@@ -387,16 +402,18 @@ def has_kernel(parameters: Iterable[Tensor]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _PendingSteps:
-    """Recent steps of a lazy matrix, of which row i has had the first `applied[i]`."""
+    """Recent steps of a lazy matrix."""
 
-    applied: Tensor
-    steps: list[tuple[float, float, float]] = field(default_factory=list)  # see `_step_factors`
+    applied: Tensor  # number of these steps that each row has had, the first ones
+    steps: list[tuple[float, float, float]] = field(default_factory=list)  # results of `_step_factors`
 
 
 def _same_type(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same shape and dtype."""
     return a.shape == b.shape and a.dtype == b.dtype
 
 
 def _described(tensor: Tensor) -> str:
+    """Return dtype and shape of a tensor, for messages."""
     layout = "" if tensor.is_sparse or tensor.is_contiguous() else ", not contiguous"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"

@@ -1,4 +1,4 @@
-"""A cache of a model's outputs on the disk, in part files, so that an interrupted run resumes filling it."""
+"""A cache of a model's outputs on disk, in part files, so that an interrupted run resumes filling it."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from torch import Tensor
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.errors import HeedfulError
 
-PART = 1024  # samples of a part
-OPEN = 256  # open files
+PART_ENTRIES = 1024  # entries in one part file
+MAX_OPEN_FILES = 256
 
-Outputs = dict[str, list[Tensor]]  # by name, one tensor for each sample
+Outputs = dict[str, list[Tensor]]  # tensors by name, one for each entry
 
 
 class CachedOutputs:
-    """Cached outputs by numbers of samples.
+    """Cached outputs of samples.
 
     Args:
         folder: Cache folder.
-        count: Number of cached rows.
-        at: Maps (sample number, key) to a cached row; None: the row is the sample number.
+        count: Number of entries of the cache.
+        at: Function from sample number and key to the number of an entry; None: it is the sample number.
     """
 
     def __init__(self, folder: Path, count: int, at: Callable[[int, int], int] | None = None) -> None:
         self.folder, self.count, self._at = folder, count, at
-        self._open = lru_cache(maxsize=OPEN)(self._opened)
+        self._open = lru_cache(maxsize=MAX_OPEN_FILES)(self._open_part)
 
     def __call__(self, numbers: Sequence[int], keys: Sequence[int]) -> Outputs:
         """Return the outputs of these samples; float16 is converted to float32."""
         outputs: Outputs = {}
         for number, key in zip(numbers, keys, strict=True):
-            part, place = divmod(number if self._at is None else self._at(number, key), PART)
-            file, bounds = self._open(part)
-            for name, ends in bounds.items():
-                held = file.get_slice(name)[ends[place] : ends[place + 1]]
-                outputs.setdefault(name, []).append(held.float() if held.dtype == torch.float16 else held)
+            part, entry = divmod(number if self._at is None else self._at(number, key), PART_ENTRIES)
+            file, bounds_by_name = self._open(part)
+            for name, bounds in bounds_by_name.items():
+                output = file.get_slice(name)[bounds[entry] : bounds[entry + 1]]
+                outputs.setdefault(name, []).append(output.float() if output.dtype == torch.float16 else output)
         return outputs
 
     def missing_parts(self) -> list[int]:
-        """Return the numbers of the parts that are not on the disk."""
-        return [part for part in range(-(-self.count // PART)) if not self._path(part).exists()]
+        """Return the numbers of the parts that are not on disk."""
+        return [part for part in range(-(-self.count // PART_ENTRIES)) if not self._path(part).exists()]
 
     def part_rows(self, part: int) -> range:
-        """Return the cached rows of a part."""
-        return range(part * PART, min((part + 1) * PART, self.count))
+        """Return the numbers of the entries in a part."""
+        return range(part * PART_ENTRIES, min((part + 1) * PART_ENTRIES, self.count))
 
     def write_part(self, part: int, data: bytes) -> None:
         """Write a part atomically; `data` comes from `part_bytes`."""
@@ -63,7 +63,8 @@ class CachedOutputs:
     def _path(self, part: int) -> Path:
         return self.folder / f"part-{part:06d}.safetensors"
 
-    def _opened(self, part: int) -> tuple[Any, dict[str, list[int]]]:
+    def _open_part(self, part: int) -> tuple[Any, dict[str, list[int]]]:
+        """Open a part; returns the file, and the bounds of the entries in each concatenated tensor."""
         path = self._path(part)
         try:
             file = safe_open(path, framework="pt")
@@ -77,7 +78,7 @@ class CachedOutputs:
 
 
 def part_bytes(outputs: Mapping[str, Sequence[Tensor]]) -> bytes:
-    """Return a part's file: the outputs of all its samples, concatenated by name, and the length of each."""
+    """Return the content of a part file: the concatenated outputs of each name, and the length of each output."""
     lengths = {
         f"sizes.{name}": torch.from_numpy(np.array([len(row) for row in rows], dtype=np.int32))
         for name, rows in outputs.items()

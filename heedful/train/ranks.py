@@ -1,4 +1,4 @@
-"""Ranks: the processes of data-parallel training, which sum gradients and agree on everything else."""
+"""Ranks, the processes of data-parallel training: their collective operations, and how they connect."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from heedful.errors import RunError, SettingError
 from heedful.train.heartbeat import Heartbeat, format_ranks
 
 T = TypeVar("T")
-CONNECTION_ERROR = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # in messages of torch
-RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # minimal time in which all ranks have to be started
+CONNECTION_ERROR = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # PyTorch's messages
+RENDEZVOUS_TIMEOUT = timedelta(minutes=1)  # minimum time for the start of all ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """The number of processes that share the work, and the number of this one."""
+    """The processes that train together, seen from one of them."""
 
-    rank: int = 0
-    size: int = 1
-    process_group: dist.ProcessGroup | None = None  # of collective operations; None: the default group
+    rank: int = 0  # number of this process
+    size: int = 1  # number of processes
+    process_group: dist.ProcessGroup | None = None  # group for collective operations; None: the default group
     heartbeat: Heartbeat | None = None
-    timeout: timedelta = timedelta(minutes=10)  # how long one rank waits for another
+    timeout: timedelta = timedelta(minutes=10)  # time that a rank waits for another
 
     @property
     def is_main(self) -> bool:
@@ -54,13 +54,13 @@ class Ranks:
                 work.wait()
 
     def new_subgroup(self, members: Sequence[int]) -> dist.ProcessGroup | None:
-        """Make a process group of some ranks; all ranks call this, and the others get None."""
+        """Make a process group of some ranks; all ranks call this, and those outside of the group get None."""
         with self.translate_errors():
             group: dist.ProcessGroup = dist.new_group(list(members), timeout=self.timeout)
         return group if self.rank in members else None
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Return the values of all ranks, in the order of the ranks. They are pickled: for our own processes only."""
+        """Return the values of all ranks in their order; they are pickled, so only our own processes may send them."""
         if self.size == 1:
             return [value]
         values = [value] * self.size
@@ -69,29 +69,29 @@ class Ranks:
         return values
 
     def all_gather_scalars(self, *values: float) -> list[list[float]]:
-        """Return some float64 numbers of all ranks, [ranks, values]."""
-        own = torch.tensor(values, dtype=torch.float64)
-        gathered = [own]
+        """Return the numbers of all ranks in float64, [ranks, values]."""
+        own_values = torch.tensor(values, dtype=torch.float64)
+        gathered = [own_values]
         if self.size > 1:
-            gathered = [torch.empty_like(own) for _ in range(self.size)]
+            gathered = [torch.empty_like(own_values) for _ in range(self.size)]
             with self.translate_errors():
-                dist.all_gather(gathered, own, group=self.process_group)
+                dist.all_gather(gathered, own_values, group=self.process_group)
         return [numbers.tolist() for numbers in gathered]
 
     def with_new_group(self) -> Ranks:
-        """Return the same ranks with their own process group, for a background thread; all ranks call this."""
+        """Return the ranks with another process group, for a background thread; all ranks call this."""
         if self.size == 1:
             return self
         with self.translate_errors():
             return replace(self, process_group=dist.new_group(timeout=self.timeout))
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.all_gather_scalars(0)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Wrap a collective: turn connection errors and timeouts into a RunError that names the missing rank."""
+        """Context for a collective operation: connection errors and timeouts become a RunError that names the rank."""
         if self.heartbeat is not None:
             self.heartbeat.collectives += 1
         try:
@@ -111,12 +111,12 @@ SINGLE_PROCESS = Ranks()
 
 @contextmanager
 def connect_ranks() -> Iterator[Ranks]:
-    """Connect the ranks that torchrun started, or yield SINGLE_PROCESS; gloo on the CPU, NCCL on GPUs.
+    """Connect the ranks that torchrun started, by gloo on the CPU and NCCL on GPUs; yields SINGLE_PROCESS without it.
 
     A rank waits for another for HEEDFUL_DIST_TIMEOUT seconds (600 by default).
 
     Raises:
-        RunError: If not all ranks can be reached.
+        RunError: If a rank cannot be reached.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield SINGLE_PROCESS
@@ -125,7 +125,7 @@ def connect_ranks() -> Iterator[Ranks]:
     start_timeout = max(timeout, RENDEZVOUS_TIMEOUT)
     try:
         store, rank, size = next(rendezvous("env://", timeout=start_timeout))
-        store = _store_of_this_start(store, rank, size, start_timeout)
+        store = _new_store(store, rank, size, start_timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)  # type: ignore[attr-defined]  # missing in torch's stubs
@@ -144,11 +144,12 @@ def connect_ranks() -> Iterator[Ranks]:
 
 
 def _first_sentence(error: RuntimeError) -> str:
-    """The message of a torch error without its place in the source."""
+    """Return the first sentence of a PyTorch error, without its position in the source."""
     return re.sub(r"^\[[^]]*\] *", "", str(error)).partition(". ")[0].partition("\n")[0]
 
 
 def _timeout() -> timedelta:
+    """Return the timeout that HEEDFUL_DIST_TIMEOUT sets; raises SettingError if it is no number above 0."""
     value = os.environ.get("HEEDFUL_DIST_TIMEOUT", "600")
     try:
         timeout = timedelta(seconds=float(value))
@@ -161,12 +162,12 @@ def _timeout() -> timedelta:
     return timeout
 
 
-def _store_of_this_start(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return a store that the ranks of this start share, once all are connected, without keys of earlier starts.
+def _new_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return a store for the ranks of this start, without keys of earlier starts, after all ranks are connected.
 
     torchrun keeps its store when it restarts ranks (pytorch#135712, #167288), so that they would look for ranks that
-    are gone; and on several nodes no number tells one start from another. So each rank writes a random name, and rank
-    0 answers every name with the prefix of the shared store.
+    have ended, and on several nodes no number differs between starts. So each rank writes a random name, and rank 0
+    answers every name with the prefix of the new store.
     """
     name = uuid4().hex
     if rank:
@@ -177,14 +178,14 @@ def _store_of_this_start(store: Store, rank: int, size: int, timeout: timedelta)
         shared.wait(["all"], timeout)
         return shared
     shared, end = _prefixed(store, name), time.monotonic() + timeout.total_seconds()
-    answered: dict[int, bytes] = {}
+    answered: dict[int, bytes] = {}  # last name that was answered, by rank
     while absent := [number for number in range(1, size) if not shared.check([f"here/{number}"])]:
         if time.monotonic() > end:
             raise dist.DistStoreError(f"no connection from {format_ranks(absent)}")
         for number in absent:
             if store.check([f"heedful/call/{number}"]):
                 call = store.get(f"heedful/call/{number}")
-                if answered.get(number) != call:  # it may be from an earlier start, and another call follows
+                if answered.get(number) != call:  # a call of an earlier start is followed by another one
                     store.set(f"heedful/answer/{call.decode()}", name)
                     answered[number] = call
         time.sleep(0.02)
@@ -193,4 +194,5 @@ def _store_of_this_start(store: Store, rank: int, size: int, timeout: timedelta)
 
 
 def _prefixed(store: Store, name: str) -> Store:
+    """Return the part of a store whose keys begin with this name."""
     return dist.distributed_c10d.PrefixStore(f"heedful/{name}", store)

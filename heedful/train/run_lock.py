@@ -1,4 +1,4 @@
-"""The lock of a run's folder: a second run in the same folder is refused."""
+"""The lock of a run folder, which prevents a second run in the same folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from heedful.errors import HeedfulWarning, RunError
 
 LOCK = "run.lock"
 
-_handles: set[int] = set()  # of locks that this process holds
+_handles: set[int] = set()  # file descriptors of the locks that this process holds
 
 
 def _close_handles() -> None:
+    """Close the lock files in a forked process."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()
@@ -31,12 +32,12 @@ def lock_run(folder: Path, *, name: str = LOCK, holder: str = "run") -> Iterator
     """Hold the lock of a folder, which is created if it is missing; the lock dies with the process.
 
     Args:
-        folder: The folder of a run, or of anything else that one process writes at a time.
-        name: Name of the lock's file.
-        holder: What holds the lock, for messages.
+        folder: A folder that only one process may write at a time, such as that of a run.
+        name: Name of the lock file.
+        holder: Kind of thing that holds the lock, for messages.
 
     Raises:
-        RunError: If another one holds it, or the folder cannot be used.
+        RunError: If another process holds the lock, or the folder cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,7 @@ def lock_run(folder: Path, *, name: str = LOCK, holder: str = "run") -> Iterator
 
 
 def _lock(handle: int, folder: Path, holder: str) -> None:
+    """Lock the file, and write this process into it, for the message of a second process."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -66,6 +68,6 @@ def _lock(handle: int, folder: Path, holder: str) -> None:
         what = f"{folder} cannot be locked: {error.strerror}; a second {holder} in it would not be noticed"
         warnings.warn(what, HeedfulWarning, stacklevel=2)
         return
-    with suppress(OSError):  # it is only for the message
+    with suppress(OSError):  # the lock works without the message
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"pid {os.getpid()}, host {socket.gethostname()}\n".encode(), 0)

@@ -1,4 +1,4 @@
-"""Settings of training; imports nothing heavy, so that a wrong one is refused at once."""
+"""Settings of training; this module imports nothing heavy, so that wrong settings are rejected at once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import ClassVar, Literal
 from heedful.errors import HeedfulError, SettingError
 from heedful.settings import Exclusive
 
-DIVERGENCE_ADVICE = (  # what to do where numbers are not finite
+DIVERGENCE_ADVICE = (  # end of messages about numbers that are not finite
     "Lower train.optimizer.lr, lengthen the warm-up, look for numbers in the data that are far off, or set "
     "train.precision = float32"
 )
 
-CACHE_GB = 10.0
+CACHE_GB = 10.0  # default of train.cache_gb
 
 # -- schedules --------------------------------------------------------------------------------------------------
 
 
-class _Shares:
+class _CheckedRatios:
+    """Base class of schedules that checks their ratios."""
+
     __slots__ = ()
 
     def __post_init__(self) -> None:
@@ -30,24 +32,24 @@ class _Shares:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant(_Shares):
-    """Up over the warm-up, then 1."""
+class Constant(_CheckedRatios):
+    """Linear warm-up, then a constant learning rate."""
 
     kind: Literal["constant"] = "constant"
     warmup_ratio: float = 0.0  # share of the training in which lr rises from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Linear(_Shares):
-    """Up over the warm-up, then down to 0 at the end, along straight lines (Hugging Face's)."""
+class Linear(_CheckedRatios):
+    """Linear warm-up, then linear decay to 0 at the end (Hugging Face's default)."""
 
     kind: Literal["linear"] = "linear"
     warmup_ratio: float = 0.1  # share of the training in which lr rises from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cosine(_Shares):
-    """Up over the warm-up, then down to the floor along half a cosine (Loshchilov and Hutter 2017, no restarts)."""
+class Cosine(_CheckedRatios):
+    """Linear warm-up, then cosine decay to the minimum (Loshchilov and Hutter 2017, without restarts)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup_ratio: float = 0.06  # share of the training in which lr rises from 0
@@ -55,10 +57,10 @@ class Cosine(_Shares):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecayFromStart(_Shares):
-    """Linear decay that starts at step 0, so that the factor jumps to 1 - warmup_ratio when the warm-up ends.
+class DecayFromStart(_CheckedRatios):
+    """Linear warm-up, then linear decay that counts from step 0, as in the published code of Devlin et al. 2019.
 
-    The published code of Devlin et al. 2019 does this.
+    The factor of the learning rate jumps to 1 - warmup_ratio at the end of the warm-up.
     """
 
     kind: Literal["bert"] = "bert"
@@ -66,19 +68,20 @@ class DecayFromStart(_Shares):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noam(_Shares):
-    """Up over the warm-up, then down as the inverse square root of the step (Vaswani et al. 2017, equation 3).
+class Noam(_CheckedRatios):
+    """Linear warm-up, then decay with the inverse square root of the step (Vaswani et al. 2017, equation 3).
 
-    With the rate (width w)^-0.5 and w steps of warm-up it is the paper's width^-0.5 min(step^-0.5, step w^-1.5).
+    With a peak of (width w)^-0.5 and w steps of warm-up, the learning rate is the paper's
+    width^-0.5 min(step^-0.5, step w^-1.5).
     """
 
     kind: Literal["noam"] = "noam"
     warmup_ratio: float = 0.04  # share of the training in which lr rises; 4,000 of 100,000 steps
 
     def __post_init__(self) -> None:
-        _Shares.__post_init__(self)
+        _CheckedRatios.__post_init__(self)
         if self.warmup_ratio == 0:
-            raise HeedfulError("warmup_ratio is 0; expected a share above 0, from the end of which the rate falls")
+            raise HeedfulError("warmup_ratio is 0; expected a share above 0, since lr falls after the warm-up")
 
 
 Schedule = Constant | Linear | Cosine | DecayFromStart | Noam
@@ -86,7 +89,7 @@ Schedule = Constant | Linear | Cosine | DecayFromStart | Noam
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW:
-    """Settings; the defaults are those of the papers, with a clip at norm 1."""
+    """Settings of AdamW; defaults are those of the papers, with gradients clipped at norm 1."""
 
     kind: Literal["adamw"] = "adamw"  # the only optimizer
     lr: float  # peak learning rate, which the schedule's factor multiplies
@@ -99,7 +102,7 @@ class AdamW:
     layer_decay: float = 1.0  # factor of lr from each layer to the one below it; see optim.layer_lrs
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("lr", 0 < self.lr < math.inf, "a number above 0"),
             ("betas", all(0 <= beta < 1 for beta in self.betas), "two numbers from 0 to below 1"),
             ("eps", 0 < self.eps < math.inf, "a number above 0"),
@@ -107,7 +110,7 @@ class AdamW:
             ("max_grad_norm", self.max_grad_norm is None or self.max_grad_norm > 0, 'a number above 0, or "none"'),
             ("layer_decay", 0 < self.layer_decay <= 1, "a number above 0, up to 1"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")
 
     @classmethod
@@ -118,10 +121,10 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSettings:
-    """How to train, and for how long: exactly one of epochs, max_steps and time_budget is given.
+    """Settings of training, with exactly one of epochs, max_steps and time_budget.
 
-    With a time budget as many steps are made as fit, evaluations not counted. The schedule then follows the clock, so
-    that no two such runs are equal.
+    With a time budget, training takes as many steps as fit into it, evaluations not counted. The schedule then follows
+    the clock, so that two such runs are never equal.
     """
 
     EXCLUSIVE: ClassVar[Exclusive] = (("epochs", "max_steps", "time_budget"),)
@@ -171,7 +174,7 @@ class TrainSettings:
                 "shrink_batch_on_oom is true and data_parallel_shard_degree is not 1; lower max_tokens_per_microbatch "
                 "instead"
             )
-        for name, least in (
+        for name, minimum in (
             ("batch_size", 1),
             ("max_tokens_per_microbatch", 1),
             ("seed", 0),
@@ -179,8 +182,10 @@ class TrainSettings:
             ("num_workers", 0),
             ("freeze_layers", 0),
         ):
-            if not least <= getattr(self, name) < 2**63:
-                raise HeedfulError(f"{name} is {getattr(self, name)}; expected a whole number from {least} below 2^63")
+            if not minimum <= getattr(self, name) < 2**63:
+                raise HeedfulError(
+                    f"{name} is {getattr(self, name)}; expected a whole number from {minimum} below 2^63"
+                )
         if not 0 <= self.ema_decay < 1:
             raise HeedfulError(f"ema_decay is {self.ema_decay}; expected a number from 0 to below 1")
         if isinstance(self.time_budget, str):
@@ -200,12 +205,12 @@ class TrainSettings:
 
     @property
     def budget_seconds(self) -> float | None:
-        """The time budget in seconds; None where epochs or steps are counted."""
+        """Time budget in seconds; None: the duration is set in epochs or steps."""
         return None if self.time_budget is None else 60 * float(self.time_budget)
 
     @property
     def duration(self) -> str:
-        """How long training takes, for messages.
+        """Duration of training, for messages.
 
         >>> TrainSettings(epochs=3).duration, TrainSettings(max_steps=20_000).duration
         ('3 epochs', '20,000 steps')
@@ -218,8 +223,8 @@ class TrainSettings:
             return f"{self.epochs:g} epochs"
         if self.max_steps is not None:
             return f"{self.max_steps:,} steps"
-        length = float(self.time_budget or 0)
-        return f"{length:g} minutes" if length >= 1 else f"{60 * length:g} seconds"
+        minutes = float(self.time_budget or 0)
+        return f"{minutes:g} minutes" if minutes >= 1 else f"{60 * minutes:g} seconds"
 
     def with_duration(
         self, *, epochs: float | None = None, max_steps: int | None = None, time_budget: float | str | None = None
@@ -236,7 +241,7 @@ def check_uncached(train: TrainSettings) -> None:
 
 
 def parse_minutes(duration: str) -> float:
-    """Return the minutes of a duration; a number without a unit is one of minutes.
+    """Return a duration in minutes; a number without a unit is in minutes.
 
     >>> parse_minutes("1h30m"), parse_minutes("90s"), parse_minutes("45")
     (90.0, 1.5, 45.0)
@@ -254,7 +259,7 @@ def parse_minutes(duration: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitSettings:
-    """When to evaluate and save, and what to keep."""
+    """Settings of evaluation, early stopping and checkpoints."""
 
     eval_every_epochs: float = 1.0  # epochs between evaluations on dev
     patience: int = 0  # early stopping: evaluations without a better metric; 0: off
@@ -265,11 +270,11 @@ class FitSettings:
     async_checkpoint: bool = False  # write checkpoints while training continues: less waiting, more memory
 
     def __post_init__(self) -> None:
-        for name, right, expected in (
+        for name, is_valid, expected in (
             ("eval_every_epochs", self.eval_every_epochs > 0, "a number above 0"),
             ("patience", self.patience >= 0, "a whole number from 0"),
             ("checkpoint_every_minutes", self.checkpoint_every_minutes >= 0, "a number from 0"),
             ("keep_last", self.keep_last >= 1, "a whole number from 1"),
         ):
-            if not right:
+            if not is_valid:
                 raise HeedfulError(f"{name} is {getattr(self, name)}; expected {expected}")

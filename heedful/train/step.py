@@ -15,18 +15,18 @@ from heedful.train.settings import DIVERGENCE_ADVICE
 class Step(NamedTuple):
     """The record of one update."""
 
-    number: int  # from 1
+    number: int  # number of the step, from 1
     epoch: float  # passes over the samples, after this step
     loss: float  # mean over all targets of the step; 0 without targets
-    lr: float  # the largest learning rate of all parameters
-    grad_norm: float  # before clipping
-    tokens: int  # of all ranks
-    seconds: float
-    updated: bool  # False: skipped, because the loss or the gradient is not finite
+    lr: float  # largest learning rate of all parameters
+    grad_norm: float  # norm of the gradient before clipping
+    tokens: int  # tokens of the step, on all ranks together
+    seconds: float  # duration of the step
+    updated: bool  # whether weights were updated; False: the loss or the gradient is not finite
 
     @property
     def record(self) -> dict[str, float | bool]:
-        """The values of the journal: all but times, which differ between equal runs."""
+        """Values for the journal: all but times, which differ between equal runs."""
         record = {
             "step": self.number,
             "epoch": self.epoch,
@@ -38,33 +38,33 @@ class Step(NamedTuple):
 
 
 class DivergedError(RunError):
-    """The loss, the gradient or an evaluation is not finite; the weights are those from before the step."""
+    """The loss, the gradient or an evaluation is not finite; the weights are those before the step."""
 
     def __init__(self, message: str, step: Step | None = None) -> None:
         super().__init__(message)
-        self.step = step  # the one that was not applied
+        self.step = step  # the step that did not update the weights; None: an evaluation was not finite
 
 
 class StoppedError(Exception):
-    """A stop was requested on some rank; the running step is abandoned, and nothing has changed."""
+    """A rank was asked to stop; the running step is abandoned, and nothing has changed."""
 
 
 class Stage(NamedTuple):
-    """The samples, batch size and objective used from `share` (0 to 1) of training onwards; None: as before."""
+    """The samples, the batch size and the objective of training from a moment on."""
 
-    share: float
+    share: float  # share of training after which the stage begins, from 0 to 1
     samples: Sequence[Sample]
-    batch_size: int | None = None
-    objective: Objective | None = None
+    batch_size: int | None = None  # None: that of the settings
+    objective: Objective | None = None  # None: that of the trainer
 
 
 def round_to_groups(batch_size: int, group_size: int) -> int:
-    """Round a batch size down to whole groups of samples that one loss sees at once, at least one group."""
+    """Round a batch size down to whole groups of samples, which one loss is computed from; at least one group."""
     return max(batch_size, group_size) // group_size * group_size
 
 
 def divergence_error(step: Step, gradients: Mapping[str, Tensor]) -> DivergedError:
-    """Return the error for a step whose loss or gradient is not finite, with the names of such gradients."""
+    """Return the error for a step whose loss or gradient is not finite, naming gradients that are not."""
     values = {name: grad.values() if grad.is_sparse else grad for name, grad in gradients.items()}
     bad = [name for name, grad in values.items() if not grad.isfinite().all()]
     where = f"; gradients that are not finite: {', '.join(bad[:3])}" + (" and more" if bad[3:] else "")

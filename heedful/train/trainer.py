@@ -65,7 +65,17 @@ class Trainer:
         *,
         later_stages: Sequence[Stage] = (),
     ) -> None:
-        self.objective, self.settings, self.ranks = objective, settings, ranks  # the objective of the current stage
+        """Prepare training.
+
+        Args:
+            loaded: The model, which is trained in place.
+            objective: Makes batches of samples, and computes the loss.
+            samples: Training samples.
+            settings: Settings of training.
+            ranks: The processes that train together.
+            later_stages: Other samples, batch sizes or objectives for later parts of training.
+        """
+        self.objective, self.settings, self.ranks = objective, settings, ranks  # `objective`: of the current stage
         self._lazy_tables: list[nn.Embedding] = []
         extra_module = objective.extra_module
         self._models: list[nn.Module] = [loaded, *([] if extra_module is None else [extra_module])]
@@ -83,25 +93,26 @@ class Trainer:
         self._orders = [
             BatchSampler(
                 num_samples=len(stage.samples),
-                batch_size=round_to_groups(stage.batch_size or settings.batch_size, of_stage.group_size),
+                batch_size=round_to_groups(stage.batch_size or settings.batch_size, stage_objective.group_size),
                 seed=settings.seed,
             )
-            for stage, of_stage in zip(self.stages, self._objectives, strict=True)
+            for stage, stage_objective in zip(self.stages, self._objectives, strict=True)
         ]
         self.stage = 0  # number of the current stage
-        self._stage_step, self._stage_epoch = 0, 0.0  # step and epoch in which it began
+        self._stage_step, self._stage_epoch = 0, 0.0  # step and epoch at the beginning of the stage
         self.precision = resolve_dtype(settings.precision, self.device)
-        self.step = 0  # updates so far
-        self.seconds, self.tokens_seen = 0.0, 0  # over all updates and ranks, resumed runs included
-        self.stop_requested = False  # set it at any moment: all ranks stop after the same step
+        self.step = 0  # number of steps so far
+        self.seconds = 0.0  # duration of all steps, earlier parts of a resumed run included
+        self.tokens_seen = 0  # tokens of all steps on all ranks, earlier parts of a resumed run included
+        self.stop_requested = False  # may be set to True at any time: all ranks stop after the same step
         self._max_tokens = settings.max_tokens_per_microbatch
-        self._loader: StepLoader | None = None  # of the coming steps of the current stage
-        self._skipped = 0  # consecutive steps
+        self._loader: StepLoader | None = None  # prepares the next steps of the current stage
+        self._skipped = 0  # number of consecutive steps without an update
         if settings.shrink_batch_on_oom:
-            first_operation()  # it takes a thread, for which there may be no memory later
+            first_operation()  # needs a thread, for which there may be no memory later
         if settings.freeze_layers:
             freeze_layers(loaded, settings.freeze_layers)
-        self._data_parallel = _data_parallel(loaded, extra_module, settings, ranks)
+        self._data_parallel = _make_data_parallel(loaded, extra_module, settings, ranks)
         self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
         self._parameters = self._data_parallel.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimizer)
@@ -124,44 +135,44 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """All trained parameters by name, up to date; those of the extra module are prefixed "beside."."""
+        """All trained parameters by name, without pending updates; names of the extra module begin with "beside."."""
         self._optimizer.flush()
         return dict(self._parameters)
 
     def full_params(self) -> AbstractContextManager[None]:
-        """Context in which the model has all weights, on every rank; all ranks enter it."""
+        """Context in which every rank has all weights; all ranks enter it."""
         self._optimizer.flush()
         return self._data_parallel.full_params()
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank has shards of the state only."""
+        """Whether each rank has only shards of the state."""
         return self._data_parallel.num_replicas < self.ranks.size
 
     @property
     def num_replicas(self) -> int:
-        """The number of ranks that have the same state."""
+        """Number of ranks with the same state."""
         return self._data_parallel.num_replicas
 
     def as_dtensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of a state, shards as DTensors."""
+        """Return the tensors of a state, with shards as DTensors."""
         return self._data_parallel.as_dtensors(tensors)
 
     @property
     def epoch(self) -> float:
-        """Passes over the samples so far."""
+        """Number of passes over the samples so far."""
         return self._epoch_after(self.step)
 
     @property
     def total_steps(self) -> int | None:
-        """The number of steps of the whole training; None with a time budget."""
+        """Number of steps of the whole training; None: there is a time budget."""
         if self.settings.epochs is not None:
             return max(1, round(self.settings.epochs * self._orders[0].steps))
         return self.settings.max_steps
 
     @property
     def progress(self) -> float:
-        """The share of training that is done, from 0 to 1."""
+        """Share of training that is done, from 0 to 1."""
         if (budget := self.settings.budget_seconds) is not None:
             return min(1.0, self.seconds / budget)
         assert self.total_steps is not None
@@ -177,7 +188,7 @@ class Trainer:
                     return
                 yield step
         finally:
-            self._loader = None  # ends its workers
+            self._loader = None  # ends the worker processes
             self._optimizer.flush()
 
     def train_step(self) -> Step:
@@ -189,14 +200,14 @@ class Trainer:
         """
         start = time.perf_counter()
         self._enter_stage()
-        own = self._accumulate_gradients(self._step_batches())
+        own_sums = self._accumulate_gradients(self._step_batches())
         gradients = self._data_parallel.reduce_gradients()
-        gathered = self.ranks.all_gather_scalars(*own, self._max_tokens, self.stop_requested)
-        losses, counts, tokens, budgets, stops = zip(*gathered, strict=True)
-        if any(stops):
+        gathered = self.ranks.all_gather_scalars(*own_sums, self._max_tokens, self.stop_requested)
+        losses, counts, tokens, max_tokens, stop_requests = zip(*gathered, strict=True)
+        if any(stop_requests):
             self._data_parallel.zero_grad()
             raise StoppedError
-        self._max_tokens = int(min(budgets))  # the same on all ranks, so that rank 0's checkpoint has it
+        self._max_tokens = int(min(max_tokens))  # the same on all ranks, because rank 0 saves it
         count = sum(counts)
         scale, factor = 1 / count if count else 0.0, self._lr_factor()
         loss = sum(losses) * scale
@@ -216,7 +227,7 @@ class Trainer:
         return step
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and plain values from which `load_state` resumes bit for bit; tensors are not copied."""
+        """Return tensors, which are not copied, and plain values, from which `load_state` resumes bit for bit."""
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
         weights |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
         optimizer = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
@@ -229,7 +240,7 @@ class Trainer:
         """Resume from a state.
 
         Raises:
-            RunError: If it is of other samples or of another model; then nothing has changed.
+            RunError: If the state is that of other samples or of another model; then nothing has changed.
         """
         for name, count in self._sample_counts().items():
             if values[name] != count:
@@ -254,15 +265,16 @@ class Trainer:
             self.objective = self._objectives[self.stage]
 
     def _sample_counts(self) -> dict[str, int]:
-        """The numbers that decide which samples a step takes."""
-        first, *others = self._orders
-        later = {f"samples_{number}": order.num_samples for number, order in enumerate(others, 1)}
-        later |= {
+        """Return the numbers that decide which samples a step takes."""
+        first, *later = self._orders
+        counts = {"samples": first.num_samples, "batch_size": first.batch_size, "seed": first.seed}
+        counts |= {f"samples_{number}": order.num_samples for number, order in enumerate(later, 1)}
+        counts |= {
             f"batch_size_{number}": order.batch_size
-            for number, order in enumerate(others, 1)
+            for number, order in enumerate(later, 1)
             if order.batch_size != first.batch_size
         }
-        return {"samples": first.num_samples, "batch_size": first.batch_size, "seed": first.seed} | later
+        return counts
 
     def _enter_stage(self) -> None:
         """Switch to the next stage, if training has reached its share."""
@@ -272,9 +284,11 @@ class Trainer:
             self.objective = self._objectives[self.stage]
 
     def _epoch_after(self, step: int) -> float:
+        """Return the number of passes over the samples after a step."""
         return self._stage_epoch + (step - self._stage_step) / self.order.steps_per_epoch
 
     def _set_mode(self, *, train: bool) -> None:
+        """Set training or eval mode; gradients of lazy embeddings are sparse in training mode."""
         for model in self._models:
             model.train(train)
         for table in self._lazy_tables:
@@ -282,6 +296,7 @@ class Trainer:
 
     @contextmanager
     def _train_mode(self) -> Iterator[None]:
+        """Context in which the models are in training mode."""
         self._set_mode(train=True)
         try:
             yield
@@ -289,7 +304,7 @@ class Trainer:
             self._set_mode(train=False)
 
     def _step_batches(self) -> StepBatches:
-        """The micro-batches of this rank in the current step."""
+        """Return the micro-batches of this rank in the current step."""
         dataset = StepDataset(
             samples=self.samples,
             objective=self.objective,
@@ -305,20 +320,20 @@ class Trainer:
             self._loader = StepLoader(dataset, step, self.settings.num_workers)
         return next(self._loader)
 
-    def _accumulate_gradients(self, own: StepBatches) -> tuple[float, float, int]:
+    def _accumulate_gradients(self, batches: StepBatches) -> tuple[float, float, int]:
         """Run the micro-batches of this rank; gradients accumulate in `grad`.
 
-        If memory runs out, all of them run again in smaller micro-batches. If a stop is requested, the rest is left
-        out, unless other ranks would wait for it.
+        If memory runs out, the whole step runs again in smaller micro-batches. If a stop is requested, the remaining
+        micro-batches are skipped, unless other ranks would wait for them.
 
         Returns:
             The summed loss, its count, and the number of tokens.
         """
-        scales = self._term_scales(own)
+        scales = self._term_scales(batches)
         while True:
             self._data_parallel.zero_grad()
             sums, count, tokens, failed = list[Tensor](), 0.0, 0, None
-            micro_batches = self._in_step(own)
+            micro_batches = self._with_fillers(batches)
             for number, (micro, batch) in enumerate(micro_batches):
                 if self.stop_requested and not self._data_parallel.needs_equal_steps:
                     break
@@ -333,7 +348,7 @@ class Trainer:
                             last=number == len(micro_batches) - 1,
                         )
                     if not micro.is_filler:
-                        sums.append(loss.sum.detach())  # on a GPU, reading it would wait for the micro-batch
+                        sums.append(loss.sum.detach())  # read after the loop, since reading waits for the GPU
                         count += loss.count
                         tokens += sum(len(sample) - sample.filler for sample in micro.samples)
                 except (MemoryError, RuntimeError) as error:
@@ -344,26 +359,27 @@ class Trainer:
             if failed is None:
                 return sum(torch.stack(sums).tolist()) if sums else 0.0, count, tokens
             self._shrink_micro_batches(failed)
-            own = StepBatches.of(self.objective, own.share, self._max_tokens)
+            batches = StepBatches.of(self.objective, batches.share, self._max_tokens)
 
-    def _in_step(self, own: StepBatches) -> list[tuple[MicroBatch, Batch]]:
-        """The micro-batches of this rank, as many on all ranks if they have to run in step."""
+    def _with_fillers(self, batches: StepBatches) -> list[tuple[MicroBatch, Batch]]:
+        """Return the micro-batches of this rank, with fillers if all ranks must run the same number."""
+        micro_batches = batches.micro_batches
         if not self._data_parallel.needs_equal_steps:
-            return own.micro_batches
-        most = int(max(count for (count,) in self.ranks.all_gather_scalars(len(own.micro_batches))))
-        fillers = own.share.fillers(most - len(own.micro_batches))
-        return own.micro_batches + [(micro, self.objective.batch(micro.samples, micro.keys)) for micro in fillers]
+            return micro_batches
+        max_count = int(max(count for (count,) in self.ranks.all_gather_scalars(len(micro_batches))))
+        fillers = batches.share.fillers(max_count - len(micro_batches))
+        return micro_batches + [(micro, self.objective.batch(micro.samples, micro.keys)) for micro in fillers]
 
-    def _term_scales(self, own: StepBatches) -> tuple[float, ...]:
-        """Factors that turn the sums of several loss terms into means over the whole step, on all ranks."""
+    def _term_scales(self, batches: StepBatches) -> tuple[float, ...]:
+        """Return the factors that turn the sums of loss terms into means over the step on all ranks; (): one term."""
         terms = len(self.objective.term_weights)
         if terms == 1:
             return ()
-        counts = self.ranks.all_gather_scalars(*own.counts(terms))
+        counts = self.ranks.all_gather_scalars(*batches.counts(terms))
         return term_scales([sum(column) for column in zip(*counts, strict=True)])
 
     def _shrink_micro_batches(self, failed: MicroBatch) -> None:
-        """Halve micro-batches after one did not fit into memory, or raise a RunError that says what helps."""
+        """Halve micro-batches after one did not fit into memory, or raise a RunError if that is impossible."""
         tokens = failed.num_tokens
         what = f"step {self.step + 1}: memory was not enough for a micro-batch of {tokens:,} tokens"
         if failed.groups == 1:
@@ -374,19 +390,20 @@ class Trainer:
                 f"{what}; nothing was changed. Set train.max_tokens_per_microbatch below {tokens:,}, "
                 "train.shrink_batch_on_oom = true or train.gradient_checkpointing = true"
             )
-        gc.collect()  # the frames of an error may hold each other, and with them activations
+        gc.collect()  # frames of the error may be in a reference cycle that keeps activations alive
         release_failed_backward()
         self._max_tokens = max(1, tokens // 2)
         warnings.warn(f"{what}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
 
     def _lr_factor(self) -> float:
+        """Return the factor of the learning rate in the current step."""
         if (budget := self.settings.budget_seconds) is not None:
             return lr_factor(self.settings.schedule, self.seconds, budget)
         assert self.total_steps is not None
         return lr_factor(self.settings.schedule, self.step, self.total_steps)
 
     def _agree_on_seconds(self, seconds: float) -> float:
-        """The time of rank 0 if the schedule follows the clock, else this rank's own."""
+        """Return the duration on rank 0 if the schedule follows the clock, otherwise the duration on this rank."""
         if self.settings.time_budget is None:
             return seconds
         return self.ranks.all_gather_scalars(seconds)[0][0]
@@ -397,10 +414,10 @@ def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _data_parallel(
+def _make_data_parallel(
     loaded: ModelBundle, extra_module: nn.Module | None, settings: TrainSettings, ranks: Ranks
 ) -> Replicated | Sharded:
-    """Replicate or shard the weights, as settings say."""
+    """Replicate or shard the weights, depending on the settings."""
     if not trainable_parameters(loaded, extra_module):
         raise HeedfulError("no parameter of the model requires a gradient: unfreeze some, or give it a new head")
     reduce_bf16 = settings.grad_reduce_dtype == "bfloat16"

@@ -174,10 +174,10 @@ def test_gte_without_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"logn_attention_scale": True}, "scores that are scaled by the length are not built"),
+        ({"logn_attention_scale": True}, "scores that are scaled by the length are not supported"),
         ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ({"pack_qkv": False}, "projections in tensors of their own are not read"),
-        ({"position_embedding_type": "absolute"}, "other positions are not built"),
+        ({"position_embedding_type": "absolute"}, "other positions are not supported"),
     ],
 )
 def test_other_models_of_gte_are_refused_by_key(changed: dict[str, Any], message: str) -> None:

@@ -44,7 +44,7 @@ def test_groups_of_heads_are_of_one_size(kv_heads: int) -> None:
 @pytest.mark.parametrize("relation", [TransformerXl(), Disentangled()])
 @pytest.mark.parametrize("changed", [{"kv_heads": 1}, {"qk_norm": True}])
 def test_relations_that_have_a_key_for_every_head(relation: Any, changed: dict[str, Any]) -> None:
-    with pytest.raises(heedful.HeedfulError, match=f'not built with relation "{relation.kind}": leave them out'):
+    with pytest.raises(heedful.HeedfulError, match=f'not supported with relation "{relation.kind}": leave them out'):
         StackConfig(**STACK, relation=relation, **changed)
 
 

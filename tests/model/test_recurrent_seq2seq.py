@@ -85,7 +85,7 @@ def looked(look: Any, h: Tensor, rows: Tensor, t: int) -> Tensor:
 def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple[Tensor, list[Tensor]]:
     """Rows of the target and what each looked at, one token after another (Luong et al. 2015, equations 5 to 10)."""
     body: Any = loaded.model
-    half, layers, width = body.writer.width // 2, body.writer.layers, body.writer.width
+    half, layers, width = body.recurrent.width // 2, body.recurrent.layers, body.recurrent.width
     words = body.embedding.tokens.weight * 2.0
     rows, ends = torch.zeros(0, width).double(), torch.zeros(width).double()
     if source:
@@ -96,7 +96,7 @@ def by_loops(loaded: ModelBundle, source: list[int], target: list[int]) -> tuple
     c = [start[1, layer] if len(start) > 1 else start[0, layer] for layer in range(layers)]
     fed, outputs, seen = torch.zeros(6).double(), [], []
     for t, token in enumerate(target):
-        x = torch.cat([words[token], fed]) if body.feeds else words[token]
+        x = torch.cat([words[token], fed]) if body.feeds_output else words[token]
         for layer in range(layers):
             h[layer], c[layer] = step(body.writing, x, h[layer], c[layer], f"l{layer}")
             x = h[layer]

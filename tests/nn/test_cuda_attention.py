@@ -98,7 +98,7 @@ def test_grouped_drops_weights_after_the_softmax(bias: str) -> None:
 def test_flex_equals_the_reference(bias: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(cuda_attention, "_compiled", lambda: flex_attention)
+    monkeypatch.setattr(cuda_attention, "_compiled_flex_attention", lambda: flex_attention)
     for name, causal, window in (("lines shared and not", False, None), ("some without keys", True, 3)):
         layout = layout_of(*LENGTHS[name])
         tensors, (bias_values, _) = [tensor.detach() for tensor in draw(layout)], draw_bias(bias, layout)

@@ -19,7 +19,7 @@ from tests.support.tiny_runs import distance, records, same, trainer, weights
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four parts for 16 samples."""
-    monkeypatch.setattr(output_cache, "PART", 4)
+    monkeypatch.setattr(output_cache, "PART_ENTRIES", 4)
 
 
 def cached(folder: Path, log: list[str] | None = None, task: str = "classify", **more: Any) -> Trainer:

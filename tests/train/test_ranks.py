@@ -19,7 +19,7 @@ import pytest
 from torch.distributed import DistStoreError, HashStore
 
 from heedful.errors import HeedfulError
-from heedful.train.ranks import SINGLE_PROCESS, Ranks, _store_of_this_start, connect_ranks
+from heedful.train.ranks import SINGLE_PROCESS, Ranks, _new_store, connect_ranks
 from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
 from tests.support.tiny_runs import CALM, distance, same, trainer
 
@@ -263,7 +263,7 @@ def test_ranks_of_an_earlier_start_are_not_met() -> None:
     found: dict[tuple[int, int], list[bytes]] = {}
 
     def meet(start: int, rank: int) -> None:
-        shared = _store_of_this_start(store, rank, 3, timedelta(seconds=5))
+        shared = _new_store(store, rank, 3, timedelta(seconds=5))
         shared.set(f"said/{rank}", f"{start}")
         found[start, rank] = [shared.get(f"said/{each}") for each in range(3)]
 
@@ -276,7 +276,7 @@ def test_ranks_of_an_earlier_start_are_not_met() -> None:
             thread.join(10)
     assert found == {(start, rank): [f"{start}".encode()] * 3 for start in range(3) for rank in range(3)}
     with pytest.raises(DistStoreError, match="ranks 1 and 2"):
-        _store_of_this_start(store, 0, 3, timedelta(seconds=0.2))
+        _new_store(store, 0, 3, timedelta(seconds=0.2))
 
 
 def test_ranks_that_have_not_the_same_are_refused(server: ForkServer, job: Job, tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def test_how_far_the_teacher_is_is_told_now_and_then(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, told = [100.0], list[str]()
-    monkeypatch.setattr(output_cache, "PART", 2)
+    monkeypatch.setattr(output_cache, "PART_ENTRIES", 2)
     monkeypatch.setattr(outputs.time, "monotonic", lambda: now.append(now[-1] + 20) or now[-1])
     teacher = load(folders("single"))
     student = student_from_layers(teacher, LayersStudent(layers=1))
