@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput, with_prompt
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import EncodedInput, with_prompt
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.serve.middleware import RequestLog
@@ -79,7 +80,7 @@ class RequestContext:
             yield from self.count(engine)
             asked = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
             if engine.kind in MASKS:
-                self._few_candidates(top_k * sum(len(piece.positions) for encoded in asked for piece in encoded.pieces))
+                self._few_candidates(top_k * sum(len(chunk.positions) for encoded in asked for chunk in encoded.chunks))
             if not counted:  # later stages of a cascade read some of the texts again
                 self._count_tokens(engine, asked)
             counted = True
@@ -102,7 +103,7 @@ class RequestContext:
     def _count_tokens(self, engine: BundleEngine, encoded_inputs: Sequence[EncodedInput]) -> None:
         """Record the number of tokens of each input, and how many the vocabulary lacks."""
         unknown, tokens = engine.tokenizer.special.unknown, [encoded.tokens for encoded in encoded_inputs]
-        ids = (piece.encoded.ids for encoded in encoded_inputs for piece in encoded.pieces)
+        ids = (chunk.encoded.ids for encoded in encoded_inputs for chunk in encoded.chunks)
         count = 0 if unknown is None else sum(window.count(unknown) for window in ids)
         self.service.metrics.read(self.model, tokens, count)
 

@@ -114,11 +114,11 @@ class _Shown:
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
         queue = self.queue
         gauges = {
-            "requests_in_flight": ("Requests that wait or run", queue.requests),
+            "requests_in_flight": ("Requests that wait or run", queue.active_requests),
             "requests_in_flight_limit": ("limits.max_concurrent_requests", queue.limits.max_concurrent_requests),
-            "queued_tokens": ("Tokens of waiting requests", queue.tokens),
+            "queued_tokens": ("Tokens of waiting requests", queue.waiting_tokens),
             "queued_tokens_limit": ("limits.max_queued_tokens", queue.limits.max_queued_tokens),
-            "queued_characters": ("Characters of long requests not tokenised yet", queue.characters),
+            "queued_characters": ("Characters of long requests not tokenised yet", queue.queued_characters),
             "queued_characters_limit": ("limits.max_queued_characters", queue.limits.max_queued_characters),
             "generation_batches_in_flight": ("Batches of /generate being decoded", queue.decodings),
             "draining": ("1 while the server shuts down, else 0", int(queue.draining)),

@@ -46,7 +46,9 @@ def run(
         log(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = create_app(service, keys=keys, hosts=hosts, wait=False)
-    serving = create_server(app, settings, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
+    serving = create_server(
+        app, settings, drain=service.queue.drain, is_idle=lambda: service.queue.active_requests == 0
+    )
     try:
         asyncio.run(_serve(serving, service, sockets, log, line))
     finally:
@@ -134,7 +136,7 @@ def background(
     chosen = settings or ServeSettings()
     service = Service(runs, chosen, loader=loader)
     app = create_app(service, keys=keys)
-    serving = create_server(app, chosen, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
+    serving = create_server(app, chosen, drain=service.queue.drain, is_idle=service.queue.is_idle)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
     failed: list[BaseException] = []

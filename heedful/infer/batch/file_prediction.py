@@ -25,7 +25,8 @@ from heedful.infer.batch.shared_output import SharedOutput, Tally, open_output
 from heedful.infer.batch.single_file import join_parts, parts_folder
 from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import EncodedInput
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from heedful.errors import HeedfulError
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import EncodedInput
 from heedful.tasks.answering import Answer
 
 Input = TypeVar("Input")

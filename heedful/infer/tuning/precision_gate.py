@@ -26,7 +26,8 @@ from heedful.checkpoint import RUN_MODEL, ModelBundle, load, weight_files
 from heedful.checkpoint.bundle import EarlyStage
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.bundle_engine import BundleEngine, Chunk
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import Chunk
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import autotune_enabled, median_times, tuned_plan
@@ -237,16 +238,16 @@ def _trials(
     bounds: Tolerance,
     metrics: Mapping[Precision, NamedMetric | Callable[[], NamedMetric] | None],
 ) -> list[Measurement]:
-    pieces = calibration_chunks(engines["float32"], inputs)
-    few = _first(pieces, BRIEF_TOKENS)
+    chunks = calibration_chunks(engines["float32"], inputs)
+    few = _first(chunks, BRIEF_TOKENS)
     looks = median_times(
         {name: partial(engine.score, few, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
     )
     brief = {name for name in engines if looks[name] > HOPELESS_RATIO * looks["float32"]}
     whole = {name: engine for name, engine in engines.items() if name not in brief}
-    scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
+    scores = {name: _scores(engine, few if name in brief else chunks) for name, engine in engines.items()}
     times = median_times(
-        {name: partial(engine.score, pieces, TIMED_GENERATION) for name, engine in whole.items()}, ROUNDS
+        {name: partial(engine.score, chunks, TIMED_GENERATION) for name, engine in whole.items()}, ROUNDS
     )
     measured = {name: _measure(metric) for name, metric in metrics.items() if name in whole}
     numbers = {name: metric[1] for name, metric in measured.items() if metric is not None}
@@ -259,7 +260,7 @@ def _trials(
         )
     for name in engines:
         off = _relative_change(scores["float32"], scores[name])
-        read, seen = (few, looks) if name in brief else (pieces, times)
+        read, seen = (few, looks) if name in brief else (chunks, times)
         speed, fair = (_tokens(engines[precision], read) / seen[precision] for precision in (name, "float32"))
         metric = numbers.get(name)
         refused = "" if name == "float32" else _refusal(off, metric_name, (least, metric), (fair, speed), bounds)
@@ -288,8 +289,8 @@ def score_change(engine: BundleEngine, changed: BundleEngine) -> float:
 
     It is the root mean square of the change over the standard deviation of the original scores.
     """
-    pieces = calibration_chunks(engine, calibration_inputs(engine))
-    return _relative_change(_scores(engine, pieces), _scores(changed, pieces))
+    chunks = calibration_chunks(engine, calibration_inputs(engine))
+    return _relative_change(_scores(engine, chunks), _scores(changed, chunks))
 
 
 def _measure(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
@@ -329,7 +330,7 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], most: int
 
     Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
     """
-    pieces: list[Chunk] = []
+    chunks: list[Chunk] = []
     cutting = copy.copy(engine)
     cutting.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for engine_input in inputs:
@@ -338,35 +339,35 @@ def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], most: int
                 asked = engine.tokenize([engine_input])
             except InputError:
                 asked = cutting.tokenize([engine_input])
-            pieces += (piece for encoded in asked for piece in encoded.pieces)
-    if not pieces:
+            chunks += (chunk for encoded in asked for chunk in encoded.chunks)
+    if not chunks:
         raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
-    answerer = pieces[0].answerer
-    own = [piece for piece in pieces if piece.answerer is answerer]
+    answerer = chunks[0].answerer
+    own = [chunk for chunk in chunks if chunk.answerer is answerer]
     return _first(own, most if answerer.generate is None else min(most, BRIEF_TOKENS))
 
 
-def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
-    """Return the first pieces, up to `most` tokens, and at least one piece."""
-    totals = accumulate(len(piece.encoded) for piece in pieces)
-    return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
+def _first(chunks: list[Chunk], most: int) -> list[Chunk]:
+    """Return the first chunks, up to `most` tokens, and at least one chunk."""
+    totals = accumulate(len(chunk.encoded) for chunk in chunks)
+    return [chunk for chunk, total in zip(chunks, totals, strict=True) if total <= most] or chunks[:1]
 
 
-def _tokens(engine: BundleEngine, pieces: Sequence[Chunk]) -> int:
+def _tokens(engine: BundleEngine, chunks: Sequence[Chunk]) -> int:
     """Return the number of tokens that are read and generated."""
-    read = sum(len(piece.encoded) for piece in pieces)
-    if pieces[0].answerer.generate is None:
+    read = sum(len(chunk.encoded) for chunk in chunks)
+    if chunks[0].answerer.generate is None:
         return read
     return read + sum(
-        len(texts[0].tokens) for texts in engine.score(pieces, TIMED_GENERATION) if isinstance(texts, list)
+        len(texts[0].tokens) for texts in engine.score(chunks, TIMED_GENERATION) if isinstance(texts, list)
     )
 
 
-def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
-    if pieces[0].answerer.generate is None:
-        return torch.cat([scores.flatten() for scores in engine.score(pieces) if isinstance(scores, Tensor)])
+def _scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
+    if chunks[0].answerer.generate is None:
+        return torch.cat([scores.flatten() for scores in engine.score(chunks) if isinstance(scores, Tensor)])
     device = next(engine.loaded.parameters()).device
-    batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)
+    batch = Packed.of([chunk.encoded.ids for chunk in chunks]).to(device)
     with torch.inference_mode():
         scores: Tensor = engine.loaded(batch, batch if engine.loaded.needs_target else None)
     return scores.float().cpu().flatten()

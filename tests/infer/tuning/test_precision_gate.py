@@ -58,7 +58,7 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(
         module,
         "_scores",
-        lambda engine, pieces: asked.append((engine.plan.precision, len(pieces))) or usual(engine, pieces),
+        lambda engine, chunks: asked.append((engine.plan.precision, len(chunks))) or usual(engine, chunks),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
     trials = measure_precisions(
@@ -228,8 +228,8 @@ def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
 def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
     engine = open_in_precision(make(tmp_path, name), "int8")
-    pieces = calibration_chunks(engine, calibration_inputs(engine))
-    assert len(pieces) >= 9 and len(engine.score(pieces)) == len(pieces)
+    chunks = calibration_chunks(engine, calibration_inputs(engine))
+    assert len(chunks) >= 9 and len(engine.score(chunks)) == len(chunks)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +268,9 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
 
 def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
     engine = Engine(make_writer(tmp_path))
-    pieces = calibration_chunks(engine, ["a b c d"] * 1000)
+    chunks = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
-        len(pieces)
+        len(chunks)
         == module.BRIEF_TOKENS // 4
         < len(calibration_chunks(open_in_precision(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
     )
@@ -325,7 +325,7 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
 def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     usual = module._scores
-    monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces)[:1])
+    monkeypatch.setattr(module, "_scores", lambda engine, chunks: usual(engine, chunks)[:1])
     trials = measure_precisions(folder)
     assert verdicts(trials)["float32"] == "" and all(trial.scores == trial.scores for trial in trials)
     assert fastest_accepted(trials) in verdicts(trials)
@@ -338,7 +338,7 @@ def test_float32_that_is_not_finite_is_an_error(
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     if main is None:
         usual = module._scores
-        monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
+        monkeypatch.setattr(module, "_scores", lambda engine, chunks: usual(engine, chunks) * float("nan"))
     with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
         measure_precisions(folder, measure_metric=None if main is None else lambda engine: ("accuracy", main))
 
