@@ -61,11 +61,19 @@ def serve(
     from heedful.serve.supervisor import listen, supervise
 
     sockets = listen(host, port)
-    line = supervise(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
+    connection = supervise(sockets, note) if resolved.restart_on_crash else None  # returns in the server process only
     limit_arenas()
     from heedful.serve.run import run
 
-    run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=line)
+    run(
+        named_runs,
+        resolved,
+        sockets=sockets,
+        keys=keys,
+        hosts=hosts,
+        log=note,
+        supervisor_connection=connection,
+    )
 
 
 def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:

@@ -406,7 +406,7 @@ def test_errors_are_the_askers_or_ours(make_scheduler: Any) -> None:
         with pytest.raises(InferenceFailedError):
             await model_queue.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
         assert await model_queue.call(lambda engine_: engine_ is engine, tokens=5, deadline=soon())
-        assert await model_queue.read(lambda engine_: engine_ is engine, deadline=soon())
+        assert await model_queue.tokenize(lambda engine_: engine_ is engine, deadline=soon())
 
     asyncio.run(main())
     assert queue.active_requests == queue.waiting_tokens == 0
