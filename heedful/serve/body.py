@@ -135,6 +135,7 @@ def _finite(number: str) -> float:
 
 
 def _refuse_constant(name: str) -> float:
+    """Raise a ValueError for NaN, Infinity and -Infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not JSON")
 
 
