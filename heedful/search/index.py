@@ -359,12 +359,12 @@ class SearchIndex:
         """
         with locked_for_writing(self.folder):
             self._begin_change()
-            wanted = dict.fromkeys(ids)
-            if missing := next((id for id in wanted if id not in self._numbers), None):
+            unique_ids = dict.fromkeys(ids)
+            if missing := next((id for id in unique_ids if id not in self._numbers), None):
                 raise HeedfulError(f'no document has the id "{missing}"; nothing was deleted')
-            if wanted:
-                self._commit([], [self._numbers[id] for id in wanted])
-        return len(wanted)
+            if unique_ids:
+                self._commit([], [self._numbers[id] for id in unique_ids])
+        return len(unique_ids)
 
     def rebuild(self) -> None:
         """Write the index anew without deleted documents, whose files and word counts for BM25 it still has."""

@@ -94,9 +94,9 @@ class WordIndex:
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
         """Return the words of a text whose stems are in a query: start and end of each, in characters."""
-        wanted = set(self.terms(query))
+        query_terms = set(self.terms(query))
         words: list[str] = _words_as_written().analyze(text)
-        matching = {word for word in set(words) if not wanted.isdisjoint(self.terms(word))}
+        matching = {word for word in set(words) if not query_terms.isdisjoint(self.terms(word))}
         spans, end = [], 0
         for word in words:
             start = text.index(word, end)  # between two words there are no letters
@@ -107,8 +107,8 @@ class WordIndex:
 
     def best_passage(self, query: str, passages: Sequence[str]) -> int:
         """Return the index of the passage with the most different words of the query."""
-        wanted = set(self.terms(query))
-        return max(range(len(passages)), key=lambda number: len(wanted & set(self.terms(passages[number]))))
+        query_terms = set(self.terms(query))
+        return max(range(len(passages)), key=lambda number: len(query_terms & set(self.terms(passages[number]))))
 
 
 def write_words(

@@ -125,9 +125,9 @@ def measure_precisions(
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
-    bounds: Tolerance | None = None,
+    tolerance: Tolerance | None = None,
     measure_metric: Callable[[BundleEngine], NamedMetric] | None = None,
-    anew: bool = False,
+    ignore_cache: bool = False,
 ) -> tuple[Measurement, ...]:
     """Return a measurement of every precision that the model supports, from the tuning cache or measured now.
 
@@ -136,30 +136,30 @@ def measure_precisions(
         revision: Commit or branch on the hub.
         head: Kind of the head; None: the model's own.
         device: Device that runs the model.
-        bounds: Changes with which a precision is accepted; None: the defaults of `Tolerance`.
+        tolerance: Changes with which a precision is accepted; None: the defaults of `Tolerance`.
         measure_metric: Returns the metric of an engine on the task. With it, the cache is not read. Without it, metrics
             of earlier measurements of the same weights are used again.
-        anew: Measure even if the cache has the measurements.
+        ignore_cache: Measure even if the cache has the measurements.
     """
-    tolerance = bounds or Tolerance()
+    accepted_changes = tolerance or Tolerance()
     facts: dict[str, object] = {
         "machine": tuning_cache.machine_facts(device),
         "weights": _file_stamps(weight_files(name, revision=revision)),
         "sample": _file_stamps(_prediction_files(name)),
         "head": head,
-        "bounds": asdict(tolerance),
+        "bounds": asdict(accepted_changes),
         "measured": autotune_enabled(),
     }
 
     def read_cached() -> tuple[Measurement, ...] | None:
         return None if measure_metric is not None else tuning_cache.read_entry(facts, _measurements_from_record)
 
-    if not anew and (cached := read_cached()) is not None:
+    if not ignore_cache and (cached := read_cached()) is not None:
         return cached
     # processes that start together would disturb each other's measurements
     with tuning_cache.measuring_lock(facts) as can_keep:
         cached = read_cached()
-        if cached is not None and not anew:
+        if cached is not None and not ignore_cache:
             return cached
         reference = BundleEngine(load(name, revision=revision, head=head))
         inputs, model = calibration_inputs(reference), reference.loaded.config.model
@@ -174,7 +174,7 @@ def measure_precisions(
                 metrics[measurement.precision] = measurement.metric_name, measurement.metric_value
         if measure_metric is not None:
             metrics = {precision: partial(measure_metric, engine) for precision, engine in engines.items()}
-        measurements = tuple(_measure_engines(engines, inputs, tolerance, metrics))
+        measurements = tuple(_measure_engines(engines, inputs, accepted_changes, metrics))
         if can_keep:
             tuning_cache.write_entry(facts, {"trials": [asdict(measurement) for measurement in measurements]})
         return measurements

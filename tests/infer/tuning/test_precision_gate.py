@@ -46,7 +46,7 @@ def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
 
 def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    trials = measure_precisions(folder, bounds=Tolerance(scores=0.5))
+    trials = measure_precisions(folder, tolerance=Tolerance(scores=0.5))
     assert verdicts(trials)["bfloat16"] == "" and "it is not faster: " in verdicts(trials)["int8"]
     assert trials[0].scores == 0 and 0 < trials[1].scores < 0.05 and 0 < trials[2].scores < 0.5
     assert fastest_accepted(trials) == "bfloat16"
@@ -72,7 +72,7 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
 
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    trials = measure_precisions(folder, bounds=Tolerance(scores=1e-9))
+    trials = measure_precisions(folder, tolerance=Tolerance(scores=1e-9))
     assert "of their spread, and 1e-09 is allowed" in verdicts(trials)["int8"]
     assert fastest_accepted(trials) == "float32" and verdicts(trials)["float32"] == ""
 
@@ -81,7 +81,7 @@ def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.Monk
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     trials = measure_precisions(
-        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+        folder, tolerance=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
     )  # type: ignore[union-attr]
     assert verdicts(trials) == {
         "float32": "",
@@ -115,7 +115,7 @@ def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it was measured again"))
     assert measure_precisions(folder) == trials
     with pytest.raises(pytest.fail.Exception):
-        measure_precisions(folder, anew=True)
+        measure_precisions(folder, ignore_cache=True)
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(make(tmp_path / "another", "single"))
 
@@ -265,7 +265,7 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "median_times", timing)
-    trials = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
+    trials = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
     assert fastest_accepted(trials) == "bfloat16" and 0 < trials[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
 
@@ -317,12 +317,16 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     wide = Tolerance(scores=9.0)
     first = measure_precisions(
-        folder, bounds=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+        folder, tolerance=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
     )  # type: ignore[union-attr]
-    assert fastest_accepted(measure_precisions(folder, bounds=wide, anew=True)) == fastest_accepted(first) == "bfloat16"
-    assert fastest_accepted(measure_precisions(folder, bounds=wide)) == "bfloat16"
     assert (
-        verdicts(measure_precisions(folder, bounds=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
+        fastest_accepted(measure_precisions(folder, tolerance=wide, ignore_cache=True))
+        == fastest_accepted(first)
+        == "bfloat16"
+    )
+    assert fastest_accepted(measure_precisions(folder, tolerance=wide)) == "bfloat16"
+    assert (
+        verdicts(measure_precisions(folder, tolerance=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
     )  # other bounds, another verdict
 
 
