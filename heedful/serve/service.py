@@ -157,7 +157,7 @@ class Service:
 
         Args:
             name: Its name; None: the first model with one of the kinds.
-            kinds: Kinds as in `head_kinds`, one of which the model must have; None: any.
+            kinds: Kinds as in `head_kinds`: the model must have one of them; None: any.
 
         Raises:
             HTTPError: If no model has this name or such a kind.
