@@ -161,7 +161,7 @@ class RequestContext:
             longer = [texts[number][:characters] for number in unfilled]
             if (count := sum(map(len, longer))) > max_characters:
                 raise TooLongError(
-                    f"{len(longer)} texts with few tokens have {count} characters, and {max_characters} may be read"
+                    f"{len(longer)} texts have few tokens in {count} characters, and {max_characters} may be read"
                 )
             yield
             for number, encoded_input in zip(unfilled, engine.tokenize(with_prompts(longer)), strict=True):
