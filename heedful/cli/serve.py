@@ -65,7 +65,15 @@ def serve(
     limit_arenas()
     from heedful.serve.run import run
 
-    run(named_runs, resolved, sockets=sockets, keys=keys, hosts=hosts, log=note, line=connection)
+    run(
+        named_runs,
+        resolved,
+        sockets=sockets,
+        keys=keys,
+        hosts=hosts,
+        log=note,
+        supervisor_connection=connection,
+    )
 
 
 def _read_api_keys(file: Path | None) -> tuple[bytes, ...]:

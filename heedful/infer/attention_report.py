@@ -1,4 +1,4 @@
-"""The attention kernel of a typical batch, and why it is taken."""
+"""The attention kernel of a typical batch, and why it is chosen."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from heedful.infer.tuning.execution_plan import ExecutionPlan, example_bias
 from heedful.nn.attend import explain
 from heedful.nn.layout import AttentionArgs, Layout
 
-TEXT_TOKENS = 64  # of each text of the batch
+TEXT_TOKENS = 64  # tokens of each text in the batch
 
 
 def attention_report(
     loaded: ModelBundle, plan: ExecutionPlan | None, limit: int | None, token_budget: int
 ) -> Iterator[str]:
-    """Explain the attention of a batch of short texts; nothing of a model without self-attention.
+    """Yield an explanation of the attention of a batch of short texts; nothing for a model without self-attention.
 
     Args:
         loaded: The model.
         plan: How it is computed; None: as it was loaded.
-        limit: Most tokens of a text; None: any number.
-        token_budget: Most tokens of a batch.
+        limit: Maximum tokens of a text; None: any number.
+        token_budget: Maximum tokens of a batch.
     """
     stack = loaded.config.model.encoder or loaded.config.model.decoder
     if stack is None:
@@ -32,7 +32,7 @@ def attention_report(
     count = token_budget // length
     parameter = next(loaded.parameters())
     q = torch.zeros(count * length, stack.heads, stack.head_width, dtype=parameter.dtype, device=parameter.device)
-    call = AttentionArgs(
+    args = AttentionArgs(
         layout=Layout.of(range(0, count * length + 1, length)),
         scale=stack.head_width**-0.5,
         preferred=plan.attention if plan else "",
@@ -40,7 +40,7 @@ def attention_report(
         window=stack.window,
         bias=example_bias(stack, len(q), length, q.dtype, q.device),
     )
-    where = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
+    device_and_dtype = f"{parameter.device.type}, {str(parameter.dtype).removeprefix('torch.')}"
     with torch.inference_mode():
         k = q[:, : stack.kv_heads]
-        yield f"attention of {count} texts of {length} tokens on {where}:\n{explain(q, k, k, call)}"
+        yield f"attention of {count} texts of {length} tokens on {device_and_dtype}:\n{explain(q, k, k, args)}"

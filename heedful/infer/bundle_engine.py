@@ -1,4 +1,4 @@
-"""A loaded model that turns inputs into answers: tokenization, batches, scores, answers. It measures nothing."""
+"""`BundleEngine`: a loaded model that turns inputs into answers by tokenizing, batching and scoring them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from torch import Tensor, nn
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError, InputError
-from heedful.families import FAMILIES
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
 from heedful.infer.cuda_graphs import CudaGraphs
-from heedful.infer.engine_options import check_min_confidence, check_prediction_set, check_token_budget
+from heedful.infer.encoded_input import Chunk, EncodedInput, describe_value, with_prompt
+from heedful.infer.engine_options import (
+    check_min_confidence,
+    check_prediction_set,
+    check_token_budget,
+    usable_answer_heads,
+)
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
-from heedful.model.config import Classes, Head, SentenceEmbedding
+from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.decode import Decoding
 from heedful.model.heads import ClassesHead, PretrainingHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer, select_rows
 from heedful.packed import Packed
-from heedful.tasks.answer_heads import answer_heads_of, answer_heads_of_head
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,
@@ -50,60 +54,35 @@ from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TOKEN_BUDGET = 4096  # of a batch; benchmarks/results/forward-minilm-batches-2026-11-21.md has it beside 2048
-TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized, and sorted into batches, at once
-MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are held at once, where few are kept
+TOKEN_BUDGET = 4096  # tokens of a batch; compared with 2048 in benchmarks/results/forward-minilm-batches-2026-11-21.md
+TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized and sorted into batches at once
+MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are in memory at once if only the highest are returned
 
 
-class Chunk(NamedTuple):
-    """A window of tokens to be scored."""
-
-    answerer: AnswerHead
-    encoded: Encoding
-    positions: list[int]  # of the tokens to score; empty: the whole window
-    unpooled: int = 0  # tokens of a prompt at its start that are not part of the vector
-
-
-class EncodedInput(NamedTuple):
-    """An input that was read: what answers it, and its windows in which something is to be scored."""
-
-    engine_input: object
-    answerer: AnswerHead
-    pieces: list[Chunk]
-    dropped: int = 0  # tokens of its end that are in no window
-    seen: Sequence[Encoding] = ()  # all its windows
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens are to be scored."""
-        return sum(len(piece.encoded) for piece in self.pieces)
-
-
-class _ReadInput(NamedTuple):
-    """The answer head of an input, its texts with prompt and suffix, and the prompt."""
+class _TextInput(NamedTuple):
+    """An input as texts for the tokenizer, with the answer head for it."""
 
     answerer: AnswerHead
-    texts: list[TokenizerInput]
+    texts: list[TokenizerInput]  # with prompt and suffix
     prompt: str
 
 
-def with_prompt(prompt: str, texts: Iterable[str]) -> list[object]:
-    """Return texts as inputs that are embedded behind this prompt, and not behind the model's default one."""
-    return [PromptedText(prompt, text) for text in texts]
-
-
 class BundleEngine:
-    """A loaded model that answers by a plan; an answer is the same whatever else is in its batch.
+    """A loaded model that answers inputs. An answer does not depend on the other inputs of its batch.
 
-    `Engine` opens one by the name of a run or of a model, in the plan that is fastest on this machine. A cascade
-    answers in stages by a call, `answers` and `predict`; the other methods are those of its last stage.
+    `Engine` loads a model by its name, with the plan that is fastest on this machine. The stages of a cascade answer
+    in turn in a call, `answers` and `predict`; the other methods use its last stage only.
+
+    A call has three steps: `tokenize` makes encoded inputs, `score` the scores of a batch, `answer` an answer.
 
     Attributes:
-        loaded: The model, its head and its tokenizer; of a cascade, the last stage.
+        loaded: The model, its head and its tokenizer; for a cascade, the last stage.
         plan: How the model is computed; None: as it was loaded.
-        parameters: Number of parameters, before layers were replaced by the plan; of a cascade, of all stages.
-        precision_log: The measurements that the precision was chosen by, a line each.
+        parameters: Number of parameters before the plan replaced layers; for a cascade, of all stages.
+        precision_log: One line for each precision that was measured to choose this one.
         kind: Kind of the head.
+        limit: Longest window in tokens; None: any length.
+        max_length: Length in tokens to which inputs are truncated; None: they are read in windows.
     """
 
     precision_log: tuple[str, ...] = ()
@@ -127,15 +106,15 @@ class BundleEngine:
         if plan is not None:
             apply_plan(bundle, plan)
         self.token_budget = token_budget
-        self._head, self._answerers = _able(self.loaded)
+        self._head, self._answerers = usable_answer_heads(self.loaded)
         generates = any(answerer.generate for answerer in self._answerers)
         self.writing = writing or (folder_generation(bundle).defaults if generates else GenerationConfig())
         check_min_confidence(min_confidence, self._head)
         self.min_confidence = min_confidence
         check_prediction_set(prediction_set, bundle)
         self.prediction_set = prediction_set
-        self.candidates: object = None  # labels that the model was not trained on, see zero_shot.py
-        self.search_index: object = None  # the index whose queries the model encodes, on a server
+        self.candidates: object = None  # CandidateLabels of a zero-shot engine, see zero_shot.py
+        self.search_index: object = None  # SearchIndex whose queries the model encodes, on a server
         if self.loaded.tokenizer is None:
             raise HeedfulError(
                 f"{self.loaded.source} has no tokenizer: put its tokenizer.json, or vocab.txt, beside config.json"
@@ -144,40 +123,40 @@ class BundleEngine:
         self.limit = self.loaded.max_length
         self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
-        self._graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
-        self._last: BundleEngine | None = None  # of an early stage of a cascade, the last one, whose options hold
-        self._early: list[tuple[BundleEngine, float]] = []  # early stages of a cascade, and their thresholds
+        self._cuda_graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+        self._last_stage: BundleEngine | None = None  # set in the early stages of a cascade, which use its options
+        self._early_stages: list[tuple[BundleEngine, float]] = []  # of a cascade, with their confidence thresholds
         for stage in bundle.early_stages:
             engine = BundleEngine(stage.bundle, token_budget=token_budget)
-            engine._last = self
-            self._early.append((engine, stage.threshold))
+            engine._last_stage = self
+            self._early_stages.append((engine, stage.threshold))
             self.parameters += engine.parameters
 
     @property
     def stages(self) -> list[tuple[BundleEngine, float]]:
-        """The stages of a cascade, each with the least probability with which it answers; else the engine alone."""
-        return [*self._early, (self, 0.0)]
+        """The stages of a cascade with their confidence thresholds; the engine alone if it is no cascade."""
+        return [*self._early_stages, (self, 0.0)]
 
     def without_early_stages(self) -> Self:
-        """Return an engine of the last stage of a cascade alone."""
+        """Return an engine with only the last stage of a cascade."""
         changed = copy(self)
-        changed._early = []
+        changed._early_stages = []
         return changed
 
     def set_languages(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Translate from and into other languages, as `heedful.tasks.generation.with_languages` says."""
+        """Set the languages to translate from and into; see `heedful.tasks.generation.with_languages`."""
         self.loaded = with_languages(self.loaded, src_lang, tgt_lang)
         assert self.loaded.tokenizer is not None
         self.tokenizer = self.loaded.tokenizer
 
     @property
     def kind(self) -> str:
-        """The kind of head, as `load(head=...)` takes it: "sequence_classification", "masked_lm", "embedding", ..."""
+        """The kind of the head, as in `load(head=...)`: "sequence_classification", "masked_lm", "embedding", ..."""
         return self._head.kind
 
     @property
     def input_kind(self) -> str:
-        """The kind of inputs that rows of files make for this head, a key of `INPUT_SPECS`."""
+        """The kind of inputs that this head takes from rows of files: a key of `INPUT_SPECS`."""
         is_cross_encoder = isinstance(self._head, Classes) and self._head.score_activation is not None
         return "cross_encoder" if is_cross_encoder else self.kind
 
@@ -187,58 +166,69 @@ class BundleEngine:
         return "; or ".join(answerer.expects for answerer in self._answerers)
 
     def __call__(self, inputs: Iterable[object], *, top_k: int = 5) -> list[Answer]:
-        """An answer for each input, in order.
+        """Return an answer for each input, in order.
 
-        Longer texts than the model reads are windowed; refused where both texts of a pair must be seen at once (does
-        the second follow?); or, by sentence embeddings, cut and counted. `top_k` is how many tokens fill-mask lists.
+        A text that is longer than the model's limit is read in windows. Sentence embedding models truncate it and
+        report the number of dropped tokens. Next-sentence heads refuse it, since they need both texts at once.
+
+        Args:
+            inputs: Inputs of the kind that `expects` describes.
+            top_k: Number of tokens that fill-mask lists for each mask.
+
+        Raises:
+            HeedfulError: If an input cannot be used; its number is in the message.
         """
-        listed = self._listed(inputs)
+        listed = self._as_list(inputs)
         if top_k < 1:
             raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
-        if self._early:
-            return answer_in_stages(self.stages, listed, lambda engine, some: engine._answer_listed(some, top_k))
-        return self._answer_listed(listed, top_k)
+        if self._early_stages:
+            return answer_in_stages(
+                self.stages, listed, lambda engine, stage_inputs: engine._stage_answers(stage_inputs, top_k)
+            )
+        return self._stage_answers(listed, top_k)
 
-    def _answer_listed(self, listed: list[object], top_k: int) -> list[Answer]:
-        """Return the answers of this stage alone."""
-        if len(listed) <= TOKENIZE_CHUNK:
-            return self._own_answers(self.tokenize(listed), top_k=top_k)
-        parts = [(first, listed[first : first + TOKENIZE_CHUNK]) for first in range(0, len(listed), TOKENIZE_CHUNK)]
+    def _stage_answers(self, inputs: list[object], top_k: int) -> list[Answer]:
+        """Return the answers of this stage alone; the next inputs are tokenized while the model runs."""
+        if len(inputs) <= TOKENIZE_CHUNK:
+            return self._answer_encoded(self.tokenize(inputs), top_k=top_k)
+        starts = range(0, len(inputs), TOKENIZE_CHUNK)
         answers: list[Answer] = []
-        with ThreadPoolExecutor(1) as beside:  # tokenizes the next part while this one is computed
-            coming = beside.submit(self.tokenize, parts[0][1])
-            for number in range(len(parts)):
-                asked = coming.result()
-                if number + 1 < len(parts):
-                    coming = beside.submit(self.tokenize, parts[number + 1][1], first=parts[number + 1][0])
-                answers += self._own_answers(asked, top_k=top_k, first=parts[number][0])
+        with ThreadPoolExecutor(1) as executor:
+            next_encoded = executor.submit(self.tokenize, inputs[:TOKENIZE_CHUNK])
+            for start in starts:
+                encoded_inputs = next_encoded.result()
+                next_start = start + TOKENIZE_CHUNK
+                if next_start < len(inputs):
+                    next_inputs = inputs[next_start : next_start + TOKENIZE_CHUNK]
+                    next_encoded = executor.submit(self.tokenize, next_inputs, first=next_start)
+                answers += self._answer_encoded(encoded_inputs, top_k=top_k, first=start)
         return answers
 
     def predict(
         self, inputs: Iterable[object], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
     ) -> list[AnyPrediction]:
-        """Answer each input with a dataclass of its head's kind, such as Classification or TokenClassification.
+        """Return a dataclass for each input, such as Classification or TokenClassification.
 
         Args:
-            inputs: Texts, or whatever `expects` names.
-            answer_type: The class that the answers have; a type checker then knows their fields.
+            inputs: Inputs of the kind that `expects` describes.
+            answer_type: Class of the answers; with it, a type checker knows their fields.
             top_k: Number of candidates that are listed for each mask.
 
         Raises:
-            HeedfulError: If an input cannot be used, or the head answers with another class than `answer_type`.
+            HeedfulError: If an input cannot be used, or the answers are of another class than `answer_type`.
         """
-        listed = self._listed(inputs)
+        listed = self._as_list(inputs)
         answers = self(listed, top_k=top_k)
-        read = [self._read(number, engine_input) for number, engine_input in enumerate(listed)]
-        return check_prediction_type(
-            [item.answerer.prediction(answer) for item, answer in zip(read, answers, strict=True)], answer_type
-        )
+        answerers = [self._text_input(number, engine_input).answerer for number, engine_input in enumerate(listed)]
+        predictions = [answerer.prediction(answer) for answerer, answer in zip(answerers, answers, strict=True)]
+        return check_prediction_type(predictions, answer_type)
 
     def encode(self, texts: str | Iterable[str], *, prompt: str | None = None) -> NDArray[np.float32]:
         """Return the embeddings of texts, [texts, width]; [width] for a single text.
 
         Args:
-            prompt: Put before each text; None: the model's default prompt, if it has one.
+            texts: The texts, or a single text.
+            prompt: Text put before each text; None: the model's default prompt, if it has one.
 
         Raises:
             HeedfulError: If the model's head makes no sentence embeddings.
@@ -249,8 +239,9 @@ class BundleEngine:
             single: NDArray[np.float32] = self.encode([texts], prompt=prompt)[0]
             return single
         listed = list(texts)
-        if wrong := next((number for number, text in enumerate(listed) if not isinstance(text, str)), None):
-            raise HeedfulError(f"input {wrong} is {_shown(listed[wrong])}; expected a text")
+        for number, text in enumerate(listed):
+            if not isinstance(text, str):
+                raise HeedfulError(f"input {number} is {describe_value(text)}; expected a text")
         vectors = [answer["vector"] for answer in self(listed if prompt is None else with_prompt(prompt, listed))]
         head = self._head
         assert isinstance(head, SentenceEmbedding)
@@ -259,307 +250,342 @@ class BundleEngine:
     def pooled_vectors(self, inputs: Iterable[object]) -> NDArray[np.float32]:
         """Return the vectors from which a classification head computes its scores, [inputs, width].
 
-        The vector of an input that is read in several windows is their mean.
-
-        Raises:
-            HeedfulError: If the head is another one.
+        The vector of an input with several windows is the mean of theirs. Other heads raise a HeedfulError.
         """
         head = self.loaded.head
         if not isinstance(head, ClassesHead | PooledClassesHead):
             raise HeedfulError(f"pooled vectors need a model that classifies, but this one has a {self.kind} head")
-        asked = self.tokenize(self._listed(inputs))
-        pieces = [piece for encoded in asked for piece in encoded.pieces]
+        encoded_inputs = self.tokenize(self._as_list(inputs))
+        chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         vectors: dict[int, Tensor] = {}
         self.loaded.eval()
         with torch.inference_mode():
-            for numbers in self._batches(pieces):
-                batch = self._packed([pieces[number] for number in numbers])
-                wanted, read = pooled_row(head, batch)
-                pooled = _on_host(head.vectors(self._rows(batch, wanted), read).flatten(1))
-                vectors.update(zip(numbers, pooled, strict=True))
-        in_order = (vectors[number] for number in range(len(pieces)))
-        means = [torch.stack([next(in_order) for _ in encoded.pieces]).mean(0).numpy() for encoded in asked]
+            for numbers in self._batches(chunks):
+                batch = self._pack([chunks[number] for number in numbers])
+                row_indices, pooled_batch = pooled_row(head, batch)
+                pooled = head.vectors(self._hidden_states(batch, row_indices), pooled_batch).flatten(1)
+                vectors.update(zip(numbers, _to_cpu(pooled), strict=True))
+        in_order = (vectors[number] for number in range(len(chunks)))
+        means = [
+            torch.stack([next(in_order) for _ in encoded_input.chunks]).mean(0).numpy()
+            for encoded_input in encoded_inputs
+        ]
         return np.array(means, np.float32).reshape(len(means), -1)
 
     def encode_query(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
-        """Return the embeddings of search queries: `encode` with the prompt that the model has for them, if any."""
+        """Return the embeddings of search queries: `encode` with the model's prompt for queries, if it has one."""
         return self.encode(texts, prompt=self.prompt("query"))
 
     def encode_document(self, texts: str | Iterable[str]) -> NDArray[np.float32]:
-        """Return the embeddings of documents: `encode` with the prompt that the model has for them, if any."""
+        """Return the embeddings of documents: `encode` with the model's prompt for documents, if it has one."""
         return self.encode(texts, prompt=self.prompt("document", "passage", "corpus"))
 
     def prompt(self, *names: str) -> str:
-        """Return the first prompt of the model with one of these names; else its default prompt, or ""."""
+        """Return the first prompt of the model with one of these names; otherwise its default prompt, or ""."""
         return self._head.prompt(*names) if isinstance(self._head, SentenceEmbedding) else ""
 
-    def answers(self, asked: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer]:
-        """Score encoded inputs and make their answers: the second and third step of a call.
+    def answers(self, encoded_inputs: Sequence[EncodedInput], *, top_k: int = 5) -> list[Answer]:
+        """Return the answers to encoded inputs: the second and the third step of a call.
 
         Args:
-            asked: Inputs that the first of `stages` has tokenized.
+            encoded_inputs: Inputs that the first of `stages` has tokenized.
             top_k: Number of candidates that are listed for each mask.
 
         Raises:
-            InputError: If the numbers of an input are not finite.
+            InputError: If the scores of an input are not finite.
         """
-        if not self._early:
-            return self._own_answers(asked, top_k=top_k)
-        first_engine = self._early[0][0]
+        if not self._early_stages:
+            return self._answer_encoded(encoded_inputs, top_k=top_k)
+        first_engine = self._early_stages[0][0]
 
-        def ask(engine: BundleEngine, some: list[EncodedInput]) -> list[Answer]:
-            own = some if engine is first_engine else engine.tokenize([encoded.engine_input for encoded in some])
-            return engine._own_answers(own, top_k=top_k)
+        def ask(engine: BundleEngine, stage_inputs: list[EncodedInput]) -> list[Answer]:
+            if engine is not first_engine:  # each stage has its own tokenizer
+                stage_inputs = engine.tokenize([encoded_input.engine_input for encoded_input in stage_inputs])
+            return engine._answer_encoded(stage_inputs, top_k=top_k)
 
-        return answer_in_stages(self.stages, asked, ask)
+        return answer_in_stages(self.stages, encoded_inputs, ask)
 
-    def _own_answers(self, asked: Sequence[EncodedInput], *, top_k: int, first: int = 0) -> list[Answer]:
-        """Answer encoded inputs by this stage; raises InputError, which counts them from `first`."""
-        pieces = [piece for encoded in asked for piece in encoded.pieces]
+    def _answer_encoded(self, encoded_inputs: Sequence[EncodedInput], *, top_k: int, first: int = 0) -> list[Answer]:
+        """Return the answers of this stage; an InputError counts the inputs from `first`."""
+        chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         scores: dict[int, object] = {}
-        for numbers in self._batches(pieces):
-            scores.update(zip(numbers, self.score([pieces[number] for number in numbers], top_k=top_k), strict=True))
-        in_order = (scores[number] for number in range(len(pieces)))
+        for numbers in self._batches(chunks):
+            scores.update(zip(numbers, self.score([chunks[number] for number in numbers], top_k=top_k), strict=True))
+        in_order = (scores[number] for number in range(len(chunks)))
         answers: list[Answer] = []
-        for number, encoded in enumerate(asked, start=first):
-            windows = list(islice(in_order, len(encoded.pieces)))
-            answer = self._answer(encoded, windows, top_k)
-            if not (answer_is_finite(answer) and all(map(scores_are_finite, windows))):
-                if len(asked) == 1:
+        for number, encoded_input in enumerate(encoded_inputs, start=first):
+            chunk_scores = list(islice(in_order, len(encoded_input.chunks)))
+            answer = self._make_answer(encoded_input, chunk_scores, top_k)
+            if not (answer_is_finite(answer) and all(map(scores_are_finite, chunk_scores))):
+                if len(encoded_inputs) == 1:
                     raise InputError(NOT_FINITE, number) from FloatingPointError()
-                # another input may have spoilt its batch
-                (answer,) = self._own_answers([encoded], top_k=top_k, first=number)
+                # the cause may be another input of the batch
+                (answer,) = self._answer_encoded([encoded_input], top_k=top_k, first=number)
             answers.append(answer)
         return answers
 
     def tokenize(self, inputs: Sequence[object], *, first: int = 0) -> list[EncodedInput]:
-        """Tokenize inputs into windows: the first of the three steps of a call.
+        """Tokenize inputs into windows: the first step of a call.
 
-        Errors count the inputs from `first`.
+        Args:
+            inputs: The inputs.
+            first: Number of the first input in error messages.
+
+        Raises:
+            InputError: If an input cannot be tokenized, or is too long for its head.
         """
-        read = [self._read(number, engine_input) for number, engine_input in enumerate(inputs, start=first)]
+        text_inputs = [self._text_input(number, engine_input) for number, engine_input in enumerate(inputs, first)]
         try:
-            encoded = iter(self._encode([item for _, items, _ in read for item in items]))
+            encodings = iter(self._encode([text for text_input in text_inputs for text in text_input.texts]))
         except HeedfulError:
-            for number, (_, items, _) in enumerate(read, start=first):
-                self._blame(number, items)
+            for number, text_input in enumerate(text_inputs, start=first):
+                self._check_encodable(number, text_input.texts)
             raise
-        asked = []
-        for number, (engine_input, (answerer, items, prompt)) in enumerate(zip(inputs, read, strict=True), start=first):
-            seen = [next(encoded) for _ in items]
-            several = self._windows(number, answerer, items, seen)
-            asked.append(
+        encoded_inputs = []
+        for number, (engine_input, text_input) in enumerate(zip(inputs, text_inputs, strict=True), start=first):
+            answerer, texts, prompt = text_input
+            own_encodings = [next(encodings) for _ in texts]
+            windows = self._input_windows(number, answerer, texts, own_encodings)
+            encoded_inputs.append(
                 EncodedInput(
-                    engine_input,
-                    answerer,
-                    self._pieces(answerer, several, self._unpooled(prompt)),
-                    sum(encoding.dropped for encoding in seen),
-                    several,
+                    engine_input=engine_input,
+                    answerer=answerer,
+                    chunks=self._input_chunks(answerer, windows, self._prompt_tokens(prompt)),
+                    dropped=sum(encoding.dropped for encoding in own_encodings),
+                    windows=windows,
                 )
             )
-        return asked
+        return encoded_inputs
 
     def score(
         self,
-        pieces: Sequence[Chunk],
+        chunks: Sequence[Chunk],
         writing: GenerationConfig | None = None,
         *,
         top_k: int | None = None,
     ) -> list[object]:
-        """Score the pieces of one batch, of one answerer, and return their scores on the host: the second step.
+        """Return the scores of the chunks of one batch, on the CPU: the second step of a call.
 
-        With `top_k`, as in `answer`, only that number of tokens is kept at each position that has scores over the
-        vocabulary. Pieces for which texts are written get all of them at once here; `decode` does it in steps.
+        Args:
+            chunks: Chunks with the same answer head.
+            writing: Generation settings; None: the engine's. Texts are generated to their end here, and step by step
+                by `decode`.
+            top_k: Where scores are over the vocabulary, keep only this number of tokens at each position, as `answer`
+                needs them; None: keep all scores.
         """
-        assert all(piece.answerer is pieces[0].answerer for piece in pieces)
+        assert all(chunk.answerer is chunks[0].answerer for chunk in chunks)
         training = self.loaded.training
-        if training:  # setting the mode of all modules takes as long as a small model
+        if training:  # eval() takes as long as the forward pass of a small model
             self.loaded.eval()
         try:
             with torch.inference_mode():
-                return self._run(pieces, writing or self.writing, top_k)
+                return self._score_batch(chunks, writing or self.writing, top_k)
         finally:
             if training:
                 self.loaded.train()
 
-    def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
-        """The second step of one batch for which texts are written, as a decoding that its caller takes step by step.
+    def decode(self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
+        """Start the text generation of one batch, which the caller runs step by step: the second step of a call.
 
-        Its texts are those of `score`, whatever happens between its steps; the model has to be in eval mode.
+        The generated texts are the same as those of `score`. The model must be in eval mode.
         """
-        answerer = pieces[0].answerer
-        assert answerer.generate is not None and all(piece.answerer is answerer for piece in pieces)
+        answerer = chunks[0].answerer
+        assert answerer.generate is not None and all(chunk.answerer is answerer for chunk in chunks)
         with torch.inference_mode():
-            return answerer.generate(self.loaded, self.tokenizer, self._packed(pieces), writing or self.writing)
+            return answerer.generate(self.loaded, self.tokenizer, self._pack(chunks), writing or self.writing)
 
-    def answer(self, asked: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
-        """The third step: the scores of an input's pieces become its answer, whose numbers must be finite."""
-        answer = self._answer(asked, scores, top_k)
+    def answer(self, encoded_input: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
+        """Return the answer to an input from the scores of its chunks: the third step of a call.
+
+        Raises:
+            HeedfulError: If a number in the answer is not finite.
+        """
+        answer = self._make_answer(encoded_input, scores, top_k)
         if not answer_is_finite(answer):
             raise HeedfulError(NOT_FINITE) from FloatingPointError()
         return answer
 
-    def _answer(self, asked: EncodedInput, scores: Sequence[object], top_k: int) -> Answer:
+    def _make_answer(self, encoded_input: EncodedInput, scores: Sequence[object], top_k: int) -> Answer:
+        """Return the answer to an input, without a check of its numbers."""
         windows = [
-            Window(piece.encoded, piece.positions, piece_scores)
-            for piece, piece_scores in zip(asked.pieces, scores, strict=True)
+            Window(chunk.encoded, chunk.positions, chunk_scores)
+            for chunk, chunk_scores in zip(encoded_input.chunks, scores, strict=True)
         ]
-        answer = asked.answerer.answer(asked.engine_input, windows, self._setting(top_k, asked.seen))
-        return answer if self._options.max_length is None else answer | {"truncated_tokens": asked.dropped}
+        context = self._answer_context(top_k, encoded_input.windows)
+        answer = encoded_input.answerer.answer(encoded_input.engine_input, windows, context)
+        if self._options.max_length is None:
+            return answer
+        return answer | {"truncated_tokens": encoded_input.dropped}
 
     @property
     def _options(self) -> BundleEngine:
-        """The engine whose options hold: of a stage of a cascade, that of the last stage."""
-        return self._last or self
+        """The engine whose options apply: for an early stage of a cascade, its last stage."""
+        return self._last_stage or self
 
-    def _setting(self, top_k: int, seen: Sequence[Encoding] = ()) -> AnswerContext:
-        thresholds = self.loaded.thresholds
+    def _answer_context(self, top_k: int, windows: Sequence[Encoding] = ()) -> AnswerContext:
         return AnswerContext(
             tokenizer=self.tokenizer,
             head=self._head,
             top_k=top_k,
-            thresholds=thresholds,
+            thresholds=self.loaded.thresholds,
             min_confidence=self._options.min_confidence,
-            least_probability=self._options._least_probability(),
-            windows=seen,
+            least_probability=self._options._min_set_probability(),
+            windows=windows,
         )
 
-    def _least_probability(self) -> float | None:
+    def _min_set_probability(self) -> float | None:
+        """Return the least probability of a label in a prediction set; None if no sets are asked for."""
         if self.prediction_set is None:
             return None
         return least_probability(self.loaded.calibration, self.prediction_set)
 
     def explain(self) -> str:
-        """How the model is computed: the precision, what was measured, and the attention kernel of a typical batch."""
+        """Describe how the model is computed: its precision, the measurements, and the kernel of a typical batch."""
         plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
-        return "\n".join(
-            [*plan, *self.precision_log, *attention_report(self.loaded, self.plan, self.limit, self.token_budget)]
-        )
+        attention = attention_report(self.loaded, self.plan, self.limit, self.token_budget)
+        return "\n".join([*plan, *self.precision_log, *attention])
 
-    def _listed(self, inputs: Iterable[object]) -> list[object]:
+    def _as_list(self, inputs: Iterable[object]) -> list[object]:
+        """Return inputs as a list; raises HeedfulError for a single input."""
         if isinstance(inputs, str | dict | tuple) or not hasattr(inputs, "__iter__"):
-            raise HeedfulError(f"inputs is {_shown(inputs)}: give a list; this model's head expects {self.expects}")
+            raise HeedfulError(
+                f"inputs is {describe_value(inputs)}: give a list; this model's head expects {self.expects}"
+            )
         return list(inputs)
 
     def columns(self, *, pairs: bool) -> dict[str, object]:
-        """Return the types of the fields of answers, see `Answerer.columns`; `pairs`: inputs may be pairs of texts."""
+        """Return the types of the fields of answers, by name; see `AnswerHead.columns`.
+
+        Args:
+            pairs: Whether inputs may be pairs of texts.
+        """
         columns: dict[str, object] = {}
         for answerer in self._answerers:
             if answerer.pairs in (None, pairs):
                 columns |= answerer.columns(self.loaded, self.writing)
-        if self._early:
+        if self._early_stages:
             columns["stage"] = int
         return columns if self.prediction_set is None else columns | {"prediction_set": [str]}
 
-    def _read(self, number: int, engine_input: object) -> _ReadInput:
+    def _text_input(self, number: int, engine_input: object) -> _TextInput:
+        """Return an input as texts for the tokenizer; raises HeedfulError if no answer head takes it."""
         prompt, text_input = self.loaded.default_prompt, engine_input
         if isinstance(engine_input, PromptedText) and self.kind == "embedding":
             prompt, text_input = engine_input.prompt, engine_input.text
+        suffix = self.loaded.text_suffix
         for answerer in self._answerers:
-            if (items := answerer.tokenizer_inputs(text_input)) is not None:
-                suffix = self.loaded.text_suffix
-                whole = [prompt + item + suffix if isinstance(item, str) else item for item in items]
-                return _ReadInput(answerer, whole, prompt)
+            if (texts := answerer.tokenizer_inputs(text_input)) is not None:
+                with_affixes = [prompt + text + suffix if isinstance(text, str) else text for text in texts]
+                return _TextInput(answerer, with_affixes, prompt)
         raise HeedfulError(
-            f"input {number} is {_shown(engine_input)}: this model's {self.kind} head expects {self.expects}"
+            f"input {number} is {describe_value(engine_input)}: this model's {self.kind} head expects {self.expects}"
         )
 
-    def _unpooled(self, prompt: str) -> int:
-        """Return how many tokens at the start of a text are not pooled because they are its prompt's.
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Return the number of tokens at the start of a text that belong to its prompt and are not pooled.
 
-        They are counted as in sentence-transformers: those of the prompt alone, without a special token at its end.
+        They are counted as in sentence-transformers: the tokens of the prompt alone, without a special token at its
+        end.
         """
         if not prompt or not isinstance(self._head, SentenceEmbedding) or self._head.pools_prompt:
             return 0
-        alone = self.tokenizer.encode(prompt)
-        return len(alone) - int(bool(alone.special) and alone.special[-1])
+        encoding = self.tokenizer.encode(prompt)
+        return len(encoding) - int(bool(encoding.special) and encoding.special[-1])
 
-    def _windows(
-        self, number: int, answerer: AnswerHead, items: list[TokenizerInput], encoded: list[Encoding]
+    def _input_windows(
+        self, number: int, answerer: AnswerHead, texts: list[TokenizerInput], encodings: list[Encoding]
     ) -> list[Encoding]:
+        """Return the windows of all texts of an input; raises InputError if one is too long for the head."""
         try:
-            return [window for seen in input_windows(answerer, items, encoded, self.limit) for window in seen]
+            by_text = input_windows(answerer, texts, encodings, self.limit)
+            return [window for windows in by_text for window in windows]
         except HeedfulError as error:
             raise InputError(str(error), number) from None
 
-    def _pieces(self, answerer: AnswerHead, several: list[Encoding], unpooled: int) -> list[Chunk]:
-        """The windows of an input; those in which nothing is to be scored are left out."""
+    def _input_chunks(self, answerer: AnswerHead, windows: list[Encoding], unpooled: int) -> list[Chunk]:
+        """Return the windows of an input in which something is to be scored."""
         if answerer.positions is None:
-            return [Chunk(answerer, window, [], unpooled) for window in several]
-        places = group_by_window(answerer.positions(several, self.tokenizer), len(several))
-        return [Chunk(answerer, window, taken) for window, taken in zip(several, places, strict=True) if taken]
+            return [Chunk(answerer, window, [], unpooled) for window in windows]
+        by_window = group_by_window(answerer.positions(windows, self.tokenizer), len(windows))
+        return [
+            Chunk(answerer, window, positions)
+            for window, positions in zip(windows, by_window, strict=True)
+            if positions
+        ]
 
-    def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
+    def _encode(self, texts: list[TokenizerInput]) -> list[Encoding]:
+        """Tokenize texts, truncated if the engine or its head says so, and add what a decoder reads before them."""
         max_length = self._options.max_length
         if self.limit is not None and all(answerer.long_inputs == "truncate" for answerer in self._answerers):
             max_length = self.limit if max_length is None else min(self.limit, max_length)
         if max_length is None:
-            seen = self.tokenizer.encode_batch(items)
+            encodings = self.tokenizer.encode_batch(texts)
         else:
-            seen = encode_truncated(self.tokenizer, items, self.loaded.text_suffix, max_length)
-        return decoder_prompts(self.loaded, self.tokenizer, seen)
+            encodings = encode_truncated(self.tokenizer, texts, self.loaded.text_suffix, max_length)
+        return decoder_prompts(self.loaded, self.tokenizer, encodings)
 
-    def _blame(self, number: int, items: list[TokenizerInput]) -> None:
-        """Say that it is this input that cannot be made into tokens, if so."""
-        for item in items:
+    def _check_encodable(self, number: int, texts: list[TokenizerInput]) -> None:
+        """Raise an InputError with the number of the input if one of its texts cannot be tokenized."""
+        for text in texts:
             try:
-                self._encode([item])
-            except HeedfulError as error:  # whose cause says whether a person can correct it
+                self._encode([text])
+            except HeedfulError as error:  # the cause tells faults of the text from faults of the tokenizer
                 raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
 
-    def _batches(self, pieces: Sequence[Chunk]) -> Iterator[list[int]]:
-        """The numbers of the pieces of each batch: one answerer, longest first, within the budget."""
+    def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
+        """Yield the numbers of the chunks of each batch: one answer head, longest first, within the token budget."""
         batch: list[int] = []
-        rows = 0
-        order = sorted(range(len(pieces)), key=lambda n: (id(pieces[n].answerer), -len(pieces[n].encoded)))
+        tokens = 0
+        order = sorted(range(len(chunks)), key=lambda n: (id(chunks[n].answerer), -len(chunks[n].encoded)))
         for number in order:
-            piece = pieces[number]
-            if batch and (
-                rows + len(piece.encoded) > self.token_budget or piece.answerer is not pieces[batch[0]].answerer
-            ):
+            chunk = chunks[number]
+            fits = tokens + len(chunk.encoded) <= self.token_budget
+            if batch and not (fits and chunk.answerer is chunks[batch[0]].answerer):
                 yield batch
-                batch, rows = [], 0
+                batch, tokens = [], 0
             batch.append(number)
-            rows += len(piece.encoded)
+            tokens += len(chunk.encoded)
         if batch:
             yield batch
 
-    def _run(self, pieces: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[object]:
-        batch, answerer = self._packed(pieces), pieces[0].answerer
+    def _score_batch(self, chunks: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[object]:
+        """Return the scores of the chunks of one batch; see `score`."""
+        batch, answerer = self._pack(chunks), chunks[0].answerer
         if answerer.generate is not None:
             return list(answerer.generate(self.loaded, self.tokenizer, batch, writing).run())
-        head = self._module(answerer)
+        head = self._head_module(answerer)
         if answerer.positions is None:
-            wanted, read = pooled_row(head, batch)
-            if any(piece.unpooled for piece in pieces):
-                wanted, read = batch.without_first([piece.unpooled for piece in pieces])
-            return list(_on_host(head(self._rows(batch, wanted), read)))
-        places = [
-            start + place for start, piece in zip(batch.bounds, pieces, strict=False) for place in piece.positions
+            row_indices, pooled_batch = pooled_row(head, batch)
+            if any(chunk.unpooled for chunk in chunks):
+                row_indices, pooled_batch = batch.without_first([chunk.unpooled for chunk in chunks])
+            return list(_to_cpu(head(self._hidden_states(batch, row_indices), pooled_batch)))
+        scored_rows = [
+            start + position for start, chunk in zip(batch.bounds, chunks, strict=False) for position in chunk.positions
         ]
-        rows, counts = (
-            self._rows(batch, torch.tensor(places, device=batch.tokens.device)),
-            [len(piece.positions) for piece in pieces],
-        )
+        rows = self._hidden_states(batch, torch.tensor(scored_rows, device=batch.tokens.device))
+        counts = [len(chunk.positions) for chunk in chunks]
         if answerer.summarize is None or top_k is None:
-            return list(_on_host(head(rows, batch)).split(counts))
-        parts, setting = rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)), self._setting(top_k)
-        brief = iter(
-            [summary for part in parts for summary in answerer.summarize(_on_host(head(part, batch)), setting)]
-        )
-        return [list(islice(brief, count)) for count in counts]
+            return list(_to_cpu(head(rows, batch)).split(counts))
+        context = self._answer_context(top_k)
+        summaries: list[object] = []
+        for part in rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)):
+            summaries += answerer.summarize(_to_cpu(head(part, batch)), context)
+        in_order = iter(summaries)
+        return [list(islice(in_order, count)) for count in counts]
 
-    def _packed(self, pieces: Sequence[Chunk]) -> Packed:
-        """One batch, on the model's device."""
+    def _pack(self, chunks: Sequence[Chunk]) -> Packed:
+        """Return the chunks as one batch on the model's device."""
         device = next(self.loaded.parameters()).device
-        return Packed.of([piece.encoded.ids for piece in pieces], [piece.encoded.types for piece in pieces]).to(device)
+        return Packed.of([chunk.encoded.ids for chunk in chunks], [chunk.encoded.types for chunk in chunks]).to(device)
 
-    def _rows(self, batch: Packed, wanted: Tensor | None) -> Tensor:
-        if self._graphs is None or self._graphs.cannot(batch):
-            return self.loaded.hidden_states(batch, output_rows=wanted)
-        return select_rows(self._graphs(batch), wanted)
+    def _hidden_states(self, batch: Packed, row_indices: Tensor | None) -> Tensor:
+        """Return the last hidden states of a batch, [rows, width]; only these rows unless None."""
+        if self._cuda_graphs is None or self._cuda_graphs.cannot(batch):
+            return self.loaded.hidden_states(batch, output_rows=row_indices)
+        return select_rows(self._cuda_graphs(batch), row_indices)
 
-    def _module(self, answerer: AnswerHead) -> nn.Module:
+    def _head_module(self, answerer: AnswerHead) -> nn.Module:
+        """Return the module of a head; of a pre-training head, the one that the answer head uses."""
         head = self.loaded.head
         if isinstance(head, PretrainingHead):
             return head.next if answerer is NEXT_SENTENCE_HEAD else head.masked
@@ -567,23 +593,6 @@ class BundleEngine:
         return head
 
 
-def _on_host(scores: Tensor) -> Tensor:
+def _to_cpu(scores: Tensor) -> Tensor:
+    """Return scores on the CPU in float32, or in float64 if they are."""
     return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)
-
-
-def _able(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
-    """The head and what answers with it."""
-    head = loaded.config.head
-    if head is not None and (answerers := answer_heads_of_head(head)):
-        return head, answerers
-    can = [kind for kind in FAMILIES[loaded.config.family].kinds() if answer_heads_of(kind)]
-    has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
-    raise HeedfulError(
-        f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of {', '.join(can)}, "
-        "whose weights must be in the folder"
-    )
-
-
-def _shown(value: object, most: int = 80) -> str:
-    text = f"{type(value).__name__} {value!r}"
-    return text if len(text) <= most else text[: most - 1] + "…"

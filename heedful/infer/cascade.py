@@ -1,8 +1,7 @@
 """A cascade of classifiers: each input is answered by the first stage whose confidence reaches its threshold.
 
-The confidence is the probability of the most probable label. Only the inputs for which it is lower reach the next
-stage, where they are packed into batches of their own (as the stages of Viola and Jones 2001 see fewer and fewer
-windows).
+The confidence is the probability of the most probable label. Only inputs with a lower confidence reach the next stage,
+which packs them into batches of its own. Viola and Jones 2001 introduced such cascades for image windows.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class StagedAnswers:
         self._stage = 0
 
     def add(self, answers: Sequence[Answer], threshold: float) -> None:
-        """Take the next stage's answers to the pending inputs; those less probable than its threshold stay pending."""
+        """Add the next stage's answers to the pending inputs; inputs below its threshold stay pending."""
         self._stage += 1
         for number, answer in zip(self.pending, answers, strict=True):
             self._answers[number] = answer | {"stage": self._stage}
         self.pending = [number for number in self.pending if self._answers[number]["probability"] < threshold]
 
     def renumbered(self, error: InputError) -> InputError:
-        """Return an error about a pending input with its number among all inputs."""
+        """Return an error with the number of its input among all inputs instead of the pending ones."""
         return InputError(error.reason, self.pending[error.number])
 
     @property
@@ -54,12 +53,12 @@ def answer_in_stages(
     """Return the answer to each input by the first stage that is confident.
 
     Args:
-        stages: Each with its threshold; that of the last stage is 0.
+        stages: The stages with their thresholds; that of the last stage is 0.
         inputs: The inputs.
-        ask: Returns the answers of a stage.
+        ask: Returns the answers of a stage to some of the inputs.
 
     Raises:
-        InputError: Of `ask`, with the number of the input among all inputs.
+        InputError: If `ask` raises it; its number is changed to that among all inputs.
     """
     staged = StagedAnswers(len(inputs))
     for stage, threshold in stages:

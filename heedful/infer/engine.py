@@ -1,4 +1,4 @@
-"""`Engine`: the model of a run, of a folder or of the hub, ready to answer in the fastest way of this machine."""
+"""`Engine`: a model of a run, a folder or the hub, loaded with the fastest execution plan for this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from heedful.tasks.generation import GenerationConfig
 
 
 class Engine(BundleEngine):
-    """A model that answers; an answer is plain data, and the same whatever else is in its batch."""
+    """A model that answers inputs with plain data. An answer does not depend on the other inputs of its batch."""
 
     def __init__(
         self,
@@ -41,23 +41,23 @@ class Engine(BundleEngine):
             model: A run, a folder, NAME[@REVISION] on the hub, or a loaded bundle, which is used as it is.
             revision: Commit or branch on the hub.
             head: Kind of the head; None: the model's own.
-            precision: "float32" unless given. Another one has to be faster here and to change scores little; "auto"
-                is the fastest that does, see tuning/precision_gate.py.
-            dtype: Compute everything in this dtype by PyTorch's operators, instead of a precision.
-            device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
-            token_budget: Most tokens of a batch; a single window may have more.
-            writing: How a seq2seq or language model generates; unless given, as generation_config.json of its folder
-                says, else greedily, up to 128 tokens.
-            max_length: Truncate inputs to this many tokens instead of reading windows; answers then have
+            precision: None: "float32". Another precision must be faster on this machine and change scores little;
+                "auto" is the fastest of those that do, see tuning/precision_gate.py.
+            dtype: Compute everything in this dtype by PyTorch's operators; excludes a precision.
+            device: "cpu", "cuda" or "cuda:1"; None: a GPU if there is one.
+            token_budget: Maximum tokens of a batch; a single window may have more.
+            writing: Generation settings of a seq2seq or language model; None: those of generation_config.json in its
+                folder, or else greedy decoding of up to 128 tokens.
+            max_length: Truncate inputs to this number of tokens instead of reading windows; answers then have
                 "truncated_tokens", the number of tokens that were dropped.
-            min_confidence: Least probability of a label; where the most probable one has less, the model abstains: the
-                label of the answer is "".
+            min_confidence: Minimum probability of a label. If the most probable label has less, the model abstains:
+                the label of the answer is "".
             prediction_set: Probability, such as 0.9, with which the labels in "prediction_set" of an answer contain the
                 right one; for classifiers that were calibrated on a dev split.
 
         Raises:
-            HeedfulError: If arguments exclude each other, the model cannot be loaded or answers nothing, or the
-                precision is refused on this machine.
+            HeedfulError: If arguments exclude each other, the model cannot be loaded or has no head that answers, or
+                the precision is refused on this machine.
         """
         check_token_budget(token_budget)
         if precision is not None and dtype is not None:
@@ -96,11 +96,11 @@ def open_model(
     Returns:
         The bundle, the plan for it (None with a dtype), and a line for each precision that was measured.
     """
-    place = resolve_device(device or "auto")
+    resolved_device = resolve_device(device or "auto")
     if dtype is not None:
-        return load(name, revision=revision, head=head, dtype=dtype, device=place), None, ()
-    wanted = precision or "float32"
-    check_precision(wanted)
-    chosen, measurements = choose_precision(name, wanted, revision=revision, head=head, device=place)
-    bundle, plan = load_with_plan(name, chosen, revision=revision, head=head, device=place)
+        return load(name, revision=revision, head=head, dtype=dtype, device=resolved_device), None, ()
+    requested = precision or "float32"
+    check_precision(requested)
+    chosen, measurements = choose_precision(name, requested, revision=revision, head=head, device=resolved_device)
+    bundle, plan = load_with_plan(name, chosen, revision=revision, head=head, device=resolved_device)
     return bundle, plan, tuple(measurement.line() for measurement in measurements)

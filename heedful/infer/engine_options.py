@@ -1,21 +1,37 @@
-"""Checks of an engine's options."""
+"""Checks of an engine's model and options."""
 
 from __future__ import annotations
 
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
+from heedful.families import FAMILIES
 from heedful.model.config import Classes, Head
+from heedful.tasks.answer_heads import answer_heads_of, answer_heads_of_head
+from heedful.tasks.answering import AnswerHead
 from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES
 
 
+def usable_answer_heads(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
+    """Return the head of a model and its answer heads; raises HeedfulError if it has none."""
+    head = loaded.config.head
+    if head is not None and (answerers := answer_heads_of_head(head)):
+        return head, answerers
+    possible_kinds = [kind for kind in FAMILIES[loaded.config.family].kinds() if answer_heads_of(kind)]
+    has = "no head" if head is None else f'a "{head.kind}" head, which answers nothing by itself'
+    raise HeedfulError(
+        f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of "
+        f"{', '.join(possible_kinds)}, whose weights must be in the folder"
+    )
+
+
 def check_token_budget(token_budget: int) -> None:
-    """Raise a HeedfulError for a budget below 1."""
+    """Raise a HeedfulError if the token budget is below 1."""
     if token_budget < 1:
         raise HeedfulError(f"token_budget is {token_budget}: give how many tokens a batch may have, from 1")
 
 
 def check_min_confidence(min_confidence: float, head: Head | None) -> None:
-    """Raise a HeedfulError for a probability outside 0 to 1, and where the head does not choose one label."""
+    """Raise a HeedfulError if it is no probability, or the head does not choose one label."""
     if not 0 <= min_confidence <= 1:
         raise HeedfulError(f"min_confidence is {min_confidence}; expected a probability from 0 to 1")
     if min_confidence and not (isinstance(head, Classes) and head.problem_type == "single_label_classification"):
@@ -25,7 +41,12 @@ def check_min_confidence(min_confidence: float, head: Head | None) -> None:
 
 
 def check_prediction_set(coverage: float | None, loaded: ModelBundle) -> None:
-    """Raise a HeedfulError for a probability that is not between 0 and 1, and for a model without calibration."""
+    """Raise a HeedfulError if `coverage` is not between 0 and 1, or the model has no calibration for prediction sets.
+
+    Args:
+        coverage: Probability with which a prediction set contains the right label; None: no sets are asked for.
+        loaded: The model.
+    """
     if coverage is None:
         return
     if not 0 < coverage < 1:

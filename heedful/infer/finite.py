@@ -24,7 +24,7 @@ def answer_is_finite(answer: object) -> bool:
 
 
 def replace_nonfinite(value: object) -> object:
-    """Return plain data with None in place of each number that is not finite, which JSON has no form for."""
+    """Return plain data with None in place of each number that is not finite: JSON has no such numbers."""
     match value:
         case float():
             return value if math.isfinite(value) else None

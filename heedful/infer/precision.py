@@ -1,4 +1,4 @@
-"""The precisions in which a model answers."""
+"""The precisions in which an engine computes a model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal, get_args
 from heedful.errors import HeedfulError
 
 Precision = Literal["float32", "bfloat16", "int8"]
-PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "int8"]  # auto: the fastest here that changes little
+PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "int8"]  # auto: the fastest that changes scores little
 
 
-def check_precision(asked: str) -> None:
-    """Raise a HeedfulError unless it is a precision or "auto"."""
-    if asked not in get_args(PrecisionOrAuto):
-        raise HeedfulError(f"precision is {asked!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")
+def check_precision(name: str) -> None:
+    """Raise a HeedfulError unless the name is that of a precision, or "auto"."""
+    if name not in get_args(PrecisionOrAuto):
+        raise HeedfulError(f"precision is {name!r}: give one of {', '.join(get_args(PrecisionOrAuto))}")

@@ -19,16 +19,16 @@ from heedful.infer.batch.per_input import answer_each
 from heedful.infer.batch.writers import answer_arrow_types
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.engine import Engine
-from heedful.tasks.answering import Answer
 
 Columns = dict[str, np.ndarray]
 
 
 class Predict:
-    """For `dataset.map_batches(Predict, fn_constructor_kwargs={"model": FOLDER}, batch_size=...)`.
+    """Answers batches of rows in Ray Data; a class for `map_batches`.
 
-    Takes and gives columns as numpy arrays, and needs no Ray itself. Columns are found by name, or given by role, as
-    {"text": "review"}. Each field of an answer is a column, in every batch; so is `error`: why a row has none.
+    Use it as `dataset.map_batches(Predict, fn_constructor_kwargs={"model": FOLDER}, batch_size=...)`. Batches are
+    columns as NumPy arrays; Ray itself is not imported. Every output batch has a column for each field of the answers,
+    and a column `error` with the reason why a row has no answer.
     """
 
     def __init__(
@@ -40,63 +40,65 @@ class Predict:
         prefix: str = "",
         top_k: int = 5,
     ) -> None:
-        """`keep`: whether the columns of the input stay; `prefix` goes before the names of the new ones."""
+        """Load the model.
+
+        Args:
+            model: An engine, or a model as for `Engine`.
+            columns: Names of columns by role, such as {"text": "review"}; None: they are recognized by name.
+            keep: Whether the output has the input columns, too.
+            prefix: Put before the names of the new columns.
+            top_k: Number of candidates that are listed for each mask.
+        """
         self.engine = model if isinstance(model, BundleEngine) else Engine(model)
-        self._given, self._keep, self._prefix, self._top_k = dict(columns or {}), keep, prefix, top_k
+        self._columns_by_role = dict(columns or {})
+        self._keep, self._prefix, self._top_k = keep, prefix, top_k
 
     def __call__(self, batch: Columns) -> Columns:
-        """The answers of a batch of rows."""
+        """Return the columns of the answers to a batch of rows, with those of the batch unless `keep` is False."""
         count = len(next(iter(batch.values()))) if batch else 0
-        rows = [{name: _plain(column[number]) for name, column in batch.items()} for number in range(count)]
-        inputs, pair = self._inputs(tuple(batch), rows)
+        rows = [{name: _plain_cell(column[number]) for name, column in batch.items()} for number in range(count)]
+        inputs, are_pairs = self._inputs(tuple(batch), rows)
         answers = answer_each(self.engine, inputs, top_k=self._top_k)
         output: Columns = {}
-        for name, kind in answer_arrow_types(self.engine, pair=pair).items():
-            values = [_of(answer, name) for answer in answers]
+        for name, kind in answer_arrow_types(self.engine, pair=are_pairs).items():
+            values = [None if isinstance(answer, str) else answer.get(name) for answer in answers]
             output[self._prefix + name] = self._matrix(kind, values) if name == "vector" else _column(kind, values)
         output[self._prefix + "error"] = _objects([answer if isinstance(answer, str) else None for answer in answers])
         if not self._keep:
             return output
-        if twice := [name for name in output if name in batch]:
+        if repeated := [name for name in output if name in batch]:
             raise HeedfulError(
-                f"the answers have a column {shown(twice[0])}, and so has the input: give prefix=, or keep=False"
+                f"the answers have a column {shown(repeated[0])}, and so has the input: give prefix=, or keep=False"
             )
         return {**batch, **output}
 
     def _inputs(
         self, names: tuple[str, ...], rows: list[dict[str, object]]
     ) -> tuple[list[tuple[object, str | None]], bool]:
-        """Return the input of each row or why it has none, and whether inputs are pairs of texts."""
+        """Return the input or the error of each row, and whether inputs may be pairs of texts."""
         first = rows[0] if rows else dict.fromkeys(names)
         table = Table(display_name="the batch", names=names, first_row=first, rows=lambda row_errors: iter(()))
-        ask, columns = choose_spec(table, self.engine.input_kind, self._given)
+        spec, columns = choose_spec(table, self.engine.input_kind, self._columns_by_role)
         reader = RowReader(table, columns, MAX_ROW_BYTES)
         inputs: list[tuple[object, str | None]] = []
         for row in rows:
             try:
-                inputs.append((ask.make(reader, row), None))
-            except CellError as wrong:
-                inputs.append((None, f"{wrong.column}: {wrong.reason}"))
+                inputs.append((spec.make(reader, row), None))
+            except CellError as error:
+                inputs.append((None, f"{error.column}: {error.reason}"))
         return inputs, bool(PAIR_ROLES & {*columns.names_by_role})
 
     def _matrix(self, kind: pa.DataType, vectors: list[Any]) -> np.ndarray:
-        """Return a matrix of vectors, with a row of NaN for each missing one."""
-        known = next((vector for vector in vectors if vector is not None), None)
-        width = len(known or self.engine([""])[0]["vector"])
+        """Return vectors as a matrix, [rows, width], with a row of NaN for each missing vector."""
+        first = next((vector for vector in vectors if vector is not None), None)
+        width = len(first or self.engine([""])[0]["vector"])
         rows = [[np.nan] * width if vector is None else vector for vector in vectors]
         return np.array(rows, kind.value_type.to_pandas_dtype()).reshape(-1, width)
 
 
-def _of(answer: Answer | str, name: str) -> object:
-    return None if isinstance(answer, str) else answer.get(name)
-
-
-def _plain(value: object) -> object:
-    """A cell as plain data."""
-    match value:
-        case np.ndarray() | np.generic():
-            return value.tolist()
-    return value
+def _plain_cell(value: object) -> object:
+    """Return a cell as plain data."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _column(kind: pa.DataType, values: list[object]) -> np.ndarray:
@@ -109,7 +111,8 @@ def _column(kind: pa.DataType, values: list[object]) -> np.ndarray:
 
 
 def _objects(values: list[object]) -> np.ndarray:
+    """Return values as an array of objects."""
     column = np.empty(len(values), object)
-    for number, value in enumerate(values):  # all at once, lists would become a matrix
+    for number, value in enumerate(values):  # np.array(values) would make a matrix of lists
         column[number] = value
     return column

@@ -1,7 +1,7 @@
-"""`StaticClassifier`: answers of a classifier over the mean of token vectors by NumPy alone, without importing torch.
+"""`StaticClassifier`: a classifier over the mean of token vectors, computed with NumPy and without importing torch.
 
-The first answer of a static student or of a bag of words then takes the time of reading its files. `Engine` gives
-the same answers; it is what everything else uses.
+So the first answer of a static student or a bag of words takes little more time than reading its files. `Engine`
+returns the same answers and is used everywhere else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from heedful.untrusted_files import check_inside, read_bytes, read_json
 
 Vectors = NDArray[np.float32]
 FAMILY, ARCHITECTURE, KIND = "heedful-classic", "HeedfulClassicForClasses", "sequence_classification"
-PLAIN: dict[str, dict[str, object]] = {  # values of config.json with which a text's vector is the mean of its rows
+# values of config.json for which the vector of a text is the plain mean of its token vectors; a key may be missing
+STATIC_CONFIG: dict[str, dict[str, object]] = {
     "model": {"encoder": None, "decoder": None, "decoder_embedding": None},
     "embedding": {
         "positions": None,
@@ -37,10 +38,10 @@ PLAIN: dict[str, dict[str, object]] = {  # values of config.json with which a te
     "reader": {"kind": "bag", "how": "mean", "over": None},
     "head": {"kind": KIND, "bias": True, "score_activation": None},
 }
-PROBLEMS = ("single_label_classification", "multi_label_classification")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification")
 NOTES, WEIGHTS = "heedful.json", "model.safetensors"
 TABLE, WEIGHT, BIAS = "embedding.tokens.weight", "head.out.weight", "head.out.bias"
-MAX_BYTES = 1 << 30  # of the weights
+MAX_BYTES = 1 << 30  # maximum bytes of the weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -49,8 +50,9 @@ class StaticClassifier:
 
     Attributes:
         source: The folder that was opened.
-        table: [tokens, width].
-        weight: [labels, width]; a binary model has one row, the logit of the second label.
+        table: A vector for each token, [tokens, width].
+        weight: Weights of the labels, [labels, width]; a binary model has one row, for the logit of the second label.
+        bias: Biases of the labels, [labels], or [1].
     """
 
     source: str
@@ -67,26 +69,26 @@ class StaticClassifier:
         """Open the model in a folder, or in the folder of a run.
 
         Returns:
-            None for unsupported models and damaged files; use `Engine` instead, whose errors say what is wrong.
+            The classifier, or None for other models and damaged files: use `Engine` then, which says what is wrong.
         """
         folder = Path(name)
         if not (folder / "config.json").exists():
             folder = folder / "model"
-        if not (folder / "config.json").is_file() or not _is_static(config := _json(folder, "config.json")):
+        if not (folder / "config.json").is_file() or not _is_static(config := _read_object(folder, "config.json")):
             return None
-        head, notes = config["head"], _json(folder, NOTES)
+        head, notes = config["head"], _read_object(folder, NOTES)
         labels, thresholds = head.get("labels"), notes.get("thresholds", {})
-        if "stage_thresholds" in notes:  # of a cascade, whose last stage this is
+        if "stage_thresholds" in notes:  # it is the last stage of a cascade
             return None
         if not _are_texts(labels) or not _are_numbers(thresholds) or (tensors := _read_weights(folder)) is None:
             return None
         tokenizer = Tokenizer.load(folder)
-        multi_label = head["problem_type"] == PROBLEMS[1]
+        multi_label = head["problem_type"] == PROBLEM_TYPES[1]
         rows = 1 if config["model"]["reader"].get("binary") == "sigmoid" and not multi_label else len(labels)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         width = shapes[TABLE][-1]
-        known = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
-        if not known or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
+        same_tokenizer = notes.get("tokenizer") in (None, tokenizer.fingerprint) and tokenizer.max_length is None
+        if not same_tokenizer or shapes != {TABLE: (tokenizer.size, width), WEIGHT: (rows, width), BIAS: (rows,)}:
             return None
         return cls(
             source=str(name),
@@ -114,25 +116,27 @@ class StaticClassifier:
         return [self._answer(self._scores(encoding.ids)) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def _scores(self, ids: Sequence[int]) -> Vectors:
-        """Return the score of each label for a text."""
+        """Return the logits of a text, [labels]; a binary model's first label has the logit 0."""
         width = self.table.shape[1]
         vector = self.table[list(ids)].mean(0) if ids else np.zeros(width, np.float32)
         scores: Vectors = self.weight @ vector + self.bias
         return np.concatenate([np.zeros_like(scores), scores]) if len(scores) < len(self.labels) else scores
 
     def _answer(self, scores: Vectors) -> Answer:
+        """Return the answer for logits, by a sigmoid for each label or a softmax over all."""
         names = unique_label_names(self.labels)
         if self.multi_label:
-            shares = 1 / (1 + np.exp(-scores))
-            answer = multi_label_answer(dict(zip(names, shares.tolist(), strict=True)), self.thresholds)
+            sigmoids = 1 / (1 + np.exp(-scores))
+            answer = multi_label_answer(dict(zip(names, sigmoids.tolist(), strict=True)), self.thresholds)
         else:
-            powers = np.exp(scores - scores.max())
-            answer = single_label_answer(dict(zip(names, (powers / powers.sum()).tolist(), strict=True)))
+            exponentials = np.exp(scores - scores.max())
+            softmax = exponentials / exponentials.sum()
+            answer = single_label_answer(dict(zip(names, softmax.tolist(), strict=True)))
         return answer | {"windows": 1}
 
 
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    """Return the object in a file; {} if it is missing or damaged."""
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if it is missing or damaged."""
     try:
         value = read_json(folder, name)
     except (OSError, ModelError):
@@ -145,13 +149,15 @@ def _is_static(config: Mapping[str, Any]) -> bool:
     model, head = config.get("model"), config.get("head")
     if config.get("model_type") != FAMILY or config.get("architectures") != [ARCHITECTURE]:
         return False
-    if not isinstance(model, dict) or not isinstance(head, dict) or head.get("problem_type") not in PROBLEMS:
+    if not isinstance(model, dict) or not isinstance(head, dict) or head.get("problem_type") not in PROBLEM_TYPES:
         return False
-    tables = {"model": model, "embedding": model.get("embedding"), "reader": model.get("reader"), "head": head}
-    return all(
-        isinstance(table, dict) and all(table.get(key, value) == value for key, value in PLAIN[name].items())
-        for name, table in tables.items()
-    )
+    sections = {"model": model, "embedding": model.get("embedding"), "reader": model.get("reader"), "head": head}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            return False
+        if any(section.get(key, value) != value for key, value in STATIC_CONFIG[name].items()):
+            return False
+    return True
 
 
 def _are_texts(value: object) -> bool:
@@ -163,7 +169,7 @@ def _are_numbers(value: object) -> bool:
 
 
 def _read_weights(folder: Path) -> dict[str, Vectors] | None:
-    """Return the three tensors; None if there are others, or they are not finite float32 numbers."""
+    """Return the three tensors by name; None if others are there, or a number is not a finite float32."""
     if not os.path.isfile(folder / WEIGHTS):
         return None
     try:
@@ -171,7 +177,7 @@ def _read_weights(folder: Path) -> dict[str, Vectors] | None:
         tensors: dict[str, Vectors] = read_safetensors(read_bytes(folder, WEIGHTS, max_bytes=MAX_BYTES))
     except (OSError, ModelError, SafetensorError, KeyError, TypeError, ValueError):
         return None
-    plain = tensors.keys() == {TABLE, WEIGHT, BIAS} and all(
-        tensor.dtype == np.float32 and np.isfinite(tensor).all() for tensor in tensors.values()
-    )
-    return tensors if plain else None
+    if tensors.keys() != {TABLE, WEIGHT, BIAS}:
+        return None
+    are_usable = all(tensor.dtype == np.float32 and np.isfinite(tensor).all() for tensor in tensors.values())
+    return tensors if are_usable else None

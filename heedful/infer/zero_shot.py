@@ -18,7 +18,8 @@ from heedful.tasks.multiple_choice import prompt_windows
 from heedful.tasks.predictions import Classification, MultiLabelClassification, Prediction
 from heedful.tokenizer import TokenizerInput
 
-ENTAILMENT_TEMPLATE, PLAIN_TEMPLATE = "This example is {}.", "{}"  # of models of pairs, and of sentence embeddings
+ENTAILMENT_TEMPLATE = "This example is {}."  # default template of models that read pairs
+PLAIN_TEMPLATE = "{}"  # default template of sentence embedding models
 VECTOR_SCALE = 20.0  # factor of cosines before the softmax, as in training with in-batch negatives
 
 EngineType = TypeVar("EngineType", bound=BundleEngine)
@@ -26,21 +27,26 @@ EngineType = TypeVar("EngineType", bound=BundleEngine)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateLabels:
-    """Labels to choose from, and what the model reads for each of them."""
+    """Labels to choose from, and the texts that the model reads for them."""
 
     descriptions: Mapping[str, str]  # by label
-    template: str | None = None  # text around a description, with {}; None: by the kind of the model
-    multi_label: bool = False  # each label is given or not by itself
+    template: str | None = None  # text with {} in place of the description; None: the default of the model's kind
+    multi_label: bool = False  # whether each label is predicted independently of the others
 
     @classmethod
     def of(
         cls, labels: Sequence[str] | Mapping[str, str], template: str | None = None, multi_label: bool = False
     ) -> CandidateLabels:
-        """Make candidate labels, whose descriptions are their names unless given.
+        """Return candidate labels after checks.
+
+        Args:
+            labels: The labels, or their descriptions by label; without descriptions the names are read.
+            template: Text with {} in place of the description; None: the default of the model's kind.
+            multi_label: Whether each label is predicted independently of the others.
 
         Raises:
             HeedfulError: If there are fewer than two labels (one, if multi_label), two are equal or one is empty, or
-                the template has no {}.
+                the template does not have {} once.
         """
         descriptions = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
         if len(descriptions) < len(labels) or not all(map(str.strip, [*descriptions, *descriptions.values()])):
@@ -60,20 +66,20 @@ class CandidateLabels:
 
 
 def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: Tensor | None = None) -> EngineType:
-    """Return an engine over the same model that answers texts with one of the candidate labels, or several.
+    """Return an engine with the same model that classifies texts by candidate labels.
 
     A model with a label "entailment", or a cross-encoder with one score, reads each text as a pair with each label
-    (Yin et al. 2019). Probabilities are the softmax of the entailment scores over the labels; with multi_label, of
-    entailment against contradiction for each label. A sentence embedding model compares vectors: the softmax of
-    `VECTOR_SCALE` times the cosines; with multi_label the cosines themselves.
+    (Yin et al. 2019). The probabilities are the softmax of the entailment scores over the labels; with multi_label,
+    the softmax of entailment against contradiction for each label. A sentence embedding model compares vectors: the
+    probabilities are the softmax of `VECTOR_SCALE` times the cosines; with multi_label, the cosines themselves.
 
     Args:
-        engine: An engine whose head is one of these.
+        engine: An engine with one of these heads.
         candidates: The labels.
         vectors: Vectors of the hypotheses, [labels, width], of a sentence embedding model; None: they are computed.
 
     Raises:
-        HeedfulError: If the head is another one.
+        HeedfulError: If the engine has another head.
     """
     if engine.kind == "embedding":
         if vectors is None:
@@ -91,32 +97,37 @@ def zero_shot_engine(engine: EngineType, candidates: CandidateLabels, vectors: T
 
 
 def can_classify_zero_shot(head: Head | None) -> bool:
-    """Whether a model with this head can choose among labels that it was not trained on."""
+    """Return whether a model with this head can choose among labels that it was not trained on."""
     return isinstance(head, SentenceEmbedding) or _pair_score(head, multi_label=False) is not None
 
 
 def _with_head(engine: EngineType, head: AnswerHead, candidates: CandidateLabels) -> EngineType:
+    """Return an engine with the same model and another answer head."""
     changed = engine.without_early_stages()
     changed._answerers, changed.candidates = (head,), candidates
     return changed
 
 
 def _pair_score(head: Head | None, multi_label: bool) -> Callable[[Tensor], Tensor] | None:
-    """Return the function from the scores of pairs, [windows, scores], to one of each, [windows]; None: it has none."""
+    """Return a function from the scores of pairs, [pairs, scores], to their entailment scores, [pairs].
+
+    None if the head does not have such scores.
+    """
     if isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1:
         return lambda scores: scores[:, 0]
     if isinstance(head, Classes) and head.problem_type == "single_label_classification":
         names = [label.casefold() for label in head.labels]
-        if entailed := [index for index, name in enumerate(names) if name.startswith("entail")]:
-            others = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
-            if not multi_label:
-                return lambda scores: scores[:, entailed[0]]
-            if others:
-                return lambda scores: scores[:, entailed[0]] - scores[:, others[0]]
+        entailment = [index for index, name in enumerate(names) if name.startswith("entail")]
+        contradiction = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
+        if entailment and not multi_label:
+            return lambda scores: scores[:, entailment[0]]
+        if entailment and contradiction:
+            return lambda scores: scores[:, entailment[0]] - scores[:, contradiction[0]]
     return None
 
 
 def _pair_head(candidates: CandidateLabels, score: Callable[[Tensor], Tensor]) -> AnswerHead:
+    """Return the answer head of a model that reads each text as a pair with each hypothesis."""
     hypotheses = candidates.hypotheses(ENTAILMENT_TEMPLATE)
 
     def inputs(engine_input: object) -> list[TokenizerInput] | None:
@@ -132,13 +143,14 @@ def _pair_head(candidates: CandidateLabels, score: Callable[[Tensor], Tensor]) -
         tokenizer_inputs=inputs,
         windows=prompt_windows,
         answer=answer,
-        prediction=_typed,
+        prediction=_prediction,
         columns=lambda loaded, generation: _columns(candidates) | {"windows": int},
         pairs=False,
     )
 
 
 def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
+    """Return the answer head of a model that compares the vector of each text with those of the hypotheses."""
     directions = torch.nn.functional.normalize(vectors.double(), dim=-1)
 
     def answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
@@ -152,13 +164,14 @@ def _vector_head(candidates: CandidateLabels, vectors: Tensor) -> AnswerHead:
         tokenizer_inputs=read_text,
         answer=answer,
         long_inputs="truncate",
-        prediction=_typed,
+        prediction=_prediction,
         columns=lambda loaded, generation: _columns(candidates) | {"truncated_tokens": int},
         pairs=False,
     )
 
 
 def _answer(candidates: CandidateLabels, probabilities: Tensor, context: AnswerContext) -> Answer:
+    """Return the answer for probabilities, [labels]."""
     by_label = dict(zip(candidates.descriptions, probabilities.tolist(), strict=True))
     if candidates.multi_label:
         return {"labels": [label for label, p in by_label.items() if p >= THRESHOLD], "probabilities": by_label}
@@ -167,7 +180,7 @@ def _answer(candidates: CandidateLabels, probabilities: Tensor, context: AnswerC
     return {"label": label, "probability": by_label[best], "probabilities": by_label}
 
 
-def _typed(answer: Answer) -> Prediction:
+def _prediction(answer: Answer) -> Prediction:
     if "labels" in answer:
         return MultiLabelClassification.from_answer({**answer, "labels": tuple(answer["labels"])})
     return Classification.from_answer(answer)

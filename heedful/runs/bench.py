@@ -118,7 +118,7 @@ def bench(
         head=head,
         device=resolved_device,
         measure_metric=None if data is None else measure_metric,
-        anew=True,
+        ignore_cache=True,
     )
     results = []
     for trial in trials:

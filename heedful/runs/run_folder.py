@@ -320,7 +320,9 @@ def _hash_corrections(source: Dataset[Example]) -> dict[str, str]:
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:
     """Return the files of a split, relative to the folder that holds all files of the data."""
-    files = [Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)]
+    files = [
+        Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)
+    ]
     parent = os.path.commonpath([path.parent for path in files]) if files else ""
     paths = source.names_by_split.get(split, ())  # a split that was generated from another one has no files
     return [Path(path).absolute().relative_to(parent).as_posix() if os.path.exists(path) else path for path in paths]

@@ -1,4 +1,4 @@
-"""`SearchIndex`: an index of documents on disk, searched by words, by vectors, or by both."""
+"""`SearchIndex`: an index of documents on disk, which can be searched by words, by vectors, or by both."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from heedful.search.words import WordIndex, check_language, write_words
 
 SearchMethod = Literal["hybrid", "words", "vectors"]
 METHODS: tuple[SearchMethod, ...] = ("hybrid", "words", "vectors")
-COMMIT = 4096  # new documents between two commits; what was committed stays when the process is killed
+COMMIT = 4096  # documents of each commit; committed documents remain if the process is killed
 CANDIDATES = 100  # documents of each ranking that are fused
-RERANKED = 50  # best documents that are reranked
-PASSAGE_TOKENS = 256  # most tokens of a passage, unless the model reads fewer
+RERANKED = 50  # best documents that a reranker scores
+PASSAGE_TOKENS = 256  # maximum tokens of a passage, unless the model reads fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchHit:
-    """A document that was found, with its best passage."""
+    """A result of a search: a document with its best passage."""
 
     id: str
     score: float  # higher is better; comparable within one search only
     title: str
     passage: str
-    start: int  # first character of the passage in the document, whose title is its first line
-    end: int  # character after its last
+    start: int  # first character of the passage in the document's content, whose first line is the title
+    end: int  # character after the last one of the passage
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data that JSON can hold."""
@@ -71,8 +71,8 @@ class AddedDocuments:
 class SearchIndex:
     """Documents in a folder, searched by BM25 over words, by vectors of passages, or by both.
 
-    A change is complete or not there at all, also when the process is killed. One process at a time may change an
-    index; others search the state that they opened until they call `refresh`.
+    A change is made completely or not at all, even if the process is killed. One process at a time may change an index;
+    others search the state that they opened until they call `refresh`.
     """
 
     def __init__(self, folder: str | Path, *, engine: BundleEngine | None = None, device: str = "auto") -> None:
@@ -81,7 +81,7 @@ class SearchIndex:
         Args:
             folder: The folder.
             engine: The model of the index, if it is loaded already.
-            device: "cpu", "cuda" or "auto": a GPU where there is one; the model is loaded when it is first needed.
+            device: "cpu", "cuda" or "auto": a GPU if there is one. The model is loaded when it is first needed.
 
         Raises:
             HeedfulError: If the folder holds no index, or a part is damaged.
@@ -106,21 +106,21 @@ class SearchIndex:
         """Create an index without documents.
 
         Args:
-            folder: A folder, which is created; it must not hold an index.
-            model: A model of sentence embeddings: a run, a folder, or NAME[@REVISION] on the hub.
-            vectors: "float32", "int8", or "binary": signs, with int8 for the nearest ones.
-            language: For stemming and stop words of BM25; "none": neither.
-            passage_tokens: Most tokens of a passage; None: 256, or what the model reads if it is less.
-            device: "cpu", "cuda" or "auto": a GPU where there is one.
+            folder: A new or an empty folder.
+            model: A sentence embedding model: a run, a folder, or NAME[@REVISION] on the hub.
+            vectors: "float32", "int8", or "binary": signs, with int8 for rescoring.
+            language: Language for stemming and stop words of BM25; "none": neither.
+            passage_tokens: Maximum tokens of a passage; None: 256, or the model's limit if it is less.
+            device: "cpu", "cuda" or "auto": a GPU if there is one.
 
         Raises:
-            HeedfulError: If the folder holds anything, the model makes no sentence embeddings, or a value is unknown.
+            HeedfulError: If the folder is not empty, the model makes no sentence embeddings, or a value is unknown.
         """
-        place = Path(folder)
-        if is_index(place):
-            raise HeedfulError(f"{place} holds an index already: open it, or give another folder")
-        if place.exists() and (not place.is_dir() or any(path.name[0] != "." for path in place.iterdir())):
-            raise HeedfulError(f"{place} exists and is no index: give another folder")
+        path = Path(folder)
+        if is_index(path):
+            raise HeedfulError(f"{path} holds an index already: open it, or give another folder")
+        if path.exists() and (not path.is_dir() or any(child.name[0] != "." for child in path.iterdir())):
+            raise HeedfulError(f"{path} exists and is no index: give another folder")
         check_vector_format(vectors)
         WordIndex(None, check_language(language))
         engine = Engine(model, device=device)
@@ -133,11 +133,11 @@ class SearchIndex:
             language=language,
             passage_tokens=_passage_tokens(engine, passage_tokens),
         )
-        with locked_for_writing(place):
-            if is_index(place):
-                raise HeedfulError(f"{place} holds an index already: open it, or give another folder")
-            commit_state(place, IndexState(settings=settings))
-        return cls(place, engine=engine, device=device)
+        with locked_for_writing(path):
+            if is_index(path):
+                raise HeedfulError(f"{path} holds an index already: open it, or give another folder")
+            commit_state(path, IndexState(settings=settings))
+        return cls(path, engine=engine, device=device)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class SearchIndex:
         return engine
 
     def refresh(self) -> bool:
-        """Open the last complete state, if another process has changed the index; return whether it has."""
+        """Open the last complete state if another process changed the index; return whether one did."""
         if read_state(self.folder).generation == self._state.generation:
             return False
         self._open(_read_stable(self.folder, self._load))
@@ -193,11 +193,10 @@ class SearchIndex:
 
         Args:
             query: The text to search for.
-            top_k: Most documents to return.
+            top_k: Maximum documents to return.
             method: "words" (BM25), "vectors" (cosine), or "hybrid": both rankings, fused by reciprocal ranks.
-            reranker: A model that scores pairs of texts (a cross-encoder), by which the best `RERANKED` documents are
-                ranked again.
-            vector: The query's vector, where it is known; None: it is encoded.
+            reranker: A cross-encoder, which scores pairs of texts: the best `RERANKED` documents are ranked by it.
+            vector: Vector of the query, [width]; None: the model of the index encodes it.
 
         Raises:
             HeedfulError: If the query is empty, or an argument is unknown.
@@ -217,7 +216,7 @@ class SearchIndex:
         return hits[:top_k]
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
-        """Return the words of a text that are words of a query too, by their stems: start and end of each."""
+        """Return the words of a text whose stems are in a query: start and end of each, in characters."""
         return self._words.matches(query, text)
 
     def rank(
@@ -230,7 +229,14 @@ class SearchIndex:
     def _rank(
         self, queries: Sequence[str], vectors: NDArray[np.float32] | None, depth: int, method: SearchMethod
     ) -> list[list[tuple[int, float]]]:
-        """Rank documents by words, by vectors of the queries (None: by words alone), or by both."""
+        """Rank documents for each query; see `rank`.
+
+        Args:
+            queries: The queries.
+            vectors: Their unit vectors, [queries, width]; None if the method is "words".
+            depth: Number of documents for each query.
+            method: As in `search`.
+        """
         count = max(depth, CANDIDATES) if method == "hybrid" else depth
         by_words = [] if method == "vectors" else [self._words.search(query, count) for query in queries]
         by_vectors = [] if vectors is None else self.rank_by_vectors(vectors, count)
@@ -243,28 +249,30 @@ class SearchIndex:
 
     def document(self, number: int) -> Document:
         """Return a document by its number."""
-        segment, place = self._locate(number)
-        return segment.document(place)
+        segment, number_in_segment = self._locate(number)
+        return segment.document(number_in_segment)
 
     def rank_by_vectors(self, vectors: NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
         """Return the numbers of the best `count` documents for each unit vector, with the cosine of their best passage.
 
+        Since a document may have several passages, the number of passages grows until there are enough documents.
         Vectors of the index are read in blocks.
         """
-        passages = len(self._document_of_passage)
+        all_passages = len(self._document_of_passage)
         tables = [segment.vectors for segment in self._segments]
-        wanted = 2 * count
+        passage_count = 2 * count
         while True:
-            scores, rows = nearest_in_tables(tables, vectors, min(wanted, passages), self._alive)
+            scores, rows = nearest_in_tables(tables, vectors, min(passage_count, all_passages), self._alive)
             rankings = []
-            for values, places in zip(scores, rows, strict=True):
-                best: dict[int, float] = {}
-                for row, value in zip(places[np.isfinite(values)].tolist(), values.tolist(), strict=False):
-                    best.setdefault(int(self._document_of_passage[row]), value)
+            for query_scores, query_rows in zip(scores, rows, strict=True):
+                best: dict[int, float] = {}  # by document; the first passage of a document is its best
+                alive_rows = query_rows[np.isfinite(query_scores)].tolist()  # the other rows are the last ones
+                for row, score in zip(alive_rows, query_scores.tolist(), strict=False):
+                    best.setdefault(int(self._document_of_passage[row]), score)
                 rankings.append(list(best.items())[:count])
-            if wanted >= passages or all(len(ranking) == count for ranking in rankings):
+            if passage_count >= all_passages or all(len(ranking) == count for ranking in rankings):
                 return rankings
-            wanted *= 4
+            passage_count *= 4
 
     def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
         return normalized_rows(self.engine.encode_query(list(queries)))
@@ -272,10 +280,16 @@ class SearchIndex:
     def hits(
         self, query: str, ranking: Iterable[tuple[int, float]], vector: NDArray[np.float32] | None
     ) -> Iterator[SearchHit]:
-        """Yield ranked documents with the passage that fits a query best: by its vector, [1, width], or by words."""
+        """Yield ranked documents with their best passages.
+
+        Args:
+            query: The query.
+            ranking: Numbers and scores of documents.
+            vector: Unit vector of the query, [1, width], by which the passage is chosen; None: by the query's words.
+        """
         for number, score in ranking:
-            segment, place = self._locate(number)
-            document, rows = segment.document(place), segment.passage_rows(place)
+            segment, number_in_segment = self._locate(number)
+            document, rows = segment.document(number_in_segment), segment.passage_rows(number_in_segment)
             spans = segment.passages[rows, 1:].tolist()
             if len(rows) == 1:
                 best = 0
@@ -298,10 +312,10 @@ class SearchIndex:
     def add(
         self, documents: Iterable[Document], *, on_progress: Callable[[AddedDocuments], None] | None = None
     ) -> AddedDocuments:
-        """Add documents, and replace those whose ids are in the index with other texts.
+        """Add documents. A document with the id of another text in the index replaces it.
 
-        Every `COMMIT` documents are committed. After an interruption the same call continues: documents that are in the
-        index are passed over.
+        Every `COMMIT` documents are committed. After an interruption the same call resumes: documents that are in the
+        index already are skipped.
 
         Args:
             documents: The documents.
@@ -338,47 +352,57 @@ class SearchIndex:
         return done
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Delete documents by their ids, and return how many there were.
+        """Delete documents by their ids, and return their number.
 
         Raises:
             HeedfulError: If an id is not in the index; then nothing is deleted.
         """
         with locked_for_writing(self.folder):
             self._begin_change()
-            wanted = dict.fromkeys(ids)
-            if missing := next((id for id in wanted if id not in self._numbers), None):
+            unique_ids = dict.fromkeys(ids)
+            if missing := next((id for id in unique_ids if id not in self._numbers), None):
                 raise HeedfulError(f'no document has the id "{missing}"; nothing was deleted')
-            if wanted:
-                self._commit([], [self._numbers[id] for id in wanted])
-        return len(wanted)
+            if unique_ids:
+                self._commit([], [self._numbers[id] for id in unique_ids])
+        return len(unique_ids)
 
     def rebuild(self) -> None:
-        """Write the index anew without what deleted documents have left: files, and counts of their words in BM25."""
+        """Write the index anew without deleted documents, whose files and word counts for BM25 it still has."""
         with locked_for_writing(self.folder):
             self._begin_change()
             state, generation = self._state, self._state.generation + 1
             alive = np.ones(state.documents, bool)
             alive[list(state.deleted)] = False
             bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
-            living = [
+            alive_segments = [
                 segment.selected(alive[start:stop])
                 for segment, start, stop in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
             ]
             state = replace(state, generation=generation, segments=(), words="", deleted=())
             if alive.any():
-                state = self._with_segment(state, living)
-                texts = enumerate(content for segment in living for content in segment.contents())
+                state = self._with_segment(state, alive_segments)
+                texts = enumerate(content for segment in alive_segments for content in segment.contents())
                 state = self._with_words(state, None, texts, ())
             self._commit_state(state)
 
     def _begin_change(self) -> None:
+        """Open the last complete state, and remove what interrupted changes left. The caller holds the lock."""
         self.refresh()
         remove_unnamed(self.folder, self._state)
 
     def _commit(self, documents: Sequence[Document], deleted: Sequence[int]) -> None:
-        """Add a segment, into which later ones of at most twice its size are merged, and commit the new state."""
-        before = self._state
-        state = replace(before, generation=before.generation + 1, deleted=tuple(sorted({*before.deleted, *deleted})))
+        """Commit a state with new documents and without deleted ones.
+
+        The new segment is merged with the last segments while these have at most twice its documents, so that the
+        number of segments grows logarithmically.
+
+        Args:
+            documents: New documents.
+            deleted: Numbers of deleted or replaced documents.
+        """
+        previous = self._state
+        all_deleted = tuple(sorted({*previous.deleted, *deleted}))
+        state = replace(previous, generation=previous.generation + 1, deleted=all_deleted)
         if documents:
             merged = [self._segment(documents)]
             size = len(documents)
@@ -387,10 +411,11 @@ class SearchIndex:
                 merged.insert(0, self._segments[len(state.segments) - 1])
                 state = replace(state, segments=state.segments[:-1])
             state = self._with_segment(state, merged)
-        contents = enumerate((document.content for document in documents), start=before.documents)
-        self._commit_state(self._with_words(state, before.words, contents, deleted))
+        contents = enumerate((document.content for document in documents), start=previous.documents)
+        self._commit_state(self._with_words(state, previous.words, contents, deleted))
 
     def _segment(self, documents: Sequence[Document]) -> Segment:
+        """Return a segment of documents in memory, with their passages encoded by the model."""
         contents = [document.content for document in documents]
         spans = PassageSplitter(self.engine, self.settings.passage_tokens).split(contents)
         passages = [text[start:end] for text, parts in zip(contents, spans, strict=True) for start, end in parts]
@@ -398,62 +423,68 @@ class SearchIndex:
             documents, spans, normalized_rows(self.engine.encode_document(passages)), self.settings.vectors
         )
 
-    def _with_segment(self, state: IndexState, parts: Sequence[Segment]) -> IndexState:
+    def _with_segment(self, state: IndexState, merged: Sequence[Segment]) -> IndexState:
+        """Write segments as one new segment, and return the state with it."""
         target = self.folder / f"segment-{state.generation:06}"
         with atomic_path(target, folder=True) as part:
-            facts = replace(write_segment(part, parts), name=target.name)
+            facts = replace(write_segment(part, merged), name=target.name)
         return replace(state, segments=(*state.segments, facts))
 
     def _with_words(
-        self, state: IndexState, before: str | None, added: Iterable[tuple[int, str]], deleted: Iterable[int]
+        self, state: IndexState, previous: str | None, added: Iterable[tuple[int, str]], deleted: Iterable[int]
     ) -> IndexState:
+        """Write a new word index, and return the state with it; see `write_words`."""
         target = self.folder / f"words-{state.generation:06}"
         with atomic_path(target, folder=True) as part:
             write_words(
                 part,
                 self.settings.language,
-                before=self.folder / before if before else None,
+                previous=self.folder / previous if previous else None,
                 added=added,
                 deleted=deleted,
             )
         return replace(state, words=target.name)
 
     def _commit_state(self, state: IndexState) -> None:
+        """Make a state the last complete one, and open it."""
         commit_state(self.folder, state)
         self._open(self._load(state))
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def _load(self, state: IndexState) -> tuple[IndexState, list[Segment], WordIndex]:
+        """Open the files of a state; raises HeedfulError if one is missing or damaged."""
         segments = [Segment.open(self.folder, facts, state.settings) for facts in state.segments]
         return state, segments, WordIndex(self.folder / state.words if state.words else None, state.settings.language)
 
     def _open(self, loaded: tuple[IndexState, list[Segment], WordIndex]) -> None:
+        """Make a loaded state the current one."""
         self._state, self._segments, self._words = loaded
-        self._bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])
-        of_segments = [
+        self._bounds = np.cumsum([0, *(len(segment) for segment in self._segments)])  # first document of each segment
+        documents_by_segment = [
             segment.passages[:, 0] + start for segment, start in zip(self._segments, self._bounds[:-1], strict=True)
         ]
-        self._document_of_passage = np.concatenate([np.zeros(0, np.int64), *of_segments])
+        self._document_of_passage = np.concatenate([np.zeros(0, np.int64), *documents_by_segment])
         deleted = np.zeros(self._state.documents, bool)
         deleted[list(self._state.deleted)] = True
-        self._alive = [~deleted[numbers] for numbers in of_segments]
+        self._alive = [~deleted[numbers] for numbers in documents_by_segment]  # by segment: whether a passage is kept
         self.__dict__.pop("_numbers", None)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        """The number of each document, by id; of a replaced one that of the new text."""
+        """The numbers of the documents by id, without deleted and replaced ones."""
         deleted = set(self._state.deleted)
         ids = (id for segment in self._segments for id in segment.ids)
         return {id: number for number, id in enumerate(ids) if number not in deleted}
 
     def _locate(self, number: int) -> tuple[Segment, int]:
-        place = int(np.searchsorted(self._bounds, number, side="right")) - 1
-        return self._segments[place], number - int(self._bounds[place])
+        """Return the segment of a document, and its number in the segment."""
+        index = int(np.searchsorted(self._bounds, number, side="right")) - 1
+        return self._segments[index], number - int(self._bounds[index])
 
 
 def rescored(hits: Iterable[SearchHit], scores: Iterable[float]) -> list[SearchHit]:
-    """Return hits with new scores, the highest first."""
+    """Return hits with other scores, the highest first."""
     return sorted(
         (replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)), key=lambda hit: -hit.score
     )
@@ -462,7 +493,7 @@ def rescored(hits: Iterable[SearchHit], scores: Iterable[float]) -> list[SearchH
 def _read_stable(
     folder: Path, load: Callable[[IndexState], tuple[IndexState, list[Segment], WordIndex]]
 ) -> tuple[IndexState, list[Segment], WordIndex]:
-    """Load the last complete state; again if another process replaced it meanwhile."""
+    """Load the last complete state; start again if another process replaced it meanwhile and removed its files."""
     while True:
         state = read_state(folder)
         try:
@@ -473,6 +504,7 @@ def _read_stable(
 
 
 def _check_search(method: str, depth: int) -> None:
+    """Raise a HeedfulError for an unknown method, or a number of results below 1."""
     if method not in METHODS:
         raise HeedfulError(f"method is {method!r}{did_you_mean(method, METHODS)}: use one of {', '.join(METHODS)}")
     if depth < 1:
@@ -480,6 +512,7 @@ def _check_search(method: str, depth: int) -> None:
 
 
 def _passage_tokens(engine: BundleEngine, tokens: int | None) -> int:
+    """Return the maximum tokens of a passage for a model; None: the default. Raises HeedfulError if out of range."""
     limit = engine.limit or PASSAGE_TOKENS
     if tokens is None:
         return min(PASSAGE_TOKENS, limit)
@@ -489,6 +522,7 @@ def _passage_tokens(engine: BundleEngine, tokens: int | None) -> int:
 
 
 def _chunks(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    """Yield lists of up to `size` documents."""
     source = iter(documents)
     while chunk := list(islice(source, size)):
         yield chunk

@@ -19,20 +19,20 @@ from heedful.search.rerank import rerank_scores
 from heedful.search.vectors import normalized_rows
 from heedful.tasks.task import batched
 
-QUERIES = 256  # compared with the documents at once, which bounds the memory
-DEPTH = 100  # nearest documents of a query among which negatives are sought
-NEGATIVES = 5  # for each pair
-MARGIN = 0.05  # share of the positive's score by which a negative's is lower (Moreira et al. 2024)
+QUERIES = 256  # queries that are compared with the documents at once, which bounds the memory
+DEPTH = 100  # nearest documents of a query that may become negatives
+NEGATIVES = 5  # maximum negatives of each pair
+MARGIN = 0.05  # share by which a negative's score must be below the positive's (Moreira et al. 2024)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinedRow:
-    """A query with a relevant text and texts that resemble it, as `finetune embed` and `finetune rank` read it."""
+    """A query with a relevant text and hard negatives: a row of data for `finetune embed` and `finetune rank`."""
 
     query: str
     positive: str
-    negative: list[str]
-    teacher_scores: list[float] | None = None  # of the positive and each negative; None: there is no teacher
+    negative: list[str]  # the negatives, the most similar first
+    teacher_scores: list[float] | None = None  # relevance of the positive and each negative; None: there is no teacher
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
@@ -42,9 +42,9 @@ class MinedRow:
 
 @dataclass(slots=True)
 class MiningCounts:
-    """Counts of pairs, and of their negatives."""
+    """Counts of pairs and their negatives."""
 
-    pairs: int = 0
+    pairs: int = 0  # all pairs
     without: int = 0  # pairs without a negative, which are left out
     negatives: int = 0
 
@@ -68,7 +68,7 @@ def mine_negatives(
         pairs: The pairs; a query may have several.
         num_negatives: Maximum negatives of a pair.
         margin: Minimum relative gap between the positive's score and a negative's, from 0 to below 1.
-        teacher: A cross-encoder whose scores of the positive and of the negatives are kept; None: none.
+        teacher: A cross-encoder whose scores of the positive and the negatives are added to the row; None: none are.
 
     Raises:
         HeedfulError: If a number is out of its range.
@@ -82,27 +82,26 @@ def mine_negatives(
         positives.setdefault(hash_text(pair.anchor), set()).add(normalise_text(pair.positive))
     for chunk in batched(pairs, QUERIES):
         queries = normalized_rows(index.engine.encode_query([pair.anchor for pair in chunk]))
-        own = normalized_rows(index.engine.encode_document([pair.positive for pair in chunk]))
-        scores = np.einsum("ij,ij->i", queries, own)
+        positive_vectors = normalized_rows(index.engine.encode_document([pair.positive for pair in chunk]))
+        positive_scores = np.einsum("ij,ij->i", queries, positive_vectors)
         rankings = index.rank_by_vectors(queries, DEPTH)
-        for pair, vector, score, ranking in zip(chunk, queries, scores.tolist(), rankings, strict=True):
-            known = positives[hash_text(pair.anchor)]
-            below = [(number, value) for number, value in ranking if value < score - margin * abs(score)]
-            hard: list[str] = []
-            for hit in index.hits(pair.anchor, below, vector[None]):
-                if len(hard) == num_negatives:
+        for pair, vector, positive_score, ranking in zip(
+            chunk, queries, positive_scores.tolist(), rankings, strict=True
+        ):
+            max_score = positive_score - margin * abs(positive_score)
+            below_margin = [(number, score) for number, score in ranking if score < max_score]
+            query_positives = positives[hash_text(pair.anchor)]
+            negatives: list[str] = []
+            for hit in index.hits(pair.anchor, below_margin, vector[None]):
+                if len(negatives) == num_negatives:
                     break
                 passage = normalise_text(hit.passage)
-                if not any(positive in passage or passage in positive for positive in known):
-                    hard.append(hit.passage)
-            yield MinedRow(
-                query=pair.anchor,
-                positive=pair.positive,
-                negative=hard,
-                teacher_scores=None
-                if teacher is None
-                else rerank_scores(teacher, pair.anchor, [pair.positive, *hard], raw=True),
-            )
+                if not any(positive in passage or passage in positive for positive in query_positives):
+                    negatives.append(hit.passage)
+            teacher_scores = None
+            if teacher is not None:
+                teacher_scores = rerank_scores(teacher, pair.anchor, [pair.positive, *negatives], raw=True)
+            yield MinedRow(query=pair.anchor, positive=pair.positive, negative=negatives, teacher_scores=teacher_scores)
 
 
 def write_negatives(path: Path, rows: Iterable[MinedRow]) -> MiningCounts:

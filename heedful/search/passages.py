@@ -7,17 +7,23 @@ from collections.abc import Sequence
 
 from heedful.infer.bundle_engine import BundleEngine
 
-OVERLAP = 8  # the last 1/OVERLAP of a passage begins the next one
-Span = tuple[int, int]  # first character of a part of a text, and that after its last
+OVERLAP = 8  # the last 1/8 of a passage begins the next one, too
+Span = tuple[int, int]  # start and end of a part of a text, in characters; the end is exclusive
 
 
 class PassageSplitter:
-    """Splits texts into passages of at most some tokens, which begin and end between words where they can."""
+    """Splits texts into passages with a maximum number of tokens, between words if possible."""
 
     def __init__(self, engine: BundleEngine, tokens: int) -> None:
+        """Take the tokenizer of an engine.
+
+        Args:
+            engine: The engine.
+            tokens: Maximum tokens of a passage, with special tokens and the prompt for documents.
+        """
         self._tokenizer = engine.tokenizer
         prompt = engine.prompt("document", "passage", "corpus")
-        self.room = max(1, tokens - len(engine.tokenizer.encode(prompt)))  # special tokens and prompt are in each
+        self.max_text_tokens = max(1, tokens - len(engine.tokenizer.encode(prompt)))
 
     def split(self, texts: Sequence[str]) -> list[list[Span]]:
         """Return the passages of each text; a text without tokens is one passage."""
@@ -25,11 +31,16 @@ class PassageSplitter:
             [span for span, segment in zip(encoded.offsets, encoded.segments, strict=True) if segment is not None]
             for encoded in self._tokenizer.encode_batch(list(texts))
         ]
-        return [passage_spans(text, spans, self.room) for text, spans in zip(texts, offsets, strict=True)]
+        return [passage_spans(text, spans, self.max_text_tokens) for text, spans in zip(texts, offsets, strict=True)]
 
 
-def passage_spans(text: str, tokens: Sequence[Span], room: int) -> list[Span]:
-    """Return passages of at most `room` tokens that cover a text and overlap.
+def passage_spans(text: str, tokens: Sequence[Span], max_tokens: int) -> list[Span]:
+    """Return overlapping passages that cover a text, with at most `max_tokens` tokens each.
+
+    Args:
+        text: The text.
+        tokens: Span of each token.
+        max_tokens: Maximum tokens of a passage.
 
     >>> text = "one two three four five"
     >>> tokens = [(0, 3), (4, 7), (8, 13), (14, 18), (19, 23)]
@@ -38,20 +49,22 @@ def passage_spans(text: str, tokens: Sequence[Span], room: int) -> list[Span]:
     >>> passage_spans(text, tokens, 5), passage_spans("", [], 5)
     ([(0, 23)], [(0, 0)])
     """
-    if len(tokens) <= room:
+    if len(tokens) <= max_tokens:
         return [(0, len(text))]
-    starts = [number for number, (start, _) in enumerate(tokens) if start == 0 or text[start - 1].isspace()]
-    spans, first = [], 0
-    while first + room < len(tokens):
-        stop = _last(starts, first, first + room) or first + room
+    word_starts = [number for number, (start, _) in enumerate(tokens) if start == 0 or text[start - 1].isspace()]
+    spans, first = [], 0  # first token of the passage
+    while first + max_tokens < len(tokens):
+        stop = _last_in(word_starts, first, first + max_tokens) or first + max_tokens
         spans.append((tokens[first][0], tokens[stop - 1][1]))
-        overlap = (stop - first) // OVERLAP
-        first = (_last(starts, first, stop - overlap) or stop - overlap) if overlap else stop
+        next_first = stop
+        if overlap := (stop - first) // OVERLAP:
+            next_first = _last_in(word_starts, first, stop - overlap) or stop - overlap
+        first = next_first
     spans.append((tokens[first][0], len(text)))
     return spans
 
 
-def _last(starts: Sequence[int], after: int, until: int) -> int | None:
-    """Return the last token in (after, until] that begins a word; None if no token does."""
-    place = bisect_right(starts, until)
-    return starts[place - 1] if place and starts[place - 1] > after else None
+def _last_in(numbers: Sequence[int], after: int, until: int) -> int | None:
+    """Return the largest of ascending numbers that is in (after, until]; None if none is."""
+    count = bisect_right(numbers, until)
+    return numbers[count - 1] if count and numbers[count - 1] > after else None

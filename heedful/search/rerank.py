@@ -13,10 +13,14 @@ from heedful.tasks.answering import Answer
 
 
 def relevance(answer: Answer, *, raw: bool = False) -> float:
-    """Return the one number of an answer, between 0 and 1 unless raw; or the probability of the second of two labels.
+    """Return the relevance of a pair of texts from the answer of a model.
+
+    Args:
+        answer: An answer with one number, or with the probabilities of two labels: that of the second is the relevance.
+        raw: Return the number as it is; otherwise its sigmoid, between 0 and 1.
 
     Raises:
-        HeedfulError: If the answer has other numbers.
+        HeedfulError: If the answer has other numbers, or two probabilities and `raw` is set.
     """
     if "values" in answer and len(answer["values"]) == 1:
         (number,) = answer["values"].values()

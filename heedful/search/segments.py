@@ -28,11 +28,11 @@ BATCH = 1024  # documents in a record batch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Documents, memory-mapped or in memory."""
+    """Some documents with their passages and vectors, memory-mapped or in memory."""
 
     documents: pyarrow.Table  # columns id, title, text
-    passages: Int64[np.ndarray, "passages 3"]  # document, first character of its content and that after the last
-    vectors: VectorTable  # a row for each passage
+    passages: Int64[np.ndarray, "passages 3"]  # number of the document; start and end in its content, in characters
+    vectors: VectorTable  # one row for each passage
 
     @classmethod
     def of(
@@ -65,18 +65,19 @@ class Segment:
         """
         import pyarrow
 
-        place = folder / facts.name
+        segment_folder = folder / facts.name
+        path = segment_folder / DOCUMENTS
         try:
-            documents = pyarrow.ipc.open_stream(pyarrow.memory_map(str(place / DOCUMENTS))).read_all()
+            documents = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all()
         except (OSError, pyarrow.ArrowInvalid) as error:
-            raise HeedfulError(f"{place / DOCUMENTS} cannot be read: {error}; build the index again") from None
+            raise HeedfulError(f"{path} cannot be read: {error}; build the index again") from None
         if len(documents) != facts.documents:
             raise HeedfulError(
-                f"{place / DOCUMENTS} has {len(documents)} documents, expected {facts.documents}: it is damaged; build "
-                "the index again"
+                f"{path} has {len(documents)} documents, expected {facts.documents}: it is damaged; build the index "
+                "again"
             )
-        passages = mapped_array(place / PASSAGES, (facts.passages, 3), np.int64)
-        vectors = VectorTable.open(place, facts.passages, settings.width, settings.vectors)
+        passages = mapped_array(segment_folder / PASSAGES, (facts.passages, 3), np.int64)
+        vectors = VectorTable.open(segment_folder, facts.passages, settings.width, settings.vectors)
         return cls(documents=documents, passages=passages, vectors=vectors)
 
     def __len__(self) -> int:
@@ -98,12 +99,12 @@ class Segment:
         return (self.document(number).content for number in range(len(self)))
 
     def passage_rows(self, number: int) -> NDArray[np.int64]:
-        """Return the rows of the passages of a document."""
+        """Return the numbers of a document's passages: rows of `passages` and `vectors`."""
         first, last = np.searchsorted(self.passages[:, 0], [number, number + 1])
         return np.arange(first, last)
 
     def selected(self, alive: NDArray[np.bool_]) -> Segment:
-        """Return a segment of some of the documents, in memory."""
+        """Return a segment with the documents for which `alive` is true, [documents], in memory."""
         import pyarrow
 
         rows = np.flatnonzero(alive[self.passages[:, 0]])
@@ -117,12 +118,12 @@ class Segment:
 
 
 def write_segment(folder: Path, segments: Sequence[Segment]) -> SegmentFacts:
-    """Write the documents of segments, one after the other, into an empty folder that has the name of the new one."""
-    first, parts = 0, []
+    """Write the documents of segments, one after the other, as a new segment into an empty folder."""
+    first, renumbered = 0, []
     for segment in segments:
-        parts.append(segment.passages + np.array([first, 0, 0]))
+        renumbered.append(segment.passages + np.array([first, 0, 0]))
         first += len(segment)
-    passages = np.concatenate(parts)
+    passages = np.concatenate(renumbered)
     write_synced(folder / DOCUMENTS, _stream(segments))
     write_synced(folder / PASSAGES, [passages.tobytes()])
     write_tables(folder, [segment.vectors for segment in segments])

@@ -1,8 +1,8 @@
-"""The files of an index: parts that never change, and `index.json`, which names those of the last complete state.
+"""The files of an index: parts that never change, and `index.json`, which names the parts of the last complete state.
 
-A change writes new parts beside the old ones and then replaces `index.json`, in one step; only then the old parts are
-removed. A process that is killed at any point leaves the state before or after its change, and parts that no state
-names, which the next change removes.
+A change writes new parts beside the old ones, replaces `index.json` in one step, and then removes the old parts. A
+process that is killed at any point leaves a complete state, the one before or the one after its change. Parts that
+`index.json` does not name are removed by the next change.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from heedful.untrusted_files import read_json
 
 STATE = "index.json"
 LOCK = "index.lock"
-MAX_BYTES = 256 << 20  # of index.json
-VERSION = 1  # of the format of the files
+MAX_BYTES = 256 << 20  # maximum bytes of index.json
+VERSION = 1  # version of the file format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexSettings:
     """The settings of an index, which do not change."""
 
-    model: str  # the path or the name of the model of sentence embeddings
-    fingerprint: str  # of the model, which must not change
-    width: int  # of the vectors
-    vectors: VectorFormat
-    language: str  # of the words, for stemming and stop words; "none": neither
-    passage_tokens: int  # most tokens of a passage
+    model: str  # path or name of the sentence embedding model
+    fingerprint: str  # fingerprint of the model, which must not change
+    width: int  # coordinates of a vector
+    vectors: VectorFormat  # format in which vectors are stored
+    language: str  # language for stemming and stop words; "none": neither
+    passage_tokens: int  # maximum tokens of a passage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentFacts:
-    """A folder with some documents, their passages and their vectors."""
+    """Name and size of a segment: a folder with some of the documents, their passages and vectors."""
 
-    name: str
-    documents: int
-    passages: int
+    name: str  # name of the folder
+    documents: int  # number of documents
+    passages: int  # number of passages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexState:
-    """A complete state of an index; documents are numbered from 0 over all segments, deleted ones included."""
+    """A complete state of an index. Documents are numbered from 0 over all segments, deleted ones included."""
 
     version: int = VERSION
-    generation: int = 0  # changes so far
+    generation: int = 0  # number of changes so far
     settings: IndexSettings
     segments: tuple[SegmentFacts, ...] = ()
     words: str = ""  # folder of the word index; "": no documents yet
@@ -103,12 +103,12 @@ def remove_unnamed(folder: Path, state: IndexState) -> None:
         if path.name.startswith(("segment-", "words-")) and path.name not in named:
             remove(path)
         elif path.name.startswith(".") and path.name.endswith(".part") and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)  # of another machine or process; the lock is ours
+            shutil.rmtree(path, ignore_errors=True)  # left by another process, which is dead: this one holds the lock
 
 
 @contextmanager
 def locked_for_writing(folder: Path) -> Iterator[None]:
-    """Hold the lock of an index, which one process has at a time.
+    """Hold the lock of an index, which one process at a time can hold.
 
     Raises:
         HeedfulError: If another process holds it, or the folder cannot be written.

@@ -1,9 +1,9 @@
 """Brute-force search for the vectors with the largest inner products, in float32, int8 or binary with rescoring.
 
-An int8 row has one scale, max |x| / 127. The query is not rounded to 8 bits but to 15, so that the error is that of the
-rows alone. A binary row has the signs of its coordinates: a query is compared with all rows by the Hamming distance,
-and with the nearest ones by int8, which is approximate. int8 scores and Hamming distances are computed by the C++
-kernels; without them, by PyTorch and NumPy, with the same results.
+An int8 row has one scale, max |x| / 127. A query is rounded to 15 bits, not 8, so that almost all of the error comes
+from the rows. A binary row has the signs of its coordinates: a query is compared with all rows by the Hamming distance,
+and then with the nearest rows in int8, so that the result is approximate. int8 scores and Hamming distances are
+computed by the C++ kernels; without them, by PyTorch and NumPy, with the same results.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from heedful.errors import HeedfulError, did_you_mean
 VectorFormat = Literal["float32", "int8", "binary"]
 VECTOR_FORMATS: tuple[VectorFormat, ...] = ("float32", "int8", "binary")
 BLOCK = 1 << 16  # rows that are compared with queries at once
-RESCORED = 10  # candidates that are rescored by int8 for each row that is asked for; see benchmarks/search.py
-GROUP = 64  # neighbouring rows; a group is passed over if its largest score is too low
-HIGH = 128  # base of the two int8 digits of a query
-MAX_WIDTH = 1024  # coordinates whose products the kernel sums in 32 bits
+CANDIDATES_PER_RESULT = 10  # rows that binary search rescores in int8 for each result; see benchmarks/search.py
+GROUP = 64  # neighbouring rows whose maximum is taken to find a lower bound of the largest scores
+DIGIT_BASE = 128  # base of the two int8 digits of a query's coordinate
+MAX_WIDTH = 1024  # widest rows for which the kernel's 32-bit sums cannot overflow
 FILES = {"rows": "vectors.bin", "scales": "scales.bin", "bits": "signs.bin"}
 
 
@@ -44,7 +44,7 @@ def check_vector_format(name: str) -> VectorFormat:
 
 
 def normalized_rows(vectors: NDArray[np.float32]) -> Float32[np.ndarray, "rows width"]:
-    """Return vectors with length 1; a vector of zeros, which a text without tokens has, stays as it is."""
+    """Return vectors scaled to length 1; a vector of zeros, as a text without tokens has, stays as it is."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     units: NDArray[np.float32] = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return units
@@ -55,12 +55,12 @@ class VectorTable:
     """Unit vectors in one format, in memory or memory-mapped."""
 
     rows: Float32[np.ndarray, "rows width"] | Int8[np.ndarray, "rows width"]
-    scales: Float32[np.ndarray, " rows"] | None = None  # of int8 rows
-    bits: UInt64[np.ndarray, "rows words"] | None = None  # signs of the coordinates, 64 in a word
+    scales: Float32[np.ndarray, " rows"] | None = None  # scales of int8 rows; None: the rows are float32
+    bits: UInt64[np.ndarray, "rows words"] | None = None  # signs of the coordinates, 64 in a word; None: not binary
 
     @classmethod
     def of(cls, vectors: Float32[np.ndarray, "rows width"], vector_format: VectorFormat = "float32") -> VectorTable:
-        """Return unit vectors in a format."""
+        """Return a table of unit vectors in a format."""
         if vector_format == "float32":
             return cls(rows=vectors)
         scales = (np.abs(vectors).max(axis=1, initial=0) / 127).astype(np.float32)
@@ -90,26 +90,27 @@ class VectorTable:
         """Return the inner products of queries with rows `start` to `stop`."""
         if self.scales is None:
             products = torch.from_numpy(np.ascontiguousarray(queries)) @ torch.from_numpy(self.rows[start:stop]).T
-            exact: NDArray[np.float32] = products.numpy()
-            return exact
-        units = (np.abs(queries).max(axis=1, initial=0) / (127 * HIGH)).astype(np.float32)  # of each query
-        whole = np.rint(queries / np.where(units > 0, units, 1)[:, None]).astype(np.int16)
+            scores: NDArray[np.float32] = products.numpy()
+            return scores
+        query_scales = (np.abs(queries).max(axis=1, initial=0) / (127 * DIGIT_BASE)).astype(np.float32)
+        integers = np.rint(queries / np.where(query_scales > 0, query_scales, 1)[:, None]).astype(np.int16)
         rows, scales = self.rows[start:stop], self.scales[start:stop]
         if queries.shape[1] <= MAX_WIDTH and (library := kernels()) is not None:
             scores = np.empty((len(queries), len(rows)), np.float32)
-            sides = (rows.ctypes.data, scales.ctypes.data, *rows.shape, whole.ctypes.data, units.ctypes.data)
-            library.scores8(*sides, len(queries), scores.ctypes.data, torch.get_num_threads())
+            row_args = (rows.ctypes.data, scales.ctypes.data, *rows.shape)
+            query_args = (integers.ctypes.data, query_scales.ctypes.data, len(queries))
+            library.scores8(*row_args, *query_args, scores.ctypes.data, torch.get_num_threads())
             return scores
-        high = np.rint(whole / HIGH).astype(np.int16)
-        digits = torch.from_numpy(np.concatenate([high, whole - HIGH * high]).astype(np.int8))
-        both = torch._int_mm(torch.from_numpy(rows), digits.T).numpy().T.astype(np.int64)  # [2 queries, rows]
-        sums = (HIGH * both[: len(queries)] + both[len(queries) :]).astype(np.float32, order="C")
-        sums *= scales
-        sums *= units[:, None]
-        return sums
+        high_digits = np.rint(integers / DIGIT_BASE).astype(np.int16)
+        digits = torch.from_numpy(np.concatenate([high_digits, integers - DIGIT_BASE * high_digits]).astype(np.int8))
+        by_digit = torch._int_mm(torch.from_numpy(rows), digits.T).numpy().T.astype(np.int64)  # [2 queries, rows]
+        scores = (DIGIT_BASE * by_digit[: len(queries)] + by_digit[len(queries) :]).astype(np.float32, order="C")
+        scores *= scales
+        scores *= query_scales[:, None]
+        return scores
 
     def at(self, numbers: NDArray[np.int64]) -> VectorTable:
-        """Return a table of some rows, in memory."""
+        """Return a table of the rows with these numbers, in memory."""
         return VectorTable(
             rows=np.asarray(self.rows[numbers]),
             scales=None if self.scales is None else np.asarray(self.scales[numbers]),
@@ -126,7 +127,7 @@ class VectorTable:
         Args:
             queries: Unit vectors.
             count: Number of rows for each query; all of them if there are fewer.
-            alive: Whether each row can be returned; None: all. Where fewer than `count` can, the last scores are -inf.
+            alive: Whether each row may be returned; None: all may. If fewer than `count` may, the last scores are -inf.
         """
         if self.bits is not None:
             return self._rescored(queries, count, alive)
@@ -135,16 +136,20 @@ class VectorTable:
     def _rescored(
         self, queries: Float32[np.ndarray, "queries width"], count: int, alive: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Find rows by the signs of their coordinates, and rank them by int8."""
+        """Return the nearest rows of a binary table: candidates by Hamming distance, ranked by their int8 scores."""
         assert self.bits is not None
         bits, query_bits = self.bits, sign_bits(queries)
-        by_bits, candidates = _blockwise(
-            len(bits), len(queries), RESCORED * count, alive, lambda a, b: bit_matches(bits[a:b], query_bits)
+        bit_scores, candidates = _blockwise(
+            len(bits),
+            len(queries),
+            CANDIDATES_PER_RESULT * count,
+            alive,
+            lambda start, stop: bit_matches(bits[start:stop], query_bits),
         )
         best = TopRows(len(queries), count)
-        for place, (query, numbers) in enumerate(zip(queries, candidates, strict=True)):
-            scores = self.at(numbers).scores(query[None], 0, len(numbers))[0]
-            best.add_row(place, np.where(np.isneginf(by_bits[place]), -np.inf, scores), numbers)
+        for number, (query, rows) in enumerate(zip(queries, candidates, strict=True)):
+            scores = self.at(rows).scores(query[None], 0, len(rows))[0]
+            best.add_row(number, np.where(np.isneginf(bit_scores[number]), -np.inf, scores), rows)
         return best.result()
 
 
@@ -155,8 +160,8 @@ def bit_matches(
     if (library := kernels()) is None:
         return -np.stack([np.bitwise_count(rows ^ query).sum(axis=1, dtype=np.float32) for query in queries])
     matches = np.empty((len(queries), len(rows)), np.float32)
-    sides = (rows.ctypes.data, *rows.shape, queries.ctypes.data, len(queries))
-    library.matches(*sides, matches.ctypes.data, torch.get_num_threads())
+    arguments = (rows.ctypes.data, *rows.shape, queries.ctypes.data, len(queries))
+    library.matches(*arguments, matches.ctypes.data, torch.get_num_threads())
     return matches
 
 
@@ -169,6 +174,7 @@ def sign_bits(vectors: Float32[np.ndarray, "rows width"]) -> UInt64[np.ndarray, 
 
 
 def _words(width: int) -> int:
+    """Return the number of 64-bit words for the signs of a vector."""
     return -(-width // 64)
 
 
@@ -179,7 +185,15 @@ def _blockwise(
     alive: NDArray[np.bool_] | None,
     scores_of: Callable[[int, int], NDArray[np.float32]],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the largest scores of each query over blocks of rows, and the numbers of the rows."""
+    """Return the largest scores of each query in descending order, and their rows, both [queries, count].
+
+    Args:
+        rows: Number of rows.
+        queries: Number of queries.
+        count: Number of results for each query.
+        alive: Whether each row may be returned; None: all may.
+        scores_of: Returns the scores for rows `start` to `stop`, [queries, stop - start].
+    """
     best = TopRows(queries, min(count, rows))
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
@@ -191,31 +205,32 @@ def _blockwise(
 
 
 class TopRows:
-    """The rows with the largest scores for each query, from blocks of rows."""
+    """Collects the rows with the largest scores for each query."""
 
     def __init__(self, queries: int, count: int) -> None:
+        """Take the number of queries, and the number of rows that are kept for each."""
         self.count = count
         self._scores = [np.zeros(0, np.float32)] * queries
         self._numbers = [np.zeros(0, np.int64)] * queries
 
     def add(self, scores: Float32[np.ndarray, "queries rows"], first: int) -> None:
-        """Add the scores of a block, whose first row has the number `first`."""
-        for query, row in enumerate(scores):
-            places = np.flatnonzero(row >= self._least(query, row))
-            self.add_row(query, row[places], places + first)
+        """Add the scores of a block of rows, whose first row has the number `first`."""
+        for query, query_scores in enumerate(scores):
+            candidates = np.flatnonzero(query_scores >= self._lower_bound(query, query_scores))
+            self.add_row(query, query_scores[candidates], candidates + first)
 
-    def _least(self, query: int, row: NDArray[np.float32]) -> float:
-        """Return a lower bound on the scores that are among the largest, cheaper than a partial sort of the block."""
+    def _lower_bound(self, query: int, scores: NDArray[np.float32]) -> float:
+        """Return a lower bound of the scores that will be kept; it costs less than a partial sort of the block."""
         if len(self._scores[query]) == self.count > 0:
             return float(self._scores[query].min())
-        groups = len(row) // GROUP
+        groups = len(scores) // GROUP
         if not 0 < self.count <= groups:
             return -np.inf
-        maxima = row[: groups * GROUP].reshape(groups, GROUP).max(axis=1)
+        maxima = scores[: groups * GROUP].reshape(groups, GROUP).max(axis=1)
         return float(np.partition(maxima, groups - self.count)[groups - self.count])  # at least `count` maxima reach it
 
     def add_row(self, query: int, scores: NDArray[np.float32], numbers: NDArray[np.int64]) -> None:
-        """Add scores of one query, with the numbers of their rows."""
+        """Add scores of one query with the numbers of their rows."""
         scores = np.concatenate([self._scores[query], scores.astype(np.float32)])
         numbers = np.concatenate([self._numbers[query], numbers])
         if len(scores) > self.count:
@@ -224,7 +239,7 @@ class TopRows:
         self._scores[query], self._numbers[query] = scores, numbers
 
     def result(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the scores in descending order, [queries, count], and the numbers of their rows."""
+        """Return the kept scores in descending order, and the numbers of their rows, both [queries, count]."""
         scores, numbers = np.stack(self._scores), np.stack(self._numbers)
         order = np.argsort(-scores, axis=1, kind="stable")
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(numbers, order, axis=1)
@@ -244,20 +259,32 @@ def nearest_in_tables(
     count: int,
     alive: Iterable[NDArray[np.bool_]],
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the nearest rows of several tables, whose rows are numbered one after the other."""
-    first, scores, numbers = 0, [np.zeros((len(queries), 0), np.float32)], [np.zeros((len(queries), 0), np.int64)]
-    for table, living in zip(tables, alive, strict=True):
-        values, places = table.nearest(queries, count, living)
-        scores.append(values)
-        numbers.append(places + first)
+    """Return the nearest rows of several tables, as `VectorTable.nearest` does; rows are numbered over all tables.
+
+    Args:
+        tables: The tables.
+        queries: Unit vectors.
+        count: Number of rows for each query.
+        alive: Whether each row may be returned, by table.
+    """
+    first = 0  # number of the table's first row
+    table_scores, table_numbers = [np.zeros((len(queries), 0), np.float32)], [np.zeros((len(queries), 0), np.int64)]
+    for table, table_alive in zip(tables, alive, strict=True):
+        scores, numbers = table.nearest(queries, count, table_alive)
+        table_scores.append(scores)
+        table_numbers.append(numbers + first)
         first += len(table.rows)
-    values, places = np.concatenate(scores, axis=1), np.concatenate(numbers, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")[:, :count]
-    return np.take_along_axis(values, order, axis=1), np.take_along_axis(places, order, axis=1)
+    scores, numbers = np.concatenate(table_scores, axis=1), np.concatenate(table_numbers, axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(numbers, order, axis=1)
 
 
 def mapped_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.generic]:
-    """Memory-map an array; copy-on-write, since PyTorch warns of arrays that cannot be written."""
+    """Memory-map an array, copy-on-write: PyTorch warns about arrays that cannot be written.
+
+    Raises:
+        HeedfulError: If the file is missing or has another size.
+    """
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size

@@ -24,22 +24,16 @@ LANGUAGES = (
     *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
     *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
 )
-WITHOUT_STOP_WORDS = (
-    "arabic",
-    "greek",
-    "romanian",
-    "tamil",
-    "turkish",
-)  # languages that tantivy stems, but has no stop words for
-NO_LANGUAGE = "none"
-LONGEST_WORD = 80  # bytes; longer ones are left out
-HEAP = 50_000_000  # bytes of documents that are held before they are written
-CHANGING = ("meta.json", ".managed.json")
+WITHOUT_STOP_WORDS = ("arabic", "greek", "romanian", "tamil", "turkish")  # tantivy has no stop words for these
+NO_LANGUAGE = "none"  # neither stemming nor stop words
+MAX_WORD_BYTES = 80  # longer words are left out
+WRITER_BYTES = 50_000_000  # memory of tantivy's writer
+MUTABLE_FILES = ("meta.json", ".managed.json")  # files of a tantivy index that change
 META_LOCK, WRITER_LOCK = ".tantivy-meta.lock", ".tantivy-writer.lock"
 
 
 def check_language(language: str) -> str:
-    """Return the language; raises HeedfulError for an unknown one."""
+    """Return the language; raises HeedfulError if it is unknown."""
     if language in (*LANGUAGES, NO_LANGUAGE):
         return language
     raise HeedfulError(
@@ -57,18 +51,22 @@ def require_tantivy() -> None:
 
 
 class WordIndex:
-    """The words of documents, which are known by their numbers."""
+    """The words of documents; documents are identified by numbers."""
 
     def __init__(self, folder: Path | None, language: str) -> None:
-        """Open the index of a folder; None: without documents.
+        """Open a word index.
+
+        Args:
+            folder: Its folder; None: an index without documents.
+            language: Language of the words, see `check_language`.
 
         Raises:
-            HeedfulError: If it cannot be opened.
+            HeedfulError: If tantivy is not installed, or the index cannot be opened.
         """
         require_tantivy()
         self._analyzer = _analyzer(language)
-        if folder is not None and not _may_lock(folder):
-            folder = _linked(folder)
+        if folder is not None and not _can_lock(folder):
+            folder = _lockable_copy(folder)
             finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._index = None if folder is None else _open(folder, language)
 
@@ -78,7 +76,7 @@ class WordIndex:
         return terms
 
     def search(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return the numbers of the documents with the highest scores for any word of the query, and their scores."""
+        """Return the `count` documents with the highest BM25 scores for the words of a query: number and score."""
         terms = self.terms(query)
         if self._index is None or not terms:
             return []
@@ -95,10 +93,10 @@ class WordIndex:
         return sorted(ranked, key=lambda hit: (-hit[1], hit[0]))
 
     def matches(self, query: str, text: str) -> list[tuple[int, int]]:
-        """Return the words of a text whose stems are in a query: first character of each, and that after its last."""
-        wanted = set(self.terms(query))
+        """Return the words of a text whose stems are in a query: start and end of each, in characters."""
+        query_terms = set(self.terms(query))
         words: list[str] = _words_as_written().analyze(text)
-        matching = {word for word in set(words) if not wanted.isdisjoint(self.terms(word))}
+        matching = {word for word in set(words) if not query_terms.isdisjoint(self.terms(word))}
         spans, end = [], 0
         for word in words:
             start = text.index(word, end)  # between two words there are no letters
@@ -109,15 +107,15 @@ class WordIndex:
 
     def best_passage(self, query: str, passages: Sequence[str]) -> int:
         """Return the index of the passage with the most different words of the query."""
-        wanted = set(self.terms(query))
-        return max(range(len(passages)), key=lambda number: len(wanted & set(self.terms(passages[number]))))
+        query_terms = set(self.terms(query))
+        return max(range(len(passages)), key=lambda number: len(query_terms & set(self.terms(passages[number]))))
 
 
 def write_words(
     folder: Path,
     language: str,
     *,
-    before: Path | None,
+    previous: Path | None,
     added: Iterable[tuple[int, str]],
     deleted: Iterable[int] = (),
 ) -> None:
@@ -125,51 +123,51 @@ def write_words(
 
     Args:
         folder: The folder.
-        language: Of the words.
-        before: The folder of the state before, which does not change; None: an empty index.
-        added: Numbers and texts of documents.
-        deleted: Numbers of documents.
+        language: Language of the words.
+        previous: Folder of the previous state, which stays as it is; None: an empty index.
+        added: Numbers and texts of documents to add to it.
+        deleted: Numbers of documents to delete from it.
     """
-    if before is not None:
-        for path in before.iterdir():
-            if path.name in CHANGING:
+    if previous is not None:
+        for path in previous.iterdir():
+            if path.name in MUTABLE_FILES:
                 shutil.copyfile(path, folder / path.name)
             elif not path.name.endswith(".lock"):
-                _link(path, folder / path.name)
+                _link_or_copy(path, folder / path.name)
     import tantivy
 
-    index = _open(folder, language) if before is not None else _create(folder, language)
-    writer = index.writer(heap_size=HEAP, num_threads=1)
+    index = _open(folder, language) if previous is not None else _create(folder, language)
+    writer = index.writer(heap_size=WRITER_BYTES, num_threads=1)
     if numbers := list(deleted):
         writer.delete_documents_by_query(tantivy.Query.term_set_query(index.schema, "number", numbers))
     for number, text in added:
         writer.add_document(tantivy.Document.from_dict({"number": number, "text": text}, index.schema))
     writer.commit()
     writer.wait_merging_threads()
-    for name in CHANGING:  # tantivy lets only the owner read them
+    for name in MUTABLE_FILES:  # tantivy makes them readable for the owner only
         shutil.copymode(folder / WRITER_LOCK, folder / name)
     sync_folder(folder)
 
 
-def _may_lock(folder: Path) -> bool:
-    """Return whether this process may write the lock file, without which tantivy opens no index."""
+def _can_lock(folder: Path) -> bool:
+    """Return whether this process may write the lock file, which tantivy needs to open an index."""
     lock = folder / META_LOCK
     return os.access(lock if lock.exists() else folder, os.W_OK)
 
 
-def _linked(folder: Path) -> Path:
-    """Return a temporary folder of symbolic links to the files of an index that is read-only, which can be locked."""
+def _lockable_copy(folder: Path) -> Path:
+    """Return a temporary folder with symbolic links to the files of a read-only index."""
     links = Path(mkdtemp(prefix="heedful-words-"))
     for path in folder.iterdir():
-        if path.name in CHANGING:
+        if path.name in MUTABLE_FILES:
             shutil.copyfile(path, links / path.name)
         elif not path.name.endswith(".lock"):
             (links / path.name).symlink_to(path.absolute())
     return links
 
 
-def _link(path: Path, target: Path) -> None:
-    """Link a file, or copy it where the file system has no hard links."""
+def _link_or_copy(path: Path, target: Path) -> None:
+    """Make a hard link to a file, or copy it if the file system has no hard links."""
     try:
         os.link(path, target)
     except OSError:
@@ -177,16 +175,18 @@ def _link(path: Path, target: Path) -> None:
 
 
 def _words_as_written() -> tantivy.TextAnalyzer:
+    """Return an analyzer that splits a text into words, without stemming or lower case."""
     import tantivy
 
     return tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).build()
 
 
 def _analyzer(language: str) -> tantivy.TextAnalyzer:
+    """Return an analyzer that splits a text into lower-case words, stemmed and without stop words of a language."""
     import tantivy
 
     filters = tantivy.Filter
-    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(filters.remove_long(LONGEST_WORD))
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(filters.remove_long(MAX_WORD_BYTES))
     builder = builder.filter(filters.lowercase())
     if language != NO_LANGUAGE and language not in WITHOUT_STOP_WORDS:
         builder = builder.filter(filters.stopword(language))
@@ -203,7 +203,7 @@ def _create(folder: Path, language: str) -> tantivy.Index:
     schema.add_text_field("text", tokenizer_name="words", index_option="freq")
     index = tantivy.Index(schema.build(), path=str(folder))
     index.register_tokenizer("words", _analyzer(language))
-    index.config_reader("manual")  # a folder has one state
+    index.config_reader("manual")  # no reloading: the files of a folder do not change
     return index
 
 
@@ -215,5 +215,5 @@ def _open(folder: Path, language: str) -> tantivy.Index:
     except (OSError, ValueError) as error:
         raise HeedfulError(f"{folder} cannot be opened: {error}; build the index again") from None
     index.register_tokenizer("words", _analyzer(language))
-    index.config_reader("manual")  # a folder has one state
+    index.config_reader("manual")  # no reloading: the files of a folder do not change
     return index

@@ -1,1 +1,1 @@
-"""Layer 11: models behind HTTP, within limits."""
+"""The HTTP service: models behind HTTP routes, with limits on memory and time."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes that parse a body by its type, call a model, and stop when the client leaves."""
+"""The ASGI application: its routes parse a body, call a model, and cancel the work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from heedful._version import __version__
-from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.scheduling.errors import InferenceFailedError
 from heedful.model.config import Classes
@@ -39,28 +38,34 @@ from heedful.serve.routes import Endpoint, endpoints
 from heedful.serve.service import Service, head_kind, head_kinds
 from heedful.serve.settings import LOOPBACK
 
-OWN = Path(__file__).parent / "web"
-FILES = {  # by path
-    "/": (OWN / "index.html", "text/html"),
-    "/web/try.html": (OWN / "index.html", "text/html"),
-    "/web/search.html": (OWN / "search.html", "text/html"),
-    "/web/client.js": (OWN / "client.js", "text/javascript"),
-    "/web/page.js": (OWN / "page.js", "text/javascript"),
-    "/web/search.js": (OWN / "search.js", "text/javascript"),
-    "/web/search.css": (OWN / "search.css", "text/css"),
+SERVE_WEB = Path(__file__).parent / "web"
+FILES = {  # file and media type by path
+    "/": (SERVE_WEB / "index.html", "text/html"),
+    "/web/try.html": (SERVE_WEB / "index.html", "text/html"),
+    "/web/search.html": (SERVE_WEB / "search.html", "text/html"),
+    "/web/client.js": (SERVE_WEB / "client.js", "text/javascript"),
+    "/web/page.js": (SERVE_WEB / "page.js", "text/javascript"),
+    "/web/search.js": (SERVE_WEB / "search.js", "text/javascript"),
+    "/web/search.css": (SERVE_WEB / "search.css", "text/css"),
     "/web/rows.js": (WEB / "rows.js", "text/javascript"),
     "/web/page.css": (WEB / "page.css", "text/css"),
 }
-VALUES_PER_TOKEN = 6  # JSON values of a body, for each token that a request may have
-Respond = Callable[[Request], Awaitable[Response]]
-Ask = Callable[[RequestContext, Request, Any], Awaitable[object]]
-View = dict[str, object]
+VALUES_PER_TOKEN = 6  # JSON values that a body may have for each token that a request may have
+PostHandler = Callable[[RequestContext, Request, Any], Awaitable[object]]
+View = dict[str, object]  # content of a response to GET
 
 
 def create_app(
     service: Service, *, keys: tuple[bytes, ...] = (), hosts: tuple[str, ...] | None = LOOPBACK, wait: bool = True
 ) -> Starlette:
-    """Return the ASGI application of a service; with `wait`, its startup ends when all models are loaded."""
+    """Return the ASGI application of a service.
+
+    Args:
+        service: The models.
+        keys: API keys; (): none are required.
+        hosts: Host headers that are accepted, without ports; None: any.
+        wait: Whether the startup ends when all models are loaded, or at once.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -73,83 +78,106 @@ def create_app(
         yield
         await asyncio.to_thread(service.queue.close)
 
-    guard = Middleware(AccessMiddleware, settings=service.settings, keys=keys, hosts=hosts, seen=service.metrics.saw)
+    access = Middleware(
+        AccessMiddleware,
+        settings=service.settings,
+        keys=keys,
+        hosts=hosts,
+        on_response=service.metrics.count_request,
+    )
     return Starlette(
-        routes=[*_questions(service), *_protocol(service), *_views(service, bool(keys)), *_pages(service)],
-        middleware=[guard],
-        exception_handlers={HTTPException: _no_route},
+        routes=[
+            *_model_routes(service),
+            *_open_inference_routes(service),
+            *_view_routes(service, bool(keys)),
+            *_page_routes(service),
+        ],
+        middleware=[access],
+        exception_handlers={HTTPException: _raise_http_error},
         lifespan=lifespan,
     )
 
 
-def _questions(service: Service) -> list[Route]:
-    def ask(question: Endpoint) -> Ask:
-        return lambda call, request, body: question.handler(call, body)
+def _model_routes(service: Service) -> list[Route]:
+    """Return the routes that use a model; see routes.py."""
 
-    return [_post(service, endpoint.path, endpoint.body, ask(endpoint)) for endpoint in endpoints()]
+    def post_handler(endpoint: Endpoint) -> PostHandler:
+        return lambda context, request, body: endpoint.handler(context, body)
+
+    return [_post(service, endpoint.path, endpoint.body, post_handler(endpoint)) for endpoint in endpoints()]
 
 
-def _post(service: Service, path: str, body_type: type[Struct], ask: Ask) -> Route:
+def _post(service: Service, path: str, body_type: type[Struct], handler: PostHandler) -> Route:
+    """Return a route that parses a JSON body by its type and responds with what the handler returns."""
     max_values = VALUES_PER_TOKEN * service.settings.limits.max_request_tokens
 
-    async def endpoint(request: Request) -> Response:
-        record = _record(request, path)
+    async def respond(request: Request) -> Response:
+        record = _set_route(request, path)
         timeouts, limits = service.settings.timeouts, service.settings.limits
         check_body_headers(record, limits.max_body_bytes)
-        call = RequestContext(service=service, record=record)
+        context = RequestContext(service=service, record=record)
         raw = await read_body(request.receive, limits.max_body_bytes, timeouts.body_seconds, service.bodies)
         try:
             body = parse_body(body_type, raw, max_values)
-            del raw  # it may be large, and what follows may take long
-            return _json(await _while_connected(request.receive, ask(call, request, body)))
+            del raw  # it may be large, and the handler may take long
+            return _json_response(await _while_connected(request.receive, handler(context, request, body)))
         except (HTTPError, ClientDisconnectedError, asyncio.CancelledError):
             raise
         except Exception as error:
             record.reason = error.reason if isinstance(error, InferenceFailedError) else type(error).__name__
             raise to_http_error(error) from None
 
-    return Route(path, endpoint, methods=["POST"])
+    return Route(path, respond, methods=["POST"])
 
 
 async def _while_connected(receive: Receive, work: Awaitable[object]) -> object:
-    """Return the result of `work`; cancel it when the client disconnects."""
+    """Return the result of `work`; cancel it when the client disconnects.
+
+    Raises:
+        ClientDisconnectedError: If the client disconnects first.
+    """
     task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_left(receive))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() or task.cancelled():  # by the queue, which was the first to see that the client left
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() or task.cancelled():  # the queue cancels a task if it sees the disconnection first
             raise ClientDisconnectedError
         return task.result()
     finally:
-        left.cancel()
+        disconnected.cancel()
         if not task.done():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _record(request: Request, route: str) -> RequestLog:
+def _set_route(request: Request, route: str) -> RequestLog:
+    """Set the route in the log entry of a request, and return the entry."""
     record: RequestLog = request.scope["heedful"]
     record.route = route
     return record
 
 
-def _json(content: object, status: int = 200) -> Response:
+def _json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _raise_http_error(request: Request, error: Exception) -> Response:
+    """Raise our HTTPError for Starlette's: an unknown path, or a path without this method."""
     assert isinstance(error, HTTPException)
-    messages = {404: "there is no such path: GET /openapi.json lists them", 405: "this path has another method"}
+    messages = {
+        404: "there is no such path: GET /openapi.json lists them",
+        405: "this path does not have this method: GET /openapi.json lists its methods",
+    }
     raise HTTPError(
         error.status_code,
         "not_found" if error.status_code == 404 else "validation",
-        messages.get(error.status_code, "it cannot be answered"),
+        messages.get(error.status_code, "the request cannot be answered"),
         list((error.headers or {}).items()),
     )
 
@@ -157,11 +185,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
 # -- the Open Inference Protocol ------------------------------------------------------------------------------------
 
 
-def _protocol(service: Service) -> list[Route]:
-    async def infer(call: RequestContext, request: Request, body: requests.InferBody) -> View:
-        return await open_inference.infer(call, request.path_params["name"], body)
+def _open_inference_routes(service: Service) -> list[Route]:
+    async def infer(context: RequestContext, request: Request, body: requests.InferBody) -> View:
+        return await open_inference.infer(context, request.path_params["name"], body)
 
-    def facts(request: Request) -> View:
+    def model_facts(request: Request) -> View:
         name, model_queue = service.select_model(request.path_params["name"], None)
         return {
             "name": name,
@@ -173,81 +201,88 @@ def _protocol(service: Service) -> list[Route]:
     def ready(request: Request) -> View:
         name = request.path_params["name"]
         if name not in service.model_queues:
-            service.select_model(name, None)  # which says so
+            service.select_model(name, None)  # raises the error for an unknown name
         return {"ready": service.model_queues[name].engine is not None and not service.queue.draining}
 
-    def server(request: Request) -> View:
+    def server_facts(request: Request) -> View:
         return {"name": "heedful", "version": __version__, "extensions": []}
 
     return [
         _post(service, "/v2/models/{name}/infer", requests.InferBody, infer),
-        _get("/v2/models/{name}", facts),
-        _get("/v2/models/{name}/ready", ready, lambda shown: 200 if shown["ready"] else 503),
-        _get("/v2", server),
+        _get("/v2/models/{name}", model_facts),
+        _get("/v2/models/{name}/ready", ready, lambda view: 200 if view["ready"] else 503),
+        _get("/v2", server_facts),
     ]
 
 
-# -- what is shown --------------------------------------------------------------------------------------------------
+# -- views: facts about the server and its models -------------------------------------------------------------------
 
 
-def _get(path: str, show: Callable[[Request], View], status: Callable[[View], int] = lambda shown: 200) -> Route:
-    async def endpoint(request: Request) -> Response:
-        _record(request, path)
+def _get(path: str, make_view: Callable[[Request], View], status: Callable[[View], int] = lambda view: 200) -> Route:
+    """Return a route that responds to GET with a view as JSON.
+
+    Args:
+        path: The path.
+        make_view: Returns the view for a request.
+        status: Returns the HTTP status for a view.
+    """
+
+    async def respond(request: Request) -> Response:
+        _set_route(request, path)
         try:
-            shown = show(request)
-            return _json(shown, status(shown))
-        except (HTTPError, HeedfulError) as error:
-            raise to_http_error(error) from None
+            view = make_view(request)
+            return _json_response(view, status(view))
         except Exception as error:
             raise to_http_error(error) from None
 
-    return Route(path, endpoint, methods=["GET"])
+    return Route(path, respond, methods=["GET"])
 
 
-def _views(service: Service, keys: bool) -> list[Route]:
-    document = orjson.dumps(openapi.document(__version__, keys))
+def _view_routes(service: Service, has_keys: bool) -> list[Route]:
+    document = orjson.dumps(openapi.document(__version__, has_keys))
 
-    def fit(shown: View | None = None) -> int:
+    def health_status(view: View | None = None) -> int:
         return 200 if service.status == "ok" else 503
 
+    def readiness(request: Request) -> View:
+        return {"ready": service.status == "ok"}
+
     async def metrics(request: Request) -> Response:
-        _record(request, "/metrics")
+        _set_route(request, "/metrics")
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def models(request: Request) -> View:
-        about = {"object": "model", "created": 0, "owned_by": "heedful"}
-        return {"object": "list", "data": [{"id": name} | about for name in service.model_queues]}
+        facts = {"object": "model", "created": 0, "owned_by": "heedful"}
+        return {"object": "list", "data": [{"id": name} | facts for name in service.model_queues]}
 
     return [
         _get("/v1/models", models),
         _get("/info", lambda request: info(service, request.query_params.get("model"))),
-        _get("/health", lambda request: {"status": service.status}, fit),
+        _get("/health", lambda request: {"status": service.status}, health_status),
         *(_get(path, lambda request: {"live": True}) for path in ("/live", "/v2/health/live")),
-        *(_get(path, lambda request: {"ready": fit() == 200}, fit) for path in ("/ready", "/v2/health/ready")),
-        _fixed("/openapi.json", document, "application/json"),
+        *(_get(path, readiness, health_status) for path in ("/ready", "/v2/health/ready")),
+        _static("/openapi.json", document, "application/json"),
         Route("/metrics", metrics, methods=["GET"]),
     ]
 
 
 def info(service: Service, name: str | None) -> View:
-    """Describe a model and its routes, without paths of this machine."""
+    """Return the facts about a model, its routes and the limits, without paths of this machine.
+
+    Args:
+        service: The models.
+        name: Name of the model; None: the first.
+    """
     name, model_queue = service.select_model(name, None)
     engine = model_queue.engine
     assert engine is not None, "select_model refuses models that are loading"
     limits, loaded = service.settings.limits, engine.loaded
+    dtype = str(next(loaded.parameters()).dtype).removeprefix("torch.")
     labels = _labels(engine)
-    model_type: dict[str, Any] = {engine.kind: {}}
-    if engine.kind == "embedding":
-        model_type = {"embedding": {"pooling": getattr(loaded.config.head, "pooling", None)}}
-    elif isinstance(head := loaded.config.head, Classes):
-        numbered = dict(enumerate(labels or []))
-        model_type = {"classifier": {"id2label": {str(id): label for id, label in numbered.items()}}}
-        model_type["classifier"]["label2id"] = {label: id for id, label in numbered.items()}
-        model_type["classifier"]["problem_type"] = head.problem_type
     return {
         "model_id": name,
-        "model_dtype": engine.plan.precision if engine.plan else str(next(loaded.parameters()).dtype)[len("torch.") :],
-        "model_type": model_type,
+        "model_dtype": engine.plan.precision if engine.plan else dtype,
+        "model_type": _model_type(engine, labels),
         "family": loaded.config.family,
         "parameters": engine.parameters,
         "routes": [
@@ -269,28 +304,48 @@ def info(service: Service, name: str | None) -> View:
     }
 
 
+def _model_type(engine: BundleEngine, labels: list[str] | None) -> View:
+    """Return the kind of a model with its details, as in Text Embeddings Inference."""
+    head = engine.loaded.config.head
+    if engine.kind == "embedding":
+        return {"embedding": {"pooling": getattr(head, "pooling", None)}}
+    if not isinstance(head, Classes):
+        return {engine.kind: {}}
+    labels = labels or []
+    return {
+        "classifier": {
+            "id2label": {str(id): label for id, label in enumerate(labels)},
+            "label2id": {label: id for id, label in enumerate(labels)},
+            "problem_type": head.problem_type,
+        }
+    }
+
+
 def _index_facts(engine: BundleEngine) -> View | None:
     index: Any = engine.search_index
     return None if index is None else {"documents": len(index), "passages": index.passages}
 
 
 def _labels(engine: BundleEngine | None) -> list[str] | None:
+    """Return the labels of a model's head; None if it has none, or is loading."""
     from heedful.tasks.label_answers import unique_label_names
 
     labels = None if engine is None else getattr(engine.loaded.config.head, "labels", None)
     return None if labels is None else unique_label_names(labels)
 
 
-def _pages(service: Service) -> list[Route]:
+def _page_routes(service: Service) -> list[Route]:
     """Return the routes of the pages' files; "/" is the search page if the first model is that of an index."""
-    first = next(iter(service.runs.values()), "")
-    files = FILES | ({"/": FILES["/web/search.html"]} if is_index(first) else {})
-    return [_fixed(path, file.read_bytes(), kind) for path, (file, kind) in files.items()]
+    first_folder = next(iter(service.runs.values()), "")
+    files = FILES | ({"/": FILES["/web/search.html"]} if is_index(first_folder) else {})
+    return [_static(path, file.read_bytes(), media_type) for path, (file, media_type) in files.items()]
 
 
-def _fixed(path: str, content: bytes, kind: str) -> Route:
-    async def endpoint(request: Request) -> Response:
-        _record(request, path)
-        return Response(content, media_type=kind)
+def _static(path: str, content: bytes, media_type: str) -> Route:
+    """Return a route that responds to GET with fixed content."""
 
-    return Route(path, endpoint, methods=["GET"])
+    async def respond(request: Request) -> Response:
+        _set_route(request, path)
+        return Response(content, media_type=media_type)
+
+    return Route(path, respond, methods=["GET"])

@@ -1,4 +1,4 @@
-"""Attention weights of a text as plain data."""
+"""Attention weights and tokens of a text as plain data."""
 
 from __future__ import annotations
 
@@ -23,47 +23,67 @@ class AttentionWeights(TypedDict):
 
 
 def attention_response(
-    engine: BundleEngine, item: TokenizerInput, layers: list[int] | None, heads: list[int] | None, most: int
+    engine: BundleEngine,
+    tokenizer_input: TokenizerInput,
+    layers: list[int] | None,
+    heads: list[int] | None,
+    max_weights: int,
 ) -> AttentionWeights:
-    """Return tokens and weights of layers and heads, counted from 0 (None: all); at most `most` weights."""
+    """Return the tokens of a text and their attention weights.
+
+    Args:
+        engine: The engine.
+        tokenizer_input: A text or a pair of texts.
+        layers: Layers, counted from 0; None: all.
+        heads: Heads, counted from 0; None: all.
+        max_weights: Maximum number of weights.
+
+    Raises:
+        TooLongError: If the text is longer than the model's limit, or there are too many weights.
+        HeedfulError: If the model has no self-attention, or a layer or head does not exist.
+    """
     loaded = engine.loaded
-    read = loaded.default_prompt + item + loaded.text_suffix if isinstance(item, str) else item
-    (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(read)])
+    if isinstance(tokenizer_input, str):
+        tokenizer_input = loaded.default_prompt + tokenizer_input + loaded.text_suffix
+    (encoded,) = decoder_prompts(loaded, engine.tokenizer, [engine.tokenizer.encode(tokenizer_input)])
     if engine.limit is not None and len(encoded) > engine.limit:
         raise TooLongError(f"the text has {len(encoded)} tokens, and this model reads {engine.limit} at once")
     stacks = [stack for stack in (loaded.config.model.encoder, loaded.config.model.decoder) if stack is not None]
     if not stacks:
         raise HeedfulError("this model has no layers of self-attention to look into")
     parts: list[Part] = ["encoder"] if loaded.needs_target else ["encoder", "decoder", "cross"]
-    for what, asked, count in (
-        ("layers", layers, max(stack.layers for stack in stacks)),
-        ("heads", heads, min(stack.heads for stack in stacks)),
-    ):
-        check_numbers(what, asked, count)
-    asked_layers = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
-    asked_heads = len(heads) if heads is not None else max(stack.heads for stack in stacks)
-    count = asked_layers * asked_heads * len(encoded) ** 2
-    if count > most:
+    check_numbers("layers", layers, max(stack.layers for stack in stacks))
+    check_numbers("heads", heads, min(stack.heads for stack in stacks))
+    layer_count = sum(len(set(layers)) if layers is not None else stack.layers for stack in stacks)
+    head_count = len(heads) if heads is not None else max(stack.heads for stack in stacks)
+    count = layer_count * head_count * len(encoded) ** 2
+    if count > max_weights:
         raise TooLongError(
-            f"these are {count} weights, and an answer has at most {most}: ask for some layers and heads"
+            f"these are {count} weights, and an answer has at most {max_weights}: ask for some layers and heads"
         )
     batch = Packed.of([encoded.ids], [encoded.types])
     trace = Trace(layers=layers, heads=heads, parts=parts)
     with torch.inference_mode():
         loaded.hidden_states(batch, Packed.of([[0]]) if loaded.needs_target else None, trace=trace)
     attention: list[dict[str, object]] = []
-    for (part, layer, _), attended in sorted(trace.attention.items()):
-        assert attended.weights is not None
-        names = list(range(attended.weights.shape[0])) if heads is None else heads
-        weights = attended.weights.to("cpu", torch.float64).round(decimals=6)
-        attention.append({"part": part, "layer": layer, "heads": names, "weights": weights.tolist()})
+    for (part, layer, _), recorded in sorted(trace.attention.items()):
+        assert recorded.weights is not None
+        head_numbers = list(range(recorded.weights.shape[0])) if heads is None else heads
+        weights = recorded.weights.to("cpu", torch.float64).round(decimals=6)
+        attention.append({"part": part, "layer": layer, "heads": head_numbers, "weights": weights.tolist()})
     return {"tokens": token_infos(encoded, engine.tokenizer), "layers": attention}
 
 
 def token_infos(encoded: Encoding, tokenizer: Tokenizer, *, special: bool = True) -> list[dict[str, object]]:
-    """Return the id and name of each token, and the characters of the text that it covers."""
+    """Return the id and name of each token, and the characters of the text that it covers.
+
+    Args:
+        encoded: The tokens.
+        tokenizer: Their tokenizer.
+        special: Whether special tokens are returned, too.
+    """
     return [
-        {"id": id, "text": tokenizer.name(id), "special": alone, "start": start, "stop": stop}
-        for id, alone, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
-        if special or not alone
+        {"id": id, "text": tokenizer.name(id), "special": is_special, "start": start, "stop": stop}
+        for id, is_special, (start, stop) in zip(encoded.ids, encoded.special, encoded.offsets, strict=True)
+        if special or not is_special
     ]

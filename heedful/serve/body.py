@@ -1,4 +1,4 @@
-"""Request bodies: their headers, their bytes within limits, and one strict parse into the type of a route."""
+"""Request bodies: checks of their headers, reading within limits, and a strict parser into the type of a route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from heedful.infer.scheduling.errors import UnavailableError
 from heedful.serve.middleware import ClientDisconnectedError, HTTPError, RequestLog
 
 BodyType = TypeVar("BodyType")
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _InvalidJSONError(ValueError):
@@ -29,7 +29,7 @@ def body_size_error(max_bytes: int) -> HTTPError:
 
 
 def check_body_headers(record: RequestLog, max_bytes: int) -> None:
-    """Refuse a body by its headers: another media type or charset, compression, or a length over the limit."""
+    """Raise an HTTPError for another media type or charset, for compression, and for a length over the limit."""
     media_type, _, parameters = record.header(b"content-type").lower().partition(";")
     charset = re.search(r"charset=\"?([^\s;\"]+)", parameters)
     if media_type.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8")):
@@ -43,11 +43,11 @@ def check_body_headers(record: RequestLog, max_bytes: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class BodyBudget:
-    """Bytes of the bodies that are being received, over all connections."""
+    """A budget for the request bodies that are being received, over all connections."""
 
-    max_bytes: int  # of all bodies; past it a body is received only within `share`
-    share: int  # bytes
-    held_bytes: int = 0
+    max_bytes: int  # bytes of all bodies from which only bodies within `share` are received
+    share: int  # bytes that each body may always have
+    held_bytes: int = 0  # bytes that are received now
 
 
 async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: BodyBudget) -> bytes:
@@ -55,9 +55,9 @@ async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: Bo
 
     Args:
         receive: The ASGI callable of the request.
-        max_bytes: Largest body.
-        seconds: Time in which the body has to arrive.
-        budget: Shared by all connections.
+        max_bytes: Maximum bytes of the body.
+        seconds: Time in which the body must be received.
+        budget: The budget of all connections.
 
     Raises:
         HTTPError: If the body is too large or too slow.
@@ -82,7 +82,7 @@ async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: Bo
                 if not message.get("more_body"):
                     return b"".join(chunks)
     except TimeoutError:
-        raise HTTPError(408, "timeout", "the body did not come in time") from None
+        raise HTTPError(408, "timeout", "the body was not received in time") from None
     finally:
         budget.held_bytes -= size
 
@@ -90,15 +90,15 @@ async def read_body(receive: Receive, max_bytes: int, seconds: float, budget: Bo
 def parse_body(body_type: type[BodyType], raw: bytes, max_values: int) -> BodyType:
     """Parse JSON once and convert it to `body_type`.
 
-    Refuses what is not UTF-8 or not JSON, duplicate keys, NaN, infinities and numbers beyond float64, surrogates
-    without a partner, deep nesting, and fields or values that the type does not have. json's parser is used because
-    msgspec's does not see duplicate keys; with `msgspec.convert` it takes three quarters of the time of msgspec's
-    parser and a second parse for the keys (benchmarks/request_body.py).
+    Refused are other encodings than UTF-8, invalid JSON, duplicate keys, NaN, infinities and numbers beyond float64,
+    unpaired surrogates, deep nesting, and fields or values that the type does not have. Python's json parser is used
+    because msgspec's does not notice duplicate keys; with `msgspec.convert` it takes three quarters of the time of
+    msgspec's parser with a second parse for the keys (benchmarks/request_body.py).
 
     Args:
         body_type: A msgspec Struct.
         raw: The body.
-        max_values: Most JSON values, about: they take far more memory than the text.
+        max_values: Approximate maximum of JSON values, which take far more memory than their text.
 
     Raises:
         HTTPError: If the body is refused.
@@ -108,8 +108,8 @@ def parse_body(body_type: type[BodyType], raw: bytes, max_values: int) -> BodyTy
     try:
         text = raw.decode()
         values = DECODER.decode(text)
-        if "\\" in text and SURROGATE.search(text):
-            json.dumps(values, ensure_ascii=False).encode()  # a UnicodeEncodeError if one has no partner
+        if "\\" in text and ESCAPED_SURROGATE.search(text):
+            json.dumps(values, ensure_ascii=False).encode()  # raises UnicodeEncodeError for an unpaired surrogate
         return msgspec.convert(values, body_type, strict=True)
     except (ValueError, RecursionError) as error:
         reason = "it is not JSON in UTF-8"
@@ -119,6 +119,7 @@ def parse_body(body_type: type[BodyType], raw: bytes, max_values: int) -> BodyTy
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON from its pairs; raises _InvalidJSONError for a duplicate key."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise _InvalidJSONError("a key is given twice")
@@ -126,6 +127,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _finite(number: str) -> float:
+    """Return a number of JSON; raises _InvalidJSONError if it is beyond float64."""
     value = float(number)
     if not math.isfinite(value):
         raise _InvalidJSONError(f"the number {number[:20]} is out of range")
@@ -133,6 +135,7 @@ def _finite(number: str) -> float:
 
 
 def _refuse_constant(name: str) -> float:
+    """Raise a ValueError for NaN, Infinity and -Infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -1,4 +1,4 @@
-"""How many connections are open, in all and from one address."""
+"""Limits of open connections, of all and of each client address."""
 
 from __future__ import annotations
 
@@ -8,46 +8,54 @@ from collections import Counter
 from heedful.serve.settings import ServeSettings
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-NETWORK = 64  # bits of an IPv6 address that one client has
+NETWORK_BITS = 64  # prefix of an IPv6 address that counts as one client
 
 
 class Connections:
-    """Counts the connections that were accepted, and refuses those past the limits."""
+    """Counts open connections, and refuses those beyond the limits."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        self.most = settings.limits.max_connections
-        self.most_per_address = settings.connections_per_address
-        self._loopback_too = settings.limits.max_connections_per_address is not None
+        self.max_open = settings.limits.max_connections
+        self.max_per_address = settings.connections_per_address
+        self._limits_loopback = settings.limits.max_connections_per_address is not None
         self._proxies = tuple(ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies)
         self.open = 0
-        self._of: Counter[str] = Counter()
+        self._open_by_key: Counter[str] = Counter()  # see `_key`
 
     def accept(self, client: str | None) -> str:
-        """Count a connection of a client's address (None: it has none); "", or why it is refused and not counted."""
-        if self.open >= self.most:
-            return f"{self.most} connections are open (limits.max_connections); try again later"
+        """Count a connection, unless it is refused.
+
+        Args:
+            client: IP address of the client; None for a socket without addresses.
+
+        Returns:
+            Why the connection is refused; "": it is accepted and counted.
+        """
+        if self.open >= self.max_open:
+            return f"{self.max_open} connections are open (limits.max_connections); try again later"
         key = self._key(client)
-        if key and self.most_per_address is not None and self._of[key] >= self.most_per_address:
+        if key and self.max_per_address is not None and self._open_by_key[key] >= self.max_per_address:
             return (
-                f"{self._of[key]} connections from this address are open (limits.max_connections_per_address); close "
-                "some, or start the server with --behind-proxy if this is a proxy"
+                f"{self._open_by_key[key]} connections from this address are open "
+                "(limits.max_connections_per_address); close some, or start the server with --behind-proxy if this is "
+                "a proxy"
             )
         self.open += 1
         if key:
-            self._of[key] += 1
+            self._open_by_key[key] += 1
         return ""
 
     def close(self, client: str | None) -> None:
-        """An accepted connection has ended."""
+        """Stop counting an accepted connection, which has ended."""
         self.open -= 1
         if key := self._key(client):
-            self._of[key] -= 1
-            if not self._of[key]:
-                del self._of[key]
+            self._open_by_key[key] -= 1
+            if not self._open_by_key[key]:
+                del self._open_by_key[key]
 
     def _key(self, client: str | None) -> str:
-        """The key under which a connection is counted; "" where there is no limit."""
-        if client is None or self.most_per_address is None:
+        """Return the address or network by which a client's connections are counted; "" if they are not limited."""
+        if client is None or self.max_per_address is None:
             return ""
         try:
             address: Address = ipaddress.ip_address(client.partition("%")[0])
@@ -55,8 +63,8 @@ class Connections:
             return ""
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        if any(address in network for network in self._proxies) or (address.is_loopback and not self._loopback_too):
+        if any(address in network for network in self._proxies) or (address.is_loopback and not self._limits_loopback):
             return ""
         if isinstance(address, ipaddress.IPv6Address) and not address.is_loopback:
-            return str(ipaddress.ip_network((address, NETWORK), strict=False))
+            return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))
         return str(address)

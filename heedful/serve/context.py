@@ -1,11 +1,12 @@
-"""One request on its way: how much it may have, and how its texts become tokens."""
+"""`RequestContext`: the limits of one request, and the tokenization of its texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput, with_prompt
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import EncodedInput, with_prompt
 from heedful.infer.scheduling.errors import TooLongError
 from heedful.infer.scheduling.scheduler import ModelQueue
 from heedful.serve.middleware import RequestLog
@@ -14,27 +15,31 @@ from heedful.serve.token_estimate import check_token_estimate, count_characters,
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 
-CHARACTERS_PER_TOKEN = 16  # characters for each token that a model reads: what is beyond is cut before it is tokenised
-Turns = Generator[None, None, list[EncodedInput]]  # yields where a thread may do something else in between
-MASKS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
+CHARACTERS_PER_TOKEN = 16  # characters of a text that are tokenised first, for each token of the model's limit
+Turns = Generator[None, None, list[EncodedInput]]  # yields at points where the thread may serve another request
+MASK_HEADS = ("masked_lm", "pretraining")  # heads that list tokens for each mask
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestContext:
-    """One request, on its way."""
+    """A request that is being handled."""
 
     service: Service
     record: RequestLog
-    request_texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # all texts of the request, see `set_texts`
     model: str = ""  # name of the model that answers
 
     def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
-        """The model that answers."""
-        self.model, queue = self.service.select_model(name, kinds)
-        return self.model, queue
+        """Select the model that answers; see `Service.select_model`."""
+        self.model, model_queue = self.service.select_model(name, kinds)
+        return self.model, model_queue
 
-    def texts(self, *texts: str) -> None:
-        """Refuse more texts, or longer ones, than a request may have; nothing was tokenised yet."""
+    def set_texts(self, *texts: str) -> None:
+        """Set the texts of the request before they are tokenised.
+
+        Raises:
+            TooLongError: If there are more texts or characters than a request may have.
+        """
         limits = self.service.settings.limits
         if len(texts) > limits.max_client_batch_size:
             raise TooLongError(f"the request has {len(texts)} texts, and may have {limits.max_client_batch_size}")
@@ -42,19 +47,26 @@ class RequestContext:
             raise TooLongError(
                 f"the texts have {count} characters, and those of a request may have {limits.max_request_characters}"
             )
-        self.request_texts = texts
+        self.texts = texts
         if self.service.settings.log_text:
             self.record.text = [text[:1000] for text in texts[:10]]
 
-    def count(self, engine: BundleEngine, *, most: int | None = None, whole: bool = False) -> Iterator[None]:
-        """Refuse texts that may have, and do, far more tokens than a request may, or `most`; few need be counted.
+    def check_tokens(
+        self, engine: BundleEngine, *, max_tokens: int | None = None, counts_truncated: bool = False
+    ) -> Iterator[None]:
+        """Refuse texts with far more tokens than a request may have; see `check_token_estimate`.
 
-        It yields between parts of them.
+        Texts with few characters are not tokenised for this.
+
+        Args:
+            engine: The engine, whose tokenizer is used.
+            max_tokens: A lower limit than that of requests; None: there is none.
+            counts_truncated: Whether tokens count that an embedding model will drop.
         """
         limit = self.service.settings.limits.max_request_tokens
-        most = limit if most is None else min(most, limit)
-        if sum(map(len, self.request_texts)) > most:
-            yield from check_token_estimate(engine, self.request_texts, most, whole=whole)
+        max_tokens = limit if max_tokens is None else min(max_tokens, limit)
+        if sum(map(len, self.texts)) > max_tokens:
+            yield from check_token_estimate(engine, self.texts, max_tokens, counts_truncated=counts_truncated)
 
     async def ask(
         self,
@@ -66,31 +78,40 @@ class RequestContext:
         top_k: int = 5,
         writing: GenerationConfig | None = None,
     ) -> list[Answer]:
-        """The engine's answers.
+        """Return the answers of a model.
 
-        `encode` makes windows of the inputs, if not the engine alone; `sizes` are the characters of each that it
-        tokenises, if not all of them.
+        Args:
+            model_queue: Queue of the model.
+            inputs: The inputs.
+            encode: Tokenizes the inputs, in turns; None: the engine's own tokenization.
+            sizes: Characters of each input that are tokenised; None: all.
+            top_k: Number of tokens that are listed for each mask.
+            writing: Generation settings; None: the model's.
+
+        Raises:
+            RequestRefusedError: If the request is too long, too late, or one too many.
+            HeedfulError: If an input is invalid.
         """
+        is_counted = False
 
-        counted = False
-
-        def read(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
-            nonlocal counted
-            yield from self.count(engine)
-            asked = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
-            if engine.kind in MASKS:
-                self._few_candidates(top_k * sum(len(piece.positions) for encoded in asked for piece in encoded.pieces))
-            if not counted:  # later stages of a cascade read some of the texts again
-                self._count_tokens(engine, asked)
-            counted = True
-            return asked
+        def tokenize(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
+            nonlocal is_counted
+            yield from self.check_tokens(engine)
+            encoded_inputs = yield from tokenize_in_turns(engine, inputs) if encode is None else encode(engine)
+            if engine.kind in MASK_HEADS:
+                masks = sum(len(chunk.positions) for encoded in encoded_inputs for chunk in encoded.chunks)
+                self._check_candidates(top_k * masks)
+            if not is_counted:  # later stages of a cascade tokenise some of the texts again
+                self._count_tokens(engine, encoded_inputs)
+            is_counted = True
+            return encoded_inputs
 
         characters = [count_characters(input_value) for input_value in inputs] if sizes is None else sizes
         answers, tokens = await model_queue.ask(
             inputs,
             deadline=self.record.deadline,
-            left=self.record.left,
-            encode=read,
+            is_disconnected=self.record.is_disconnected,
+            encode=tokenize,
             top_k=top_k,
             writing=writing,
             sizes=characters,
@@ -100,53 +121,64 @@ class RequestContext:
         return answers
 
     def _count_tokens(self, engine: BundleEngine, encoded_inputs: Sequence[EncodedInput]) -> None:
-        """Record the number of tokens of each input, and how many the vocabulary lacks."""
-        unknown, tokens = engine.tokenizer.special.unknown, [encoded.tokens for encoded in encoded_inputs]
-        ids = (piece.encoded.ids for encoded in encoded_inputs for piece in encoded.pieces)
-        count = 0 if unknown is None else sum(window.count(unknown) for window in ids)
-        self.service.metrics.read(self.model, tokens, count)
+        """Count the tokens of each input, and all unknown tokens, in the metrics."""
+        unknown_id, tokens = engine.tokenizer.special.unknown, [encoded.tokens for encoded in encoded_inputs]
+        window_ids = (chunk.encoded.ids for encoded in encoded_inputs for chunk in encoded.chunks)
+        unknown = 0 if unknown_id is None else sum(ids.count(unknown_id) for ids in window_ids)
+        self.service.metrics.count_inputs(self.model, tokens, unknown)
 
-    def beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
-        """Windows of texts of which the model reads the beginning alone: not all of a long one is tokenised.
+    def tokenize_beginnings(self, engine: BundleEngine, texts: Sequence[str], prompt: str | None = None) -> Turns:
+        """Tokenize texts for a model that truncates them, without tokenising all of a long text.
 
-        A prompt is put before each of them in place of the model's default one.
+        First CHARACTERS_PER_TOKEN characters for each token of the model's limit are tokenised. If they have fewer
+        tokens than the limit, as in a text with much white space, this is repeated with more characters.
 
-        16 characters for each token that it reads are, and more of a text with which they do not fill the model, as
-        where there is much white space; up to as many as a request may have.
+        Args:
+            engine: The engine.
+            texts: The texts.
+            prompt: Text put before each text; None: the model's default prompt.
+
+        Raises:
+            TooLongError: If more characters would be tokenised than a request may have.
         """
-        most = self.service.settings.limits.max_request_characters
-        longest = most if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
+        max_characters = self.service.settings.limits.max_request_characters
+        characters = max_characters if engine.limit is None else CHARACTERS_PER_TOKEN * engine.limit
 
-        def inputs(texts: list[str]) -> list[object]:
+        def with_prompts(texts: list[str]) -> list[object]:
             return list(texts) if prompt is None else with_prompt(prompt, texts)
 
-        encoded: list[EncodedInput] = yield from tokenize_in_turns(engine, inputs([text[:longest] for text in texts]))
-        while longest < most and (
-            unread := [
-                n for n, encoded_text in enumerate(encoded) if len(texts[n]) > longest and not encoded_text.dropped
+        beginnings = with_prompts([text[:characters] for text in texts])
+        encoded_inputs: list[EncodedInput] = yield from tokenize_in_turns(engine, beginnings)
+        while characters < max_characters:
+            unfilled = [
+                number
+                for number, encoded_input in enumerate(encoded_inputs)
+                if len(texts[number]) > characters and not encoded_input.dropped
             ]
-        ):
-            longest = min(most, CHARACTERS_PER_TOKEN * longest)
-            more = [texts[n][:longest] for n in unread]
-            if (count := sum(map(len, more))) > most:
+            if not unfilled:
+                break
+            characters = min(max_characters, CHARACTERS_PER_TOKEN * characters)
+            longer = [texts[number][:characters] for number in unfilled]
+            if (count := sum(map(len, longer))) > max_characters:
                 raise TooLongError(
-                    f"{len(more)} texts have few tokens in {count} characters, of which {most} may be read"
+                    f"{len(longer)} texts have few tokens in {count} characters, and {max_characters} may be read"
                 )
             yield
-            for n, encoded_text in zip(unread, engine.tokenize(inputs(more)), strict=True):
-                encoded[n] = encoded_text
-        return encoded
+            for number, encoded_input in zip(unfilled, engine.tokenize(with_prompts(longer)), strict=True):
+                encoded_inputs[number] = encoded_input
+        return encoded_inputs
 
-    def _few_candidates(self, count: int) -> None:
-        if count > (most := self.service.settings.limits.max_fill_mask_candidates):
-            raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {most}")
+    def _check_candidates(self, count: int) -> None:
+        """Raise a TooLongError if a response would list too many tokens for masks."""
+        if count > (limit := self.service.settings.limits.max_fill_mask_candidates):
+            raise TooLongError(f"the masks ask for {count} tokens, and an answer lists at most {limit}")
 
 
 def tokenize_in_turns(engine: BundleEngine, inputs: Sequence[object]) -> Turns:
-    """Windows of inputs as the engine makes them of all at once; yields between groups of them."""
-    encoded: list[EncodedInput] = []
+    """Return the same as `engine.tokenize`, but yield between groups of inputs."""
+    encoded_inputs: list[EncodedInput] = []
     for first, group in group_in_turns(inputs):
         if first:
             yield
-        encoded += engine.tokenize(group, first=first) if first else engine.tokenize(group)
-    return encoded
+        encoded_inputs += engine.tokenize(group, first=first) if first else engine.tokenize(group)
+    return encoded_inputs

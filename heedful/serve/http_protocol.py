@@ -22,16 +22,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from heedful.serve.connections import Connections
 from heedful.serve.settings import Limits, ServeSettings, Timeouts
 
-# Internals of uvicorn's H11Protocol that this module relies on: each request runs `app` with a new `cycle`, whose
-# `response_started`, `response_complete`, `disconnected` and `message_event` say how far the exchange is; `conn` is the
-# h11 connection and `client` the peer's (address, port); `send_400_response` is called when h11 rejects the input,
-# `on_response_complete` after the end of a response, `shutdown` when the server stops.
+# Internals of uvicorn's H11Protocol that this module relies on:
+# - `app` is called for each request, with a new `cycle`; `response_started`, `response_complete`, `disconnected` and
+#   `message_event` of the cycle are the state of the exchange.
+# - `conn` is the h11 connection, and `client` the peer's (address, port).
+# - `send_400_response` is called when h11 rejects the input, `on_response_complete` after the end of a response, and
+#   `shutdown` when the server stops.
 
-LINGER_SECONDS = 1.0  # time between a response that closes the connection and the closing; input is discarded
-MAX_LINGERING = 64  # connections over the limit that get this time; further ones are closed at once
+LINGER_SECONDS = 1.0  # time between a final response and the closing of its connection; input is discarded
+MAX_LINGERING = 64  # connections over the limit that wait this time; further ones are closed at once
 MIN_READ_BYTES = 1 << 16  # bytes that a client must read within write_seconds, unless fewer are left
 FREE_CHUNKS = 1_000  # chunks that any body may have
-MIN_CHUNK_BYTES = 256  # mean size of a chunk beyond FREE_CHUNKS
+MIN_CHUNK_BYTES = 256  # minimum mean bytes of chunks beyond FREE_CHUNKS
 TOO_MANY_CHUNKS = "the body is sent in too many small chunks: send larger ones"
 POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" (Linux); 0: not available
 
@@ -39,9 +41,9 @@ POLL_CLOSED: int = getattr(select, "POLLRDHUP", 0)  # poll event "peer closed" (
 class _ChunkLimitedConnection(h11.Connection):
     """h11 connection that rejects bodies sent in too many small chunks, since each chunk costs time."""
 
-    chunks = 0  # of the current request
-    body_bytes = 0  # of the current request, received so far
-    too_many_chunks = False
+    chunks = 0  # chunks of the current request's body so far
+    body_bytes = 0  # bytes of the current request's body so far
+    too_many_chunks = False  # whether this was the reason of a rejection
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
@@ -64,8 +66,8 @@ class SharedState:
     limits: Limits
     timeouts: Timeouts
     open_connections: Connections
-    lingering: set[HttpProtocol] = field(default_factory=set)  # connections over the limit, still to be closed
-    write_paused: dict[HttpProtocol, None] = field(default_factory=dict)  # with unread output, the oldest first
+    lingering: set[HttpProtocol] = field(default_factory=set)  # refused connections that are not closed yet
+    write_paused: dict[HttpProtocol, None] = field(default_factory=dict)  # connections with unread output, oldest first
 
 
 class HttpProtocol(H11Protocol):
@@ -147,11 +149,11 @@ class HttpProtocol(H11Protocol):
     # -- one request
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; a response may be complete before the request's body was received.
+        """Run the application; linger after a response that ends before the body of the request was received.
 
-        In that case uvicorn would close at once, and closing with unread input resets the connection: the client might
-        never see the response. So the last part of such a response is passed on with more_body=True, with which uvicorn
-        neither completes the cycle nor closes; both are done here, the closing after LINGER_SECONDS.
+        uvicorn would close the connection at once. Closing with unread input resets a connection, so that the client
+        might never see the response. So the last part of such a response is sent with more_body=True: then uvicorn
+        neither completes the cycle nor closes. This method completes the cycle, and closes after LINGER_SECONDS.
         """
         cycle = self.cycle
 
@@ -171,9 +173,9 @@ class HttpProtocol(H11Protocol):
             self.transport.abort()
 
     def is_disconnected(self) -> bool:
-        """Return whether the client closed its end, as the operating system knows it now; for any thread.
+        """Return whether the client closed its end of the connection, by the operating system; for any thread.
 
-        Where poll does not report that (other systems than Linux), only a connection that was closed here counts.
+        Only Linux reports that. On other systems it is true only after the server closed the connection.
         """
         descriptor = self.transport.get_extra_info("socket").fileno()
         if descriptor < 0 or not POLL_CLOSED:
@@ -188,7 +190,7 @@ class HttpProtocol(H11Protocol):
         return None if self.client is None else self.client[0]
 
     def _is_idle(self) -> bool:
-        """Return whether no request is being answered, and no body received."""
+        """Return whether no request is being answered or received."""
         return self.cycle is None or (self.cycle.response_complete and self.conn.their_state is h11.IDLE)
 
     # -- timeouts and errors
@@ -208,7 +210,7 @@ class HttpProtocol(H11Protocol):
         self._send_error(408, "timeout", "the request headers were not received in time")
 
     def _start_write_timer(self) -> None:
-        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds; else start again."""
+        """Abort the connection if the client reads less than MIN_READ_BYTES in write_seconds; repeat otherwise."""
         size_before = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -227,7 +229,7 @@ class HttpProtocol(H11Protocol):
             self._write_timer = None
 
     def _limit_unread_output(self) -> None:
-        """Abort connections until the unread output of all is within the limit, the longest unread first."""
+        """Abort connections until the unread output of all is within the limit, the longest paused first."""
         paused = self.shared.write_paused
         while (
             sum(connection.transport.get_write_buffer_size() for connection in paused)
@@ -281,7 +283,7 @@ class Server(uvicorn.Server):
         self.stop_requested_at: float | None = None  # time.monotonic() of the first signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal; uvicorn's own handler would raise it again at the end: here the exit status is 0."""
+        """Handle a signal. uvicorn's own handler would raise it again at the end; here the exit status is 0."""
         if self.stop_requested_at is not None:
             os._exit(1)  # without waiting for any thread
         self.stop_requested_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Memory: a server stays about as small as it began; what a large batch took goes back to the system."""
+"""Memory settings of a server: memory that a large batch used is returned to the system."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import ctypes
 import gc
 import os
 
-LARGE = 1 << 20  # bytes from which a block is the system's again as soon as it is freed
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}  # one for each number of rows otherwise
-ARENAS = 2  # apart from each other, for threads: what is free in one is of no use to another
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of <malloc.h>
+MMAP_BYTES = 1 << 20  # blocks from this size are returned to the system when they are freed
+# caches of oneDNN's compiled kernels, which otherwise keep a kernel for each number of rows
+KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "16"}
+MAX_ARENAS = 2  # malloc arenas; memory that is free in one cannot be used by threads of another
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # parameters of mallopt, from <malloc.h>
 
 
 def limit_arenas() -> None:
-    """Limit memory arenas and kernel caches; call it before torch is imported. Without glibc it changes less."""
-    for name, value in KERNELS.items():
+    """Limit malloc arenas and kernel caches. Call it before torch is imported; arenas are limited with glibc only."""
+    for name, value in KERNEL_CACHES.items():
         os.environ.setdefault(name, value)
-    if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_library(), "mallopt"):
-        _library().mallopt(_MMAP_THRESHOLD, LARGE)
-    if "MALLOC_ARENA_MAX" not in os.environ and hasattr(_library(), "mallopt"):
-        _library().mallopt(_ARENA_MAX, ARENAS)
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ and hasattr(_libc(), "mallopt"):
+        _libc().mallopt(_MMAP_THRESHOLD, MMAP_BYTES)
+    if "MALLOC_ARENA_MAX" not in os.environ and hasattr(_libc(), "mallopt"):
+        _libc().mallopt(_ARENA_MAX, MAX_ARENAS)
 
 
 def freeze_gc() -> None:
-    """Give back what is free now; what is there now, stays: the collector no longer looks through it (80 ms each time).
+    """Return free memory to the system, and exempt all objects of now from garbage collection.
 
-    An engine is in no cycle, so that one that is exchanged later still goes with its last user.
+    Each collection would take 80 ms for them. An engine that is replaced later is still freed, since it is in no
+    reference cycle.
     """
     gc.collect()
     gc.freeze()
-    if hasattr(_library(), "malloc_trim"):
-        _library().malloc_trim(0)
+    if hasattr(_libc(), "malloc_trim"):
+        _libc().malloc_trim(0)
 
 
-def _library() -> ctypes.CDLL:
+def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

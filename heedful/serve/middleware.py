@@ -32,18 +32,18 @@ from heedful.infer.scheduling.errors import (
 from heedful.serve.settings import LOOPBACK, ServeSettings
 
 LOG = logging.getLogger("heedful.serve")
-OPEN = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")  # need no key
+PATHS_WITHOUT_KEY = ("/health", "/live", "/ready", "/v2/health/live", "/v2/health/ready")
 CLOSE = ("connection", "close")
-LONGEST_MESSAGE = 400  # characters
-KEY_LENGTH = 16
-HEADERS = [
+MAX_MESSAGE_CHARACTERS = 400  # longer error messages are cut
+MIN_KEY_CHARACTERS = 16
+HEADERS = [  # headers of every response
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"x-frame-options", b"DENY"),
     (b"cache-control", b"no-store"),
 ]
-PREFLIGHT = [  # headers for pages of allowed origins
+PREFLIGHT_HEADERS = [  # headers of the response to a CORS preflight request
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-allow-headers", b"authorization, content-type, x-request-timeout-ms"),
     (b"access-control-max-age", b"600"),
@@ -58,6 +58,7 @@ class HTTPError(Exception):
     """An HTTP error response."""
 
     def __init__(self, status: int, kind: str, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """`kind` is the type of the error for programs, "error_type" in the response."""
         super().__init__(message)
         self.status = status
         self.kind = kind
@@ -66,35 +67,35 @@ class HTTPError(Exception):
 
 
 class ClientDisconnectedError(Exception):
-    """The client went away."""
+    """The client disconnected."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestLog:
-    """The log entry of a request."""
+    """The log entry of a request, and what the head of the request says."""
 
-    start: float
-    deadline: float
-    route: str = ""
-    status: int = 0
-    tokens: int = 0
-    reason: str = ""
-    text: list[str] | None = None
-    left: Callable[[], bool] = lambda: False  # whether the client has closed
-    headers: dict[bytes, list[bytes]] = field(default_factory=dict)
+    start: float  # time.monotonic()
+    deadline: float  # time.monotonic()
+    route: str = ""  # path of the route; "": there is none
+    status: int = 0  # HTTP status; 0: no response yet
+    tokens: int = 0  # tokens that the model read
+    reason: str = ""  # why the request failed; "": it did not
+    text: list[str] | None = None  # beginnings of the texts, if they are logged
+    is_disconnected: Callable[[], bool] = lambda: False  # whether the client closed the connection
+    headers: dict[bytes, list[bytes]] = field(default_factory=dict)  # values by name in lower case
 
     def header(self, name: bytes) -> str:
-        """Return the value of a header, "" if it is missing."""
+        """Return the value of a header; "" if it is missing."""
         return b", ".join(self.headers.get(name, [])).decode("latin-1")
 
 
 def to_http_error(error: BaseException) -> HTTPError:
-    """Return the response to an exception; it holds only what the client can act on."""
+    """Return the response for an exception; internal errors get a general message."""
     match error:
         case HTTPError():
             return error
         case QueueFullError():
-            seconds = str(max(1, int(error.retry)) + randbelow(3))  # all at once would be as bad as now
+            seconds = str(max(1, int(error.retry)) + randbelow(3))  # random, so that clients do not all retry at once
             return HTTPError(429, "overloaded", str(error), [("retry-after", seconds)])
         case UnavailableError():
             return HTTPError(503, "unhealthy", str(error), [("retry-after", str(1 + randbelow(3)))])
@@ -106,26 +107,30 @@ def to_http_error(error: BaseException) -> HTTPError:
             return HTTPError(500, "backend", str(error))
         case HeedfulError():
             return HTTPError(422, "validation", str(error))
-    return HTTPError(500, "backend", "something went wrong here; it was logged")
+    return HTTPError(500, "backend", "the server failed on this request; the error is in its log")
 
 
 def read_api_keys(path: Path) -> tuple[bytes, ...]:
-    """Return the API keys of a file with one on each line."""
+    """Return the API keys of a file with one key on each line.
+
+    Raises:
+        HeedfulError: If the file cannot be read, has no key, or a key is too short or has other characters.
+    """
     try:
         lines = [line.strip() for line in path.read_bytes().splitlines()]
     except OSError as error:
         raise HeedfulError(f"{path} cannot be read: {error.strerror}") from None
     keys = tuple(line for line in lines if line)
-    if not keys or any(len(key) < KEY_LENGTH or not re.fullmatch(rb"[!-~]+", key) for key in keys):
+    if not keys or any(len(key) < MIN_KEY_CHARACTERS or not re.fullmatch(rb"[!-~]+", key) for key in keys):
         raise HeedfulError(
-            f"{path} holds no key: write one on a line, {KEY_LENGTH} or more ASCII characters without spaces, "
+            f"{path} holds no key: write one on a line, {MIN_KEY_CHARACTERS} or more ASCII characters without spaces, "
             "as python -c 'import secrets; print(secrets.token_urlsafe(32))' makes it"
         )
     return keys
 
 
 class AccessMiddleware:
-    """ASGI middleware around everything: checks the head of each request, and logs and counts each answer."""
+    """ASGI middleware that checks the head of each request, and logs and counts each response."""
 
     def __init__(
         self,
@@ -134,29 +139,37 @@ class AccessMiddleware:
         settings: ServeSettings,
         keys: tuple[bytes, ...] = (),
         hosts: tuple[str, ...] | None = LOOPBACK,
-        seen: Callable[[str, RequestLog, float], None] | None = None,
+        on_response: Callable[[str, RequestLog, float], None] | None = None,
     ) -> None:
-        """`hosts` are the names by which the server may be called; None: any. `seen` is called after each request."""
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            settings: Settings of the server.
+            keys: API keys; (): none are required.
+            hosts: Host headers that are accepted, without ports; None: any.
+            on_response: Called after each request with its method, its log entry and its seconds.
+        """
         self.app = app
         self.settings = settings
         self.keys = keys
         self.hosts = hosts
-        self.seen = seen
+        self.on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         now = time.monotonic()
         record = RequestLog(start=now, deadline=now + self.settings.timeouts.request_seconds)
-        record.left = scope.get("heedful.is_disconnected", record.left)
+        record.is_disconnected = scope.get("heedful.is_disconnected", record.is_disconnected)
         for name, value in scope["headers"]:
             record.headers.setdefault(name.lower(), []).append(value)
         scope["heedful"] = record
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", []), *self._headers(record)]
@@ -164,15 +177,16 @@ class AccessMiddleware:
 
         try:
             try:
-                self._check(scope, record)
-                if self._preflight(scope, record):
-                    await sending({"type": "http.response.start", "status": 204, "headers": PREFLIGHT})
-                    await sending({"type": "http.response.body"})
+                self._check_head(scope, record)
+                if self._is_allowed_preflight(scope, record):
+                    start = {"type": "http.response.start", "status": 204, "headers": PREFLIGHT_HEADERS}
+                    await send_with_headers(start)
+                    await send_with_headers({"type": "http.response.body"})
                 else:
-                    await self.app(scope, receive, sending)
-            except HTTPError as trouble:
-                record.reason = record.reason or trouble.kind
-                await send_error(sending, trouble, scope["path"])
+                    await self.app(scope, receive, send_with_headers)
+            except HTTPError as error:
+                record.reason = record.reason or error.kind
+                await send_error(send_with_headers, error, scope["path"])
         except ClientDisconnectedError:
             record.status, record.reason = 499, "client_disconnected"
         except asyncio.CancelledError:
@@ -181,24 +195,29 @@ class AccessMiddleware:
         except Exception as error:
             record.reason = f"{type(error).__name__}"
             if not record.status:
-                await send_error(sending, to_http_error(error), scope["path"])
+                await send_error(send_with_headers, to_http_error(error), scope["path"])
         finally:
             self._log(scope, record)
 
     def _headers(self, record: RequestLog) -> list[tuple[bytes, bytes]]:
+        """Return the headers that are added to a response."""
         headers = [*HEADERS, (b"content-security-policy", CONTENT_POLICY)]
         if (origin := record.header(b"origin")) in self.settings.cors_allow_origins and origin:
             headers += [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
             headers += [(b"access-control-expose-headers", b"retry-after")]
         return headers
 
-    def _preflight(self, scope: Scope, record: RequestLog) -> bool:
+    def _is_allowed_preflight(self, scope: Scope, record: RequestLog) -> bool:
         """Return whether this is a preflight request of an allowed origin; browsers send it without a key."""
-        asked = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
-        return asked and record.header(b"origin") in self.settings.cors_allow_origins
+        is_preflight = scope["method"] == "OPTIONS" and b"access-control-request-method" in record.headers
+        return is_preflight and record.header(b"origin") in self.settings.cors_allow_origins
 
-    def _check(self, scope: Scope, record: RequestLog) -> None:
-        """Refuse by what the head says; nothing of the body was read yet."""
+    def _check_head(self, scope: Scope, record: RequestLog) -> None:
+        """Check the head of a request before its body is read, and set the deadline that it asks for.
+
+        Raises:
+            HTTPError: If the request is refused.
+        """
         path: str = scope["path"]
         headers = record.headers
         if not path.startswith("/") or len(path) > 1000 or re.search(r"[\0-\x1f\\]|(^|/)\.\.(/|$)", path):
@@ -211,21 +230,23 @@ class AccessMiddleware:
             raise HTTPError(400, "validation", "give content-length or transfer-encoding, not both", [CLOSE])
         if len(headers.get(b"host", [])) != 1:
             raise HTTPError(400, "validation", "give one host header", [CLOSE])
-        if self.hosts is not None and _name(record.header(b"host")) not in self.hosts:
+        if self.hosts is not None and _host_name(record.header(b"host")) not in self.hosts:
             raise HTTPError(403, "forbidden", "this Host header is not allowed: add the name with --allowed-hosts")
-        if "websocket" in record.header(b"upgrade").lower():  # what else is offered need not be taken
-            raise HTTPError(403, "forbidden", "there is nothing to upgrade to")
-        if not (path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"):
-            self._check_origin(record)  # any site may link to the page
-        free = path in OPEN or path == "/" or path.startswith("/web/") or self._preflight(scope, record)
-        if self.keys and not free:
+        if "websocket" in record.header(b"upgrade").lower():  # other upgrades may be ignored (RFC 9110, 7.8)
+            raise HTTPError(403, "forbidden", "this server has no WebSockets")
+        follows_link = path == "/" and scope["method"] == "GET" and record.header(b"sec-fetch-mode") == "navigate"
+        if not follows_link:  # any site may link to the page
+            self._check_origin(record)
+        is_public = path in PATHS_WITHOUT_KEY or path == "/" or path.startswith("/web/")
+        if self.keys and not is_public and not self._is_allowed_preflight(scope, record):
             self._check_key(record)
         if timeout := record.header(b"x-request-timeout-ms"):
             if not re.fullmatch(r"[0-9]{1,9}", timeout) or not int(timeout):
-                raise HTTPError(400, "validation", "X-Request-Timeout-Ms is to be milliseconds, from 1")
+                raise HTTPError(400, "validation", "X-Request-Timeout-Ms must be a number of milliseconds, from 1")
             record.deadline = record.start + min(int(timeout) / 1000, self.settings.timeouts.max_request_seconds)
 
     def _check_origin(self, record: RequestLog) -> None:
+        """Raise an HTTPError if a page of another site sends the request, unless its origin is allowed."""
         if b"origin" not in record.headers:
             if record.header(b"sec-fetch-site") in ("cross-site", "same-site"):
                 raise HTTPError(403, "forbidden", "pages of other sites may not call this server")
@@ -240,17 +261,20 @@ class AccessMiddleware:
             )
 
     def _check_key(self, record: RequestLog) -> None:
+        """Raise an HTTPError if the request has none of the API keys."""
         credential = record.header(b"authorization").encode("latin-1")
         credential = credential[7:] if credential[:7].lower() == b"bearer " else b""
-        if not sum(hmac.compare_digest(credential, key) for key in self.keys):  # a sum compares all of them
+        # sum() compares with all keys, so that the time does not tell which one is close
+        if not sum(hmac.compare_digest(credential, key) for key in self.keys):
             raise HTTPError(
                 401, "unauthorized", "give a key: Authorization: Bearer KEY", [("www-authenticate", "Bearer")]
             )
 
     def _log(self, scope: Scope, record: RequestLog) -> None:
+        """Log a request in one line of JSON, and count it."""
         seconds = time.monotonic() - record.start
-        if self.seen is not None:
-            self.seen(scope["method"], record, seconds)
+        if self.on_response is not None:
+            self.on_response(scope["method"], record, seconds)
         line = {
             "method": scope["method"][:20],
             "path": scope["path"][:200],
@@ -262,20 +286,21 @@ class AccessMiddleware:
             line["reason"] = record.reason
         if self.settings.log_text and record.text is not None:
             line["text"] = record.text
-        LOG.log(
-            logging.WARNING if record.status >= 500 else logging.INFO, "%s", json.dumps(line, allow_nan=False)
-        )  # ASCII: one line
+        level = logging.WARNING if record.status >= 500 else logging.INFO
+        LOG.log(level, "%s", json.dumps(line, allow_nan=False))  # ASCII without line breaks
 
 
-async def send_error(send: Send, trouble: HTTPError, path: str) -> None:
+async def send_error(send: Send, error: HTTPError, path: str) -> None:
     """Send an error response of at most 2 kB; in OpenAI's form for paths under /v1."""
-    message = trouble.message if len(trouble.message) <= LONGEST_MESSAGE else trouble.message[:LONGEST_MESSAGE] + "…"
+    message = error.message
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = message[:MAX_MESSAGE_CHARACTERS] + "…"
     message = message.encode("utf-8", "replace").decode()
-    content: Mapping[str, object] = {"error": message, "error_type": trouble.kind}
+    content: Mapping[str, object] = {"error": message, "error_type": error.kind}
     if path.startswith("/v1/"):
-        content = {"error": {"message": message, "type": trouble.kind, "code": trouble.status}}
-    headers = [(name.encode(), value.encode()) for name, value in trouble.headers]
-    await send_json(send, content, trouble.status, headers)
+        content = {"error": {"message": message, "type": error.kind, "code": error.status}}
+    headers = [(name.encode(), value.encode()) for name, value in error.headers]
+    await send_json(send, content, error.status, headers)
 
 
 async def send_json(
@@ -283,13 +308,13 @@ async def send_json(
 ) -> None:
     """Send a JSON response."""
     body = orjson.dumps(content)
-    about = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*about, *headers]})
+    body_headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*body_headers, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
-def _name(host: str) -> str:
-    """The host without its port, in lower case."""
+def _host_name(host: str) -> str:
+    """Return a Host header without its port, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""Bodies of requests, as types: what is read is checked by them, and /openapi.json is made of them."""
+"""Types of request bodies: bodies are checked against them, and /openapi.json is made from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 Name = Annotated[str, Meta(max_length=200)]
-IDS = "; send texts: token ids of another tokenizer mean other words here"
-Model = Annotated[Name | None, Meta(description="Which of the served models; else the first that can.")]
+TEXTS_HINT = "; send texts: token ids of another tokenizer mean other words here"
+Model = Annotated[Name | None, Meta(description="Name of a served model; null: the first that the route can use.")]
 Numbers = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=1000)]
 
 
@@ -27,9 +27,9 @@ class TruncatedBody(ModelBody, kw_only=True, frozen=True):
 
 
 class EmbedBody(TruncatedBody, kw_only=True, frozen=True):
-    """Texts to embed; longer ones than the model reads are cut, or refused with truncate false."""
+    """Texts to embed. Texts longer than the model's limit are truncated, or refused if truncate is false."""
 
-    hint = IDS
+    hint = TEXTS_HINT
     inputs: str | list[str]
     normalize: bool = True
     truncate: bool | None = None  # null is true
@@ -38,27 +38,27 @@ class EmbedBody(TruncatedBody, kw_only=True, frozen=True):
 
 
 class TextPair(Struct, forbid_unknown_fields=True, frozen=True):
-    """A text, and the second text of a pair."""
+    """A text, or a pair of texts."""
 
     text: str
     text_pair: str | None = None
 
 
 class PredictBody(TruncatedBody, kw_only=True, frozen=True):
-    """A text, an object, or a list: of texts, of [text] and [text, second text], or of objects."""
+    """Texts or pairs to classify: a text, an object, or a list of texts, of [text] or [text, text], or of objects."""
 
     inputs: str | TextPair | list[str | Annotated[list[str], Meta(min_length=1, max_length=2)] | TextPair]
-    truncate: bool | None = None  # nothing is: long texts are read in windows
-    raw_scores: bool = False
-    min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # labels are "predicted" from this probability on
-    prediction_set: Annotated[float, Meta(gt=0, lt=1)] | None = None  # labels of such a set are "predicted"
+    truncate: bool | None = None  # accepted and ignored: long texts are read in windows
+    raw_scores: bool = False  # true is refused
+    min_confidence: Annotated[float, Meta(ge=0, le=1)] | None = None  # probability from which a label is "predicted"
+    prediction_set: Annotated[float, Meta(gt=0, lt=1)] | None = None  # coverage of the set of "predicted" labels
 
 
 class ZeroShotParameters(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The labels to choose from, and the text around each of them."""
 
     candidate_labels: Annotated[list[Annotated[str, Meta(min_length=1, max_length=1000)]], Meta(min_length=1)]
-    hypothesis_template: Annotated[str, Meta(max_length=1000)] | None = None  # with {}; null: by the kind of the model
+    hypothesis_template: Annotated[str, Meta(max_length=1000)] | None = None  # with {}; null: the model kind's default
     multi_label: bool = False
 
 
@@ -70,7 +70,7 @@ class ZeroShotBody(ModelBody, kw_only=True, frozen=True):
 
 
 class RerankBody(TruncatedBody, kw_only=True, frozen=True):
-    """Texts to order by what they have to do with the query."""
+    """Texts to sort by their relevance to a query."""
 
     query: str
     texts: Annotated[list[str], Meta(min_length=1)]
@@ -85,19 +85,19 @@ class SearchBody(ModelBody, kw_only=True, frozen=True):
     query: str
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 10
     method: Literal["hybrid", "words", "vectors"] = "hybrid"
-    reranker: str | None = None  # name of a served model of /rerank, a cross-encoder
-    highlight: bool = False  # also say which words of a passage are words of the query
+    reranker: str | None = None  # name of a served cross-encoder, as /rerank uses it
+    highlight: bool = False  # also return the positions of the query's words in each passage
 
 
 class SentenceComparison(Struct, forbid_unknown_fields=True, frozen=True):
-    """A sentence and those it is compared with."""
+    """A sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Meta(min_length=1)]
 
 
 class TruncationParameters(Struct, forbid_unknown_fields=True, frozen=True):
-    """How long texts are truncated."""
+    """Whether and where long texts are truncated."""
 
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] = "Right"
@@ -112,7 +112,7 @@ class SimilarityBody(ModelBody, frozen=True):
 
 
 class TokenizeBody(ModelBody, frozen=True):
-    """Texts to cut into tokens."""
+    """Texts to tokenize."""
 
     inputs: str | list[str]
     add_special_tokens: bool = True
@@ -120,9 +120,9 @@ class TokenizeBody(ModelBody, frozen=True):
 
 
 class EmbeddingsBody(ModelBody, frozen=True):
-    """OpenAI's form."""
+    """Texts to embed, in OpenAI's form."""
 
-    hint = IDS
+    hint = TEXTS_HINT
     input: str | list[str]
     encoding_format: Literal["float", "base64"] | None = None  # null is float
     dimensions: Positive | None = None
@@ -130,13 +130,13 @@ class EmbeddingsBody(ModelBody, frozen=True):
 
 
 class TokenClassificationBody(ModelBody, frozen=True):
-    """A text, or a list of texts and of lists of words."""
+    """Texts to tag: a text, or a list of texts and of lists of words."""
 
     inputs: str | list[str | list[str]]
 
 
 class ContextQuestion(Struct, forbid_unknown_fields=True, frozen=True):
-    """A question, and the text that is searched for its answer."""
+    """A question, and the text that may contain its answer."""
 
     question: str
     context: str
@@ -149,7 +149,7 @@ class QuestionAnsweringBody(ModelBody, frozen=True):
 
 
 class PromptChoices(Struct, forbid_unknown_fields=True, frozen=True):
-    """A prompt and what may follow it."""
+    """A prompt, and the candidates to choose from."""
 
     prompt: str
     choices: Annotated[list[str], Meta(min_length=1)]
@@ -168,24 +168,24 @@ class NextSentenceBody(ModelBody, frozen=True):
 
 
 class FillMaskBody(ModelBody, frozen=True):
-    """Texts in which masks are written out."""
+    """Texts with mask tokens to fill in."""
 
     inputs: str | list[str]
     top_k: Annotated[int, Meta(ge=1, le=100)] = 5
 
 
 class GenerateBody(ModelBody, frozen=True):
-    """Texts for each of which a text is written: greedily, by beams, or drawn at a temperature."""
+    """Texts to generate from, by greedy decoding, beam search, or sampling at a temperature."""
 
     inputs: str | list[str]
-    max_new_tokens: Positive | None = None  # null: as the folder of the model says, else 128
+    max_new_tokens: Positive | None = None  # null: that of the model's generation_config.json, or 128
     num_beams: Annotated[int, Meta(ge=1, le=16)] | None = None
     temperature: Annotated[float, Meta(ge=1e-6, le=10)] | None = None
     seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
 class AttentionBody(ModelBody, frozen=True):
-    """A text, or a pair; layers and heads count from 0, and null means all."""
+    """A text or a pair. Layers and heads are counted from 0; null: all."""
 
     inputs: str | Annotated[list[str], Meta(min_length=2, max_length=2)]
     layers: Numbers | None = None
@@ -193,28 +193,28 @@ class AttentionBody(ModelBody, frozen=True):
 
 
 class ClientParameters(Struct, frozen=True):
-    """Parameters of any form, which are ignored; an answer is JSON in any case."""
+    """Parameters of any form, which are ignored; responses are always JSON."""
 
 
 class InputTensor(Struct, forbid_unknown_fields=True, frozen=True):
-    """Texts, in the Open Inference Protocol's form."""
+    """A tensor of texts, in the Open Inference Protocol's form."""
 
     name: str
     shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1, max_length=8)]
     datatype: Literal["BYTES"]
-    data: list[str | list[str]]  # flat or nested, as the shape says
+    data: list[str | list[str]]  # a list of texts, or of lists with one text
     parameters: ClientParameters | None = None
 
 
 class RequestedOutput(Struct, forbid_unknown_fields=True, frozen=True):
-    """An output that is asked for."""
+    """The name of an output to return."""
 
     name: str
     parameters: ClientParameters | None = None
 
 
 class InferBody(Struct, forbid_unknown_fields=True, frozen=True):
-    """The Open Inference Protocol: tensors of texts named as /v2/models/NAME says."""
+    """Tensors of texts in the Open Inference Protocol; GET /v2/models/NAME lists their names."""
 
     inputs: Annotated[list[InputTensor], Meta(min_length=1)]
     id: Name | None = None

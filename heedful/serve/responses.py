@@ -1,4 +1,4 @@
-"""Bodies of answers, as types, of which /openapi.json is made."""
+"""Types of response bodies, from which /openapi.json is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Vector = list[float]
 
 
 class LabelScore(Struct, kw_only=True):
-    """A label with its probability, or a regression's value. `predicted`: of multi-label models, or min_confidence."""
+    """A label with its probability, or the value of a regression.
+
+    `predicted` is there for multi-label models, and with min_confidence or prediction_set.
+    """
 
     label: str
     score: float
@@ -28,7 +31,7 @@ class RankedText(Struct, kw_only=True):
 class FoundDocument(Struct, kw_only=True):
     """A document of the index with its best passage: characters `start` to `end` of the document.
 
-    `highlights` are the words of the query in the passage: the first character of each, and the one after its last.
+    `highlights` are the query's words in the passage: start and end of each, in characters.
     """
 
     id: str
@@ -51,7 +54,7 @@ class TokenInfo(Struct, kw_only=True):
 
 
 class EmbeddingObject(Struct, kw_only=True):
-    """One vector; in base64 it is little-endian float32."""
+    """One vector, as numbers, or as the base64 of little-endian float32 numbers."""
 
     object: Literal["embedding"]
     index: int
@@ -59,7 +62,7 @@ class EmbeddingObject(Struct, kw_only=True):
 
 
 class ModelObject(Struct, kw_only=True):
-    """A model."""
+    """A model, in OpenAI's form."""
 
     id: str
     object: Literal["model"]
@@ -68,21 +71,21 @@ class ModelObject(Struct, kw_only=True):
 
 
 class ModelList(Struct, kw_only=True):
-    """OpenAI's form."""
+    """All models, in OpenAI's form."""
 
     object: Literal["list"]
     data: list[ModelObject]
 
 
 class TokenUsage(Struct, kw_only=True):
-    """How many tokens were read."""
+    """The number of tokens that the model read."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(Struct, kw_only=True):
-    """OpenAI's form."""
+    """The vectors of all texts, in OpenAI's form."""
 
     object: Literal["list"]
     data: list[EmbeddingObject]
@@ -91,7 +94,7 @@ class EmbeddingList(Struct, kw_only=True):
 
 
 class WordResponse(Struct, kw_only=True):
-    """A word with its label; one of which no token is left has no probability."""
+    """A word with its label. A word without tokens has no probability."""
 
     text: str
     label: str | None
@@ -101,7 +104,7 @@ class WordResponse(Struct, kw_only=True):
 
 
 class EntityResponse(Struct, kw_only=True):
-    """Neighbouring words of one kind."""
+    """An entity: neighbouring words of one kind."""
 
     label: str
     text: str
@@ -131,7 +134,7 @@ class QuestionAnsweringResponse(Struct, kw_only=True):
 
 
 class MultipleChoiceResponse(Struct, kw_only=True):
-    """The candidate that fits best."""
+    """The most probable candidate, and the probabilities of all."""
 
     choice: str
     index: int
@@ -141,13 +144,13 @@ class MultipleChoiceResponse(Struct, kw_only=True):
 
 
 class NextSentenceResponse(Struct, kw_only=True):
-    """How likely the second text follows the first."""
+    """The probability that the second text follows the first."""
 
     is_next_probability: float
 
 
 class MaskCandidate(Struct, kw_only=True):
-    """A token for a mask."""
+    """A candidate token for a mask: its name in the vocabulary, and its text."""
 
     token: str
     text: str
@@ -155,7 +158,7 @@ class MaskCandidate(Struct, kw_only=True):
 
 
 class MaskResponse(Struct, kw_only=True):
-    """A mask, in characters of the text, and the likeliest tokens for it."""
+    """A mask with its position in the text, in characters, and the most probable tokens for it."""
 
     start: int
     end: int
@@ -171,7 +174,7 @@ class FillMaskResponse(Struct, kw_only=True):
 
 
 class GeneratedTextResponse(Struct, kw_only=True):
-    """A generated text; not complete if a limit of tokens ended it."""
+    """A generated text. `complete` is false if the limit of tokens ended it."""
 
     text: str
     log_probability: float
@@ -180,13 +183,13 @@ class GeneratedTextResponse(Struct, kw_only=True):
 
 
 class GenerateResponse(GeneratedTextResponse, kw_only=True):
-    """The best text, and those of other beams."""
+    """The best generated text, and those of the other beams."""
 
     alternatives: list[GeneratedTextResponse] | None = None
 
 
 class AttentionLayer(Struct, kw_only=True):
-    """Weights [heads, rows, keys] of one layer; a row sums to 1."""
+    """Attention weights of one layer, [heads, queries, keys]; each row of keys sums to 1."""
 
     part: Literal["encoder", "decoder", "cross"]
     layer: int
@@ -209,7 +212,7 @@ class IndexFacts(Struct, kw_only=True):
 
 
 class Info(Struct, kw_only=True):
-    """A model, and what it may be asked."""
+    """A model, its routes, and the limits of the server."""
 
     model_id: str
     model_dtype: str
@@ -231,7 +234,7 @@ class Info(Struct, kw_only=True):
 
 
 class OutputTensor(Struct, kw_only=True):
-    """A tensor."""
+    """A tensor of the response."""
 
     name: str
     shape: list[int]
@@ -240,7 +243,7 @@ class OutputTensor(Struct, kw_only=True):
 
 
 class InferResponse(Struct, kw_only=True):
-    """The Open Inference Protocol's answer."""
+    """The response of the Open Inference Protocol."""
 
     model_name: str
     outputs: list[OutputTensor]
@@ -248,7 +251,7 @@ class InferResponse(Struct, kw_only=True):
 
 
 class TensorSpec(Struct, kw_only=True):
-    """A tensor that a model reads or gives."""
+    """An input or output tensor of a model; -1 in its shape is any size."""
 
     name: str
     datatype: Literal["BYTES", "FP32"]
@@ -273,19 +276,19 @@ class ServerFacts(Struct, kw_only=True):
 
 
 class Live(Struct, kw_only=True):
-    """It runs."""
+    """Whether the server runs."""
 
     live: bool
 
 
 class Ready(Struct, kw_only=True):
-    """It answers."""
+    """Whether the models are loaded and the server accepts requests."""
 
     ready: bool
 
 
 class Health(Struct, kw_only=True):
-    """It answers, or why not."""
+    """The status of the server."""
 
     status: Literal["ok", "loading", "stopping"]
 
@@ -306,6 +309,6 @@ class OpenAIErrorDetails(Struct, kw_only=True):
 
 
 class OpenAIErrorResponse(Struct, kw_only=True):
-    """OpenAI's form."""
+    """An error, in OpenAI's form."""
 
     error: OpenAIErrorDetails

@@ -1,4 +1,4 @@
-"""The routes that call a model: handlers, request and response types."""
+"""The routes that use a model: their handlers, and their request and response types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 EMBEDDING, CLASSES, RANKS = ("embedding",), ("sequence_classification",), ("rank", "embedding")
 ZERO_SHOT = ("zero_shot", "embedding")
-RERANKED_TOGETHER = 10  # passages that are scored at a time, which limits.max_request_tokens allows
+RERANKED_TOGETHER = 10  # passages that a reranker scores at once, so that they fit into limits.max_request_tokens
 
 T = TypeVar("T")
 Handler = Callable[[RequestContext, Any], Awaitable[object]]
@@ -44,14 +44,14 @@ Handler = Callable[[RequestContext, Any], Awaitable[object]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A route that asks a model something."""
+    """A route that uses a model."""
 
     path: str
     handler: Handler
-    body: type[Struct]
-    answer: object  # its type
-    kinds: tuple[str, ...] | None = None  # of heads; None: all
-    example: dict[str, object] = field(default_factory=dict)
+    body: type[Struct]  # type of the request body
+    answer: object  # type of the response body
+    kinds: tuple[str, ...] | None = None  # kinds of models that it serves, see `head_kinds`; None: all
+    example: dict[str, object] = field(default_factory=dict)  # a request body, for OpenAPI
 
     @property
     def summary(self) -> str:
@@ -60,12 +60,12 @@ class Endpoint:
 
 
 def as_list(value: T | list[T]) -> list[T]:
-    """A list, whether one or several were given."""
+    """Return a list as it is, and a single value in a list."""
     return value if isinstance(value, list) else [value]
 
 
 def match_input(value: object, answers: list[T]) -> T | list[T]:
-    """One answer to one, a list to a list."""
+    """Return all answers if the inputs were a list, and the only answer if they were a single value."""
     return answers if isinstance(value, list) else answers[0]
 
 
@@ -73,55 +73,65 @@ def match_input(value: object, answers: list[T]) -> T | list[T]:
 
 
 async def vectors(
-    call: RequestContext,
+    context: RequestContext,
     model_queue: ModelQueue[BundleEngine],
     texts: list[str],
     *,
     truncate: bool | None = True,
     dimensions: int | None = None,
-    unit: bool = True,
+    normalize: bool = True,
     prompt: str | None = None,
 ) -> np.ndarray:
-    """A vector for each text, [texts, dimensions], of length 1 if asked; behind the default prompt, or another one."""
+    """Return a vector for each text, [texts, dimensions].
+
+    Args:
+        context: The request.
+        model_queue: Queue of a sentence embedding model.
+        texts: The texts.
+        truncate: False: refuse texts that are longer than the model's limit; otherwise they are truncated.
+        dimensions: Number of coordinates that are kept; None: all.
+        normalize: Whether vectors are scaled to length 1.
+        prompt: Text put before each text; None: the model's default prompt.
+    """
     limit = getattr(model_queue.engine, "limit", None)
-    longest = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
-    cut = [text[:longest] for text in texts]
-    call.texts(*cut)
+    max_characters = None if limit is None or truncate is False else CHARACTERS_PER_TOKEN * limit
+    beginnings = [text[:max_characters] for text in texts]
+    context.set_texts(*beginnings)
 
     def encode(engine: BundleEngine) -> Turns:
-        asked = yield from call.beginnings(engine, texts, prompt)
-        if truncate is False and any(encoded.dropped for encoded in asked):
+        encoded_inputs = yield from context.tokenize_beginnings(engine, texts, prompt)
+        if truncate is False and any(encoded_input.dropped for encoded_input in encoded_inputs):
             raise TooLongError(
                 f"a text has more tokens than the {engine.limit} this model reads, and truncate is false"
             )
-        return asked
+        return encoded_inputs
 
-    answers = await call.ask(model_queue, texts, encode=encode, sizes=[len(text) for text in cut])
+    answers = await context.ask(model_queue, texts, encode=encode, sizes=[len(text) for text in beginnings])
     if not answers:
         return np.zeros((0, 0))
     rows = np.array([answer["vector"] for answer in answers])
     if dimensions is not None and dimensions > rows.shape[1]:
         raise HeedfulError(f"dimensions is {dimensions}, and this model's vectors have {rows.shape[1]}")
     rows = np.ascontiguousarray(rows[:, :dimensions])
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) if unit else rows
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12) if normalize else rows
 
 
-async def embed(call: RequestContext, body: requests.EmbedBody) -> np.ndarray:
-    """A vector for each text."""
-    _, model_queue = call.select_model(body.model, EMBEDDING)
+async def embed(context: RequestContext, body: requests.EmbedBody) -> np.ndarray:
+    """Return a vector for each text."""
+    _, model_queue = context.select_model(body.model, EMBEDDING)
     return await vectors(
-        call,
+        context,
         model_queue,
         as_list(body.inputs),
         truncate=body.truncate,
         dimensions=body.dimensions,
-        unit=body.normalize,
+        normalize=body.normalize,
         prompt=_named_prompt(model_queue, body.prompt_name),
     )
 
 
 def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> str | None:
-    """Return the model's prompt of that name."""
+    """Return the model's prompt with this name; None without a name. Raises HeedfulError for an unknown name."""
     if name is None or model_queue.engine is None:
         return None
     head = model_queue.engine.loaded.config.head
@@ -131,10 +141,10 @@ def _named_prompt(model_queue: ModelQueue[BundleEngine], name: str | None) -> st
     return prompts[name]
 
 
-async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody) -> dict[str, object]:
-    """A vector for each text, in OpenAI's form."""
-    name, model_queue = call.select_model(body.model, EMBEDDING)
-    rows = await vectors(call, model_queue, as_list(body.input), dimensions=body.dimensions)
+async def openai_embeddings(context: RequestContext, body: requests.EmbeddingsBody) -> dict[str, object]:
+    """Return a vector for each text, in OpenAI's form."""
+    name, model_queue = context.select_model(body.model, EMBEDDING)
+    rows = await vectors(context, model_queue, as_list(body.input), dimensions=body.dimensions)
     embeddings: Iterable[object] = rows
     if body.encoding_format == "base64":
         from base64 import b64encode
@@ -147,70 +157,77 @@ async def openai_embeddings(call: RequestContext, body: requests.EmbeddingsBody)
             for number, embedding in enumerate(embeddings)
         ],
         "model": name,
-        "usage": {"prompt_tokens": call.record.tokens, "total_tokens": call.record.tokens},
+        "usage": {"prompt_tokens": context.record.tokens, "total_tokens": context.record.tokens},
     }
 
 
-async def compare_sentences(call: RequestContext, body: requests.SimilarityBody) -> list[float]:
-    """The cosine of a sentence's vector and that of each of the others."""
-    _, model_queue = call.select_model(body.model, EMBEDDING)
+async def compare_sentences(context: RequestContext, body: requests.SimilarityBody) -> list[float]:
+    """Return the cosine similarity of a sentence to each of the others."""
+    _, model_queue = context.select_model(body.model, EMBEDDING)
     truncate = None if body.parameters is None else body.parameters.truncate
     comparison = body.inputs
     return _cosines(
-        await vectors(call, model_queue, [comparison.source_sentence, *comparison.sentences], truncate=truncate)
+        await vectors(context, model_queue, [comparison.source_sentence, *comparison.sentences], truncate=truncate)
     )
 
 
 def _cosines(rows: np.ndarray) -> list[float]:
-    """Return the cosines of the first vector with each other one."""
+    """Return the cosines of the first vector with the others; all have length 1."""
     cosines: list[float] = (rows[1:] @ rows[0]).clip(-1, 1).tolist()
     return cosines
 
 
-async def rerank(call: RequestContext, body: requests.RerankBody) -> list[dict[str, object]]:
-    """Texts by what they have to do with the query, best first: by a model of pairs, else by the cosine of vectors."""
-    _, model_queue = call.select_model(body.model, RANKS)
+async def rerank(context: RequestContext, body: requests.RerankBody) -> list[dict[str, object]]:
+    """Return texts by relevance to a query, best first, by a cross-encoder or by the cosine of sentence embeddings."""
+    _, model_queue = context.select_model(body.model, RANKS)
     if getattr(model_queue.engine, "kind", "") == "embedding":
-        scores = _cosines(await vectors(call, model_queue, [body.query, *body.texts], truncate=body.truncate))
+        scores = _cosines(await vectors(context, model_queue, [body.query, *body.texts], truncate=body.truncate))
     else:
-        call.texts(*(body.query + text for text in body.texts))
-        scores = await _pair_scores(call, model_queue, body.query, body.texts, raw=body.raw_scores)
+        context.set_texts(*(body.query + text for text in body.texts))
+        scores = await _pair_scores(context, model_queue, body.query, body.texts, raw=body.raw_scores)
     ranked = sorted(range(len(scores)), key=lambda number: -scores[number])
-    shown = {number: {"text": body.texts[number]} if body.return_text else {} for number in ranked}
-    return [{"index": number, "score": scores[number], **shown[number]} for number in ranked]
+    hits: list[dict[str, object]] = [{"index": number, "score": scores[number]} for number in ranked]
+    if body.return_text:
+        hits = [hit | {"text": body.texts[number]} for hit, number in zip(hits, ranked, strict=True)]
+    return hits
 
 
 async def _pair_scores(
-    call: RequestContext, model_queue: ModelQueue[BundleEngine], query: str, texts: Sequence[str], *, raw: bool = False
+    context: RequestContext,
+    model_queue: ModelQueue[BundleEngine],
+    query: str,
+    texts: Sequence[str],
+    *,
+    raw: bool = False,
 ) -> list[float]:
     """Return the relevance of each text to a query by a cross-encoder, between 0 and 1 unless raw."""
-    answers = await call.ask(model_queue, [(query, text) for text in texts])
+    answers = await context.ask(model_queue, [(query, text) for text in texts])
     sigmoid = has_sigmoid(getattr(model_queue.engine, "loaded", None))
     if sigmoid and raw:
         raise HeedfulError("this model's scores are between 0 and 1: raw_scores has to be false")
     return [relevance(answer, raw=raw or sigmoid) for answer in answers]
 
 
-async def search_documents(call: RequestContext, body: requests.SearchBody) -> list[dict[str, object]]:
-    """The documents of the index that fit a query best, each with its best passage."""
+async def search_documents(context: RequestContext, body: requests.SearchBody) -> list[dict[str, object]]:
+    """Return the best documents of an index for a query, each with its best passage."""
     from heedful.search.index import RERANKED, SearchIndex, rescored
 
-    reranker = None if body.reranker is None else call.select_model(body.reranker, ("rank",))[1]
-    _, model_queue = call.select_model(body.model, ("search",))
+    reranker = None if body.reranker is None else context.select_model(body.reranker, ("rank",))[1]
+    _, model_queue = context.select_model(body.model, ("search",))
     engine = model_queue.engine
     assert engine is not None and isinstance(engine.search_index, SearchIndex)
     index, vector = engine.search_index, None
     if body.method == "words":
-        call.texts(body.query)
+        context.set_texts(body.query)
     elif body.query.strip():
-        (vector,) = await vectors(call, model_queue, [body.query], prompt=engine.prompt("query"))
+        (vector,) = await vectors(context, model_queue, [body.query], prompt=engine.prompt("query"))
     depth = body.top_k if reranker is None else max(body.top_k, RERANKED)
     hits = await asyncio.to_thread(partial(index.search, body.query, depth, method=body.method, vector=vector))
     if reranker is not None and hits:
         scores: list[float] = []
         for start in range(0, len(hits), RERANKED_TOGETHER):
             passages = [hit.passage for hit in hits[start : start + RERANKED_TOGETHER]]
-            scores += await _pair_scores(call, reranker, body.query, passages)
+            scores += await _pair_scores(context, reranker, body.query, passages)
         hits = rescored(hits, scores)[: body.top_k]
     if not body.highlight:
         return [hit.to_dict() for hit in hits]
@@ -221,136 +238,135 @@ async def search_documents(call: RequestContext, body: requests.SearchBody) -> l
 
 
 async def predict(
-    call: RequestContext, body: requests.PredictBody
+    context: RequestContext, body: requests.PredictBody
 ) -> list[dict[str, object]] | list[list[dict[str, object]]]:
-    """The labels of each text or pair with their scores, best first."""
-    _, model_queue = call.select_model(body.model, CLASSES)
+    """Return the labels of each text or pair with their scores, best first."""
+    _, model_queue = context.select_model(body.model, CLASSES)
     if body.raw_scores:
         raise HeedfulError("raw_scores is true, and this server gives probabilities, or a regression's numbers")
     loaded = getattr(model_queue.engine, "loaded", None)
-    sequences, alone = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
-    call.texts(
-        *(
-            text
-            for sequence in sequences
-            for text in as_list(list(sequence) if isinstance(sequence, tuple) else sequence)
-        )
-    )
-    least = body.min_confidence
-    if least is not None:
-        check_min_confidence(least, None if loaded is None else loaded.config.head)
-    floor = least
+    sequences, is_single = parse_sequences(body.inputs, getattr(loaded, "pairs", None))
+    texts: list[str] = []
+    for sequence in sequences:
+        texts += [sequence] if isinstance(sequence, str) else sequence
+    context.set_texts(*texts)
+    min_probability = body.min_confidence
+    if min_probability is not None:
+        check_min_confidence(min_probability, None if loaded is None else loaded.config.head)
     if body.prediction_set is not None and loaded is not None:
-        if least is not None:
+        if min_probability is not None:
             raise HeedfulError("min_confidence and prediction_set exclude each other: give one of them")
         check_prediction_set(body.prediction_set, loaded)
-        floor = least_probability(loaded.calibration, body.prediction_set)
-    answers = await call.ask(model_queue, sequences)
-    call.service.metrics.classified(call.model, answers)
-    labels = [labels_of(answer, floor, as_set=body.prediction_set is not None) for answer in answers]
-    return labels[0] if alone else labels
+        min_probability = least_probability(loaded.calibration, body.prediction_set)
+    answers = await context.ask(model_queue, sequences)
+    context.service.metrics.count_predictions(context.model, answers)
+    labels = [labels_of(answer, min_probability, as_set=body.prediction_set is not None) for answer in answers]
+    return labels[0] if is_single else labels
 
 
 async def classify_zero_shot(
-    call: RequestContext, body: requests.ZeroShotBody
+    context: RequestContext, body: requests.ZeroShotBody
 ) -> list[dict[str, object]] | list[list[dict[str, object]]]:
-    """The candidate labels of each text with their scores, best first."""
-    _, model_queue = call.select_model(body.model, ZERO_SHOT)
-    asked = body.parameters
-    candidates = CandidateLabels.of(asked.candidate_labels, asked.hypothesis_template, asked.multi_label)
+    """Return the candidate labels of each text with their scores, best first."""
+    _, model_queue = context.select_model(body.model, ZERO_SHOT)
+    parameters = body.parameters
+    candidates = CandidateLabels.of(parameters.candidate_labels, parameters.hypothesis_template, parameters.multi_label)
     texts, label_vectors = as_list(body.inputs), None
     if getattr(model_queue.engine, "kind", "") == "embedding":
         hypotheses = candidates.hypotheses(PLAIN_TEMPLATE)
-        label_vectors = torch.from_numpy(await vectors(call, model_queue, hypotheses))
-        call.texts(*texts)
+        label_vectors = torch.from_numpy(await vectors(context, model_queue, hypotheses))
+        context.set_texts(*texts)
         sizes = list(map(len, texts))
     else:
         hypotheses = candidates.hypotheses(ENTAILMENT_TEMPLATE)
-        call.texts(*(text + hypothesis for text in texts for hypothesis in hypotheses))
+        context.set_texts(*(text + hypothesis for text in texts for hypothesis in hypotheses))
         sizes = [sum(len(text) + len(hypothesis) for hypothesis in hypotheses) for text in texts]
 
     def encode(engine: BundleEngine) -> Turns:
         return tokenize_in_turns(zero_shot_engine(engine, candidates, label_vectors), texts)
 
-    answers = await call.ask(model_queue, texts, encode=encode, sizes=sizes)
+    answers = await context.ask(model_queue, texts, encode=encode, sizes=sizes)
     labels = [labels_of(answer) for answer in answers]
     return labels[0] if isinstance(body.inputs, str) else labels
 
 
-def labels_of(answer: Answer, floor: float | None = None, *, as_set: bool = False) -> list[dict[str, object]]:
-    """Return the labels with their scores, best first.
+def labels_of(answer: Answer, min_probability: float | None = None, *, as_set: bool = False) -> list[dict[str, object]]:
+    """Return the labels of an answer with their scores, best first.
 
     Args:
-        answer: Of a classifier.
-        floor: Probability from which labels are "predicted": the most probable one, or in a set all of them.
-        as_set: Predict all labels from `floor` on, and always the most probable one.
+        answer: The answer of a classifier.
+        min_probability: Probability from which the most probable label is "predicted"; None: only the labels of
+            multi-label models are.
+        as_set: Predict all labels with at least this probability, and always the most probable one.
     """
     scores: dict[str, float] = answer.get("probabilities") or answer["values"]
-    chosen = answer.get("labels")
-    if floor is not None:
-        chosen = [answer["label"]] if answer["probability"] >= floor else []
-    if floor is not None and as_set:
-        chosen = [label for label, score in scores.items() if score >= floor or label == answer["label"]]
+    predicted = answer.get("labels")
+    if min_probability is not None and as_set:
+        predicted = [label for label, score in scores.items() if score >= min_probability or label == answer["label"]]
+    elif min_probability is not None:
+        predicted = [answer["label"]] if answer["probability"] >= min_probability else []
     best_first = sorted(scores.items(), key=lambda pair: -pair[1])
-    return [
-        {"label": label, "score": score} | ({} if chosen is None else {"predicted": label in chosen})
-        for label, score in best_first
-    ]
+    labels: list[dict[str, object]] = [{"label": label, "score": score} for label, score in best_first]
+    if predicted is None:
+        return labels
+    return [label | {"predicted": label["label"] in predicted} for label in labels]
 
 
-async def classify_tokens(call: RequestContext, body: requests.TokenClassificationBody) -> Answer | list[Answer]:
-    """A label for each word, and the entities that they make."""
-    _, model_queue = call.select_model(body.model, ("token_classification",))
+async def classify_tokens(context: RequestContext, body: requests.TokenClassificationBody) -> Answer | list[Answer]:
+    """Return a label for each word, and the entities that they make."""
+    _, model_queue = context.select_model(body.model, ("token_classification",))
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     words = [[text] if isinstance(text, str) else text for text in texts]
-    if len(texts) > call.service.settings.limits.max_client_batch_size:
+    if len(texts) > context.service.settings.limits.max_client_batch_size:
         raise TooLongError(
-            f"the request has {len(texts)} texts, and may have {call.service.settings.limits.max_client_batch_size}"
+            f"the request has {len(texts)} texts, and may have {context.service.settings.limits.max_client_batch_size}"
         )
-    call.texts(*(" ".join(sentence) for sentence in words))
-    return match_input(body.inputs, await call.ask(model_queue, texts))
+    context.set_texts(*(" ".join(sentence) for sentence in words))
+    return match_input(body.inputs, await context.ask(model_queue, texts))
 
 
-async def answer_questions(call: RequestContext, body: requests.QuestionAnsweringBody) -> Answer | list[Answer]:
-    """The answer to each question, as it is in its context."""
-    _, model_queue = call.select_model(body.model, ("question_answering",))
+async def answer_questions(context: RequestContext, body: requests.QuestionAnsweringBody) -> Answer | list[Answer]:
+    """Return the answer to each question, as a part of its context."""
+    _, model_queue = context.select_model(body.model, ("question_answering",))
     questions = as_list(body.inputs)
-    call.texts(*(question.question + question.context for question in questions))
+    context.set_texts(*(question.question + question.context for question in questions))
     inputs = [{"question": question.question, "context": question.context} for question in questions]
-    return match_input(body.inputs, await call.ask(model_queue, inputs))
+    return match_input(body.inputs, await context.ask(model_queue, inputs))
 
 
-async def choose_candidates(call: RequestContext, body: requests.MultipleChoiceBody) -> Answer | list[Answer]:
-    """The candidate that fits each prompt best."""
-    _, model_queue = call.select_model(body.model, ("multiple_choice",))
+async def choose_candidates(context: RequestContext, body: requests.MultipleChoiceBody) -> Answer | list[Answer]:
+    """Return the most probable candidate for each prompt."""
+    _, model_queue = context.select_model(body.model, ("multiple_choice",))
     prompts = as_list(body.inputs)
-    call.texts(*(prompt.prompt + choice for prompt in prompts for choice in prompt.choices))
+    context.set_texts(*(prompt.prompt + choice for prompt in prompts for choice in prompt.choices))
     inputs = [{"prompt": prompt.prompt, "choices": prompt.choices} for prompt in prompts]
-    return match_input(body.inputs, await call.ask(model_queue, inputs))
+    return match_input(body.inputs, await context.ask(model_queue, inputs))
 
 
-async def predict_next_sentence(call: RequestContext, body: requests.NextSentenceBody) -> list[Answer]:
-    """Whether the second text of each pair follows the first."""
-    _, model_queue = call.select_model(body.model, ("next_sentence", "pretraining"))
-    call.texts(*(text for pair in body.inputs for text in pair))
-    return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
+async def predict_next_sentence(context: RequestContext, body: requests.NextSentenceBody) -> list[Answer]:
+    """Return the probability that the second text of each pair follows the first."""
+    _, model_queue = context.select_model(body.model, ("next_sentence", "pretraining"))
+    context.set_texts(*(text for pair in body.inputs for text in pair))
+    return await context.ask(model_queue, [tuple(pair) for pair in body.inputs])
 
 
-async def fill_masks(call: RequestContext, body: requests.FillMaskBody) -> Answer | list[Answer]:
-    """The likeliest tokens for each mask of each text."""
-    _, model_queue = call.select_model(body.model, ("masked_lm", "pretraining"))
-    call.texts(*as_list(body.inputs))
-    return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), top_k=body.top_k))
+async def fill_masks(context: RequestContext, body: requests.FillMaskBody) -> Answer | list[Answer]:
+    """Return the most probable tokens for each mask of each text."""
+    _, model_queue = context.select_model(body.model, ("masked_lm", "pretraining"))
+    context.set_texts(*as_list(body.inputs))
+    return match_input(body.inputs, await context.ask(model_queue, as_list(body.inputs), top_k=body.top_k))
 
 
-async def generate(call: RequestContext, body: requests.GenerateBody) -> Answer | list[Answer]:
-    """A generated text for each text: its translation, summary or continuation, as the model was trained."""
-    _, model_queue = call.select_model(body.model, ("language_model",))
-    call.texts(*as_list(body.inputs))
-    limit = call.service.settings.limits.max_new_tokens
-    most = body.max_new_tokens
-    if most is not None and most > limit:
-        raise TooLongError(f"max_new_tokens is {most}, and the limit of this server is {limit}: ask for fewer tokens")
+async def generate(context: RequestContext, body: requests.GenerateBody) -> Answer | list[Answer]:
+    """Return a generated text for each text: a translation, summary or continuation, as the model was trained."""
+    _, model_queue = context.select_model(body.model, ("language_model",))
+    context.set_texts(*as_list(body.inputs))
+    limit = context.service.settings.limits.max_new_tokens
+    requested = body.max_new_tokens
+    if requested is not None and requested > limit:
+        raise TooLongError(
+            f"max_new_tokens is {requested}, and the limit of this server is {limit}: ask for fewer tokens"
+        )
     if body.num_beams is not None and body.temperature is not None:
         raise HeedfulError("num_beams and temperature were both given: beam search does not sample; give one of them")
     defaults = GenerationConfig() if model_queue.engine is None else model_queue.engine.writing
@@ -358,63 +374,68 @@ async def generate(call: RequestContext, body: requests.GenerateBody) -> Answer 
         num_beams=body.num_beams,
         num_return_sequences=body.num_beams,
         temperature=body.temperature,
-        max_new_tokens=most,
+        max_new_tokens=requested,
         seed=body.seed,
     )
     writing = replace(writing, max_new_tokens=min(writing.max_new_tokens, limit))
-    return match_input(body.inputs, await call.ask(model_queue, as_list(body.inputs), writing=writing))
+    return match_input(body.inputs, await context.ask(model_queue, as_list(body.inputs), writing=writing))
 
 
-# -- looking inside -----------------------------------------------------------------------------------------------
+# -- attention and tokens -----------------------------------------------------------------------------------------
 
 
-async def show_attention(call: RequestContext, body: requests.AttentionBody) -> AttentionWeights:
-    """Attention weights of the tokens of a text, in chosen layers and heads."""
-    _, model_queue = call.select_model(body.model, None)
-    item = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
-    call.texts(*as_list(body.inputs))
-    most = call.service.settings.limits.max_attention_weights
+async def show_attention(context: RequestContext, body: requests.AttentionBody) -> AttentionWeights:
+    """Return the attention weights of a text in the chosen layers and heads."""
+    _, model_queue = context.select_model(body.model, None)
+    texts, limits, record = as_list(body.inputs), context.service.settings.limits, context.record
+    tokenizer_input = body.inputs if isinstance(body.inputs, str) else (body.inputs[0], body.inputs[1])
+    context.set_texts(*texts)
 
-    def look(engine: BundleEngine) -> AttentionWeights:
+    def compute(engine: BundleEngine) -> AttentionWeights:
         from heedful.serve.attention import attention_response
 
-        for _ in call.count(engine, most=engine.limit, whole=True):
+        for _ in context.check_tokens(engine, max_tokens=engine.limit, counts_truncated=True):
             pass
-        return attention_response(engine, item, body.layers, body.heads, most)
+        return attention_response(engine, tokenizer_input, body.layers, body.heads, limits.max_attention_weights)
 
-    size = 1 + min(
-        sum(map(len, as_list(body.inputs))), call.service.settings.limits.max_request_tokens - 1
-    )  # tokens, at most
-    attention = await model_queue.call(look, tokens=size, deadline=call.record.deadline, left=call.record.left)
-    call.record.tokens += len(attention["tokens"])
+    max_tokens = min(1 + sum(map(len, texts)), limits.max_request_tokens)  # as if each character was a token
+    attention = await model_queue.call(
+        compute, tokens=max_tokens, deadline=record.deadline, is_disconnected=record.is_disconnected
+    )
+    record.tokens += len(attention["tokens"])
     return attention
 
 
-async def tokenize(call: RequestContext, body: requests.TokenizeBody) -> list[list[dict[str, object]]]:
-    """The tokens of each text, as the model reads it."""
-    _, model_queue = call.select_model(body.model, None)
+async def tokenize(context: RequestContext, body: requests.TokenizeBody) -> list[list[dict[str, object]]]:
+    """Return the tokens of each text, as the model reads it."""
+    _, model_queue = context.select_model(body.model, None)
     texts = as_list(body.inputs)
-    call.texts(*texts)
-    most = call.service.settings.limits.max_request_tokens
+    context.set_texts(*texts)
+    max_tokens = context.service.settings.limits.max_request_tokens
 
-    def cut(engine: BundleEngine) -> Generator[None, None, list[list[dict[str, object]]]]:
+    def tokenize_texts(engine: BundleEngine) -> Generator[None, None, list[list[dict[str, object]]]]:
         from heedful.serve.attention import token_infos
 
-        yield from call.count(engine, whole=True)
+        yield from context.check_tokens(engine, counts_truncated=True)
         encodings: list[Encoding] = []
         for _, group in group_in_turns(texts):
             encodings += engine.tokenizer.encode_batch(group)
             yield
-        if (count := sum(map(len, encodings))) > most:
-            raise TooLongError(f"the texts have {count} tokens, and an answer has at most {most}")
+        if (count := sum(map(len, encodings))) > max_tokens:
+            raise TooLongError(f"the texts have {count} tokens, and an answer has at most {max_tokens}")
         return [token_infos(encoding, engine.tokenizer, special=body.add_special_tokens) for encoding in encodings]
 
-    record, sizes = call.record, [len(text) for text in texts]
-    return await model_queue.read(cut, deadline=record.deadline, left=record.left, sizes=sizes)
+    record = context.record
+    return await model_queue.tokenize(
+        tokenize_texts,
+        deadline=record.deadline,
+        is_disconnected=record.is_disconnected,
+        sizes=[len(text) for text in texts],
+    )
 
 
 def endpoints() -> tuple[Endpoint, ...]:
-    """Return all routes that ask a model something, those of registered tasks last."""
+    """Return all routes that use a model, those of registered tasks last."""
     return (*ENDPOINTS, *(resolve(route) for spec in SPECS.values() for route in spec.routes))
 
 

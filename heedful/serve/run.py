@@ -1,4 +1,4 @@
-"""A server from its start to its end."""
+"""Running a server, in this process until a signal, or in a thread for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heedful.serve.http_protocol import Server, create_server
 from heedful.serve.service import Service
 from heedful.serve.settings import ServeSettings
 
-FILES = 128  # that are open beside connections
+OTHER_FILES = 128  # open files besides connections
 
 
 def run(
@@ -34,48 +34,58 @@ def run(
     keys: tuple[bytes, ...] = (),
     hosts: tuple[str, ...] | None = None,
     log: Callable[[str], None],
-    line: socket.socket | None = None,
+    supervisor_connection: socket.socket | None = None,
 ) -> None:
-    """Serve until a signal comes; it listens at once, and answers 503 until the models are loaded.
+    """Serve until a signal comes. The server listens at once, and answers 503 until the models are loaded.
 
-    `line` leads to its keeper, and when that is gone the server ends too.
+    Args:
+        runs: Folders of the models by name.
+        settings: Settings of the server.
+        sockets: Listening sockets.
+        keys: API keys; (): none are required.
+        hosts: Host headers that are accepted, without ports; None: any.
+        log: Called with messages for the person who started the server.
+        supervisor_connection: Connection to the supervisor process, see `supervisor.supervise`; the server ends when
+            it is closed. None: there is no supervisor.
     """
     log_to_stderr()
-    files = settings.limits.max_connections + FILES
-    if (most := open_files(files)) < files:
-        log(f"{most} files may be open here (ulimit -n): too few for limits.max_connections")
+    needed_files = settings.limits.max_connections + OTHER_FILES
+    if (max_files := open_files(needed_files)) < needed_files:
+        log(f"the limit of open files is {max_files} (ulimit -n): too few for limits.max_connections")
     service = Service(runs, settings)
     app = create_app(service, keys=keys, hosts=hosts, wait=False)
-    serving = create_server(app, settings, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
+    server = create_server(app, settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
     try:
-        asyncio.run(_serve(serving, service, sockets, log, line))
+        asyncio.run(_serve(server, service, sockets, log, supervisor_connection))
     finally:
         service.queue.close()
     if service.failed is not None:
         raise service.failed
-    if service.loading:  # torch is not to be in the middle of something when the interpreter ends
+    if service.loading:  # the interpreter must not end normally while a thread runs torch
         os._exit(0)
 
 
 async def _serve(
-    serving: Server,
+    server: Server,
     service: Service,
     sockets: list[socket.socket],
     log: Callable[[str], None],
-    line: socket.socket | None,
+    supervisor_connection: socket.socket | None,
 ) -> None:
-    def hear() -> None:
-        assert line is not None
-        if not line.recv(1):
-            asyncio.get_running_loop().remove_reader(line)
-            serving.handle_exit(signal.SIGTERM, None)
+    """Run a server, and load its models when it listens; see `run`."""
 
-    async def loading() -> None:
-        while not serving.started:
+    def on_supervisor_message() -> None:
+        assert supervisor_connection is not None
+        if not supervisor_connection.recv(1):  # the supervisor has ended
+            asyncio.get_running_loop().remove_reader(supervisor_connection)
+            server.handle_exit(signal.SIGTERM, None)
+
+    async def load_models() -> None:
+        while not server.started:
             await asyncio.sleep(0.01)
-        if line is not None:
-            line.send(supervisor.LISTENING)
-            asyncio.get_running_loop().add_reader(line, hear)
+        if supervisor_connection is not None:
+            supervisor_connection.send(supervisor.LISTENING)
+            asyncio.get_running_loop().add_reader(supervisor_connection, on_supervisor_message)
         log(f"{url} listens, and loads {', '.join(service.runs)}")
         try:
             await service.start()
@@ -83,20 +93,20 @@ async def _serve(
                 log(note)
             memory.freeze_gc()
             log("ready")
-            if line is not None:
-                line.send(supervisor.READY)
+            if supervisor_connection is not None:
+                supervisor_connection.send(supervisor.READY)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # else it would be loading for ever
+        except BaseException as error:  # the server ends, instead of loading for ever
             service.failed = error
-            serving.should_exit = True
+            server.should_exit = True
 
     url = _url(sockets[0])
     if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reload_all)
-    task = asyncio.ensure_future(loading())
+    task = asyncio.ensure_future(load_models())
     try:
-        await serving.serve(sockets=sockets)
+        await server.serve(sockets=sockets)
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -118,7 +128,7 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
 
@@ -130,39 +140,52 @@ def background(
     keys: tuple[bytes, ...] = (),
     loader: Callable[[str], BundleEngine] | None = None,
 ) -> Iterator[RunningServer]:
-    """A server on a free port of this machine, with its models loaded, as for notebooks and tests."""
-    chosen = settings or ServeSettings()
-    service = Service(runs, chosen, loader=loader)
+    """Run a server in a thread, on a free port of 127.0.0.1, with its models loaded; for notebooks and tests.
+
+    Args:
+        runs: Folders of the models by name.
+        settings: Settings of the server; None: the defaults.
+        keys: API keys; (): none are required.
+        loader: Loads the engine of a folder; None: `load_models`.
+
+    Raises:
+        HeedfulError: If a model cannot be loaded, or the server does not start.
+    """
+    resolved_settings = settings or ServeSettings()
+    service = Service(runs, resolved_settings, loader=loader)
     app = create_app(service, keys=keys)
-    serving = create_server(app, chosen, drain=service.queue.drain, is_idle=lambda: service.queue.requests == 0)
+    server = create_server(app, resolved_settings, drain=service.queue.drain, is_idle=service.queue.is_idle)
     sockets = supervisor.listen("127.0.0.1", 0)
     port = sockets[0].getsockname()[1]
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def serve() -> None:
         try:
-            asyncio.run(serving.serve(sockets=sockets))
-        except BaseException as error:  # to be raised where the server was asked for
-            failed.append(error)
+            asyncio.run(server.serve(sockets=sockets))
+        except BaseException as error:
+            errors.append(error)
 
     thread = threading.Thread(target=serve, name="heedful-server", daemon=True)
     thread.start()
     try:
-        while not serving.started and thread.is_alive():
+        while not server.started and thread.is_alive():
             time.sleep(0.01)
-        if failed or not serving.started:
+        if errors or not server.started:
             raise service.failed or HeedfulError("the server did not start")
-        yield RunningServer(port=port, service=service, server=serving)
+        yield RunningServer(port=port, service=service, server=server)
     finally:
-        serving.should_exit = True
+        server.should_exit = True
         thread.join(30)
         service.queue.close()
-        for listening in sockets:
-            listening.close()
+        for listener in sockets:
+            listener.close()
 
 
 def open_files(count: int) -> int:
-    """Raise the limit of open files to `count` or the system's maximum, and return it. Does nothing on Windows."""
+    """Raise this process's limit of open files to `count`, or to the system's maximum, and return it.
+
+    On Windows, which has no such limit, return `count`.
+    """
     try:
         import resource
     except ModuleNotFoundError:
@@ -170,22 +193,24 @@ def open_files(count: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count
-    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return most
+    new_limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+    return new_limit
 
 
 def log_to_stderr() -> None:
-    """One line of JSON for each request."""
+    """Write the server's log to stderr, a line of JSON for each request."""
     log = logging.getLogger("heedful.serve")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Line())
+        handler.setFormatter(_TimeFormatter())
         log.addHandler(handler)
         log.propagate = False
     log.setLevel(logging.INFO)
 
 
-class _Line(logging.Formatter):
+class _TimeFormatter(logging.Formatter):
+    """Adds the time to messages that are JSON objects."""
+
     def format(self, record: logging.LogRecord) -> str:
         return f'{{"time": "{self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")}", {record.getMessage()[1:]}'

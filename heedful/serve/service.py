@@ -1,4 +1,4 @@
-"""The models of a server: loaded beside the event loop, and exchanged without a request being lost."""
+"""The models of a server, which are loaded by threads and replaced without losing a request."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import HTTPError
 from heedful.serve.settings import ServeSettings
 
-SCORED = {"regression": 1, "single_label_classification": 2}  # labels with which a head gives a pair one score
+# number of labels with which a head scores a pair of texts by one number, by problem type; see `search.rerank`
+RANKING_LABELS = {"regression": 1, "single_label_classification": 2}
 LOG = logging.getLogger("heedful.serve")
 
 
 def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "auto") -> BundleEngine:
-    """An engine from a folder, a run or NAME[@REVISION] on the hub; of an index the engine of its model.
+    """Return an engine for a folder, a run or NAME[@REVISION] on the hub; for an index, the engine of its model.
 
     Raises:
-        HeedfulError: If the model cannot be loaded, or an index is to be served in another precision than float32.
+        HeedfulError: If the model cannot be loaded, or the precision of an index is not float32.
     """
     from heedful.infer.engine import Engine
 
     if is_index(folder):
-        from heedful.search.index import SearchIndex  # which needs pyarrow: 20 MB that other servers do not take
+        from heedful.search.index import SearchIndex  # it imports pyarrow, which takes 20 MB of memory
 
         if precision != "float32":
             raise HeedfulError(f"precision is {precision}, but the vectors of the index {folder} are made in float32")
@@ -48,7 +49,13 @@ def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str
 
 
 class Service:
-    """Models by name, each with its queue in one scheduler."""
+    """The models of a server by name, each with its queue in one scheduler.
+
+    Attributes:
+        runs: Folders of the models by name.
+        bodies: Budget of request bodies over all connections.
+        failed: The error that ended the loading of the models.
+    """
 
     def __init__(
         self,
@@ -69,65 +76,71 @@ class Service:
             max_queued_characters=limits.max_queued_characters,
             max_batch_tokens=limits.max_batch_tokens,
         )
-        self.queue = Scheduler(queue_limits, readers=limits.tokenization_workers, seen=self.metrics.ran)
-        self.metrics.watch(self.queue)
+        self.queue = Scheduler(
+            queue_limits, tokenizer_threads=limits.tokenization_workers, on_batch=self.metrics.count_batch
+        )
+        self.metrics.add_queue(self.queue)
         self.model_queues: dict[str, ModelQueue[BundleEngine]] = {name: self.queue.add_model() for name in runs}
         self.bodies = BodyBudget(
             max_bytes=limits.max_receive_buffer_bytes, share=limits.max_receive_buffer_bytes // limits.max_connections
         )
         self.failed: BaseException | None = None
-        self._loads: list[threading.Thread] = []
-        self._swaps: set[asyncio.Task[None]] = set()
-        self._swapping = asyncio.Lock()  # the latest word is the last that is read
+        self._load_threads: list[threading.Thread] = []
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._reload_lock = asyncio.Lock()  # reloads run one after the other, so that the last one requested wins
 
     @property
     def status(self) -> str:
-        """ "ok", "loading" or "stopping"."""
+        """The status of the server: "ok", "loading" or "stopping"."""
         if self.queue.draining:
             return "stopping"
         return "ok" if all(model_queue.engine is not None for model_queue in self.model_queues.values()) else "loading"
 
     @property
     def loading(self) -> bool:
-        """Whether a thread reads a model now."""
-        return any(thread.is_alive() for thread in self._loads)
+        """Whether a thread is loading a model."""
+        return any(thread.is_alive() for thread in self._load_threads)
 
     async def _load(self, name: str) -> BundleEngine:
-        """Its engine, read by a thread for which nobody waits when the server ends."""
+        """Return the engine of a model, loaded by a daemon thread: the server can end while it loads."""
         engine: Future[BundleEngine] = Future()
 
-        def read() -> None:
-            engine.set_running_or_notify_cancel()  # it is not cancelled
+        def load() -> None:
+            engine.set_running_or_notify_cancel()  # from now on the future cannot be cancelled
             try:
                 engine.set_result(self.loader(self.runs[name]))
             except BaseException as error:
                 engine.set_exception(error)
 
-        thread = threading.Thread(target=read, name="heedful-load", daemon=True)
-        self._loads = [thread, *(earlier for earlier in self._loads if earlier.is_alive())]
+        thread = threading.Thread(target=load, name="heedful-load", daemon=True)
+        self._load_threads = [thread, *(earlier for earlier in self._load_threads if earlier.is_alive())]
         thread.start()
         return await asyncio.wrap_future(engine)
 
     async def start(self) -> None:
-        """Load every model that has not been yet."""
+        """Load every model that is not loaded yet."""
         for name, model_queue in self.model_queues.items():
             if model_queue.engine is None:
                 model_queue.engine = await self._load(name)
 
     async def reload(self, name: str) -> None:
-        """Read a model's folder anew, beside the one that answers, and exchange them; requests end as they began."""
+        """Load a model again while the old one answers, and replace it; active requests keep the old one.
+
+        Raises:
+            HeedfulError: If the model cannot be loaded, or has another kind of head than the old one.
+        """
         engine = await self._load(name)
-        before = self.model_queues[name].engine
-        if before is not None and getattr(before, "kind", None) != engine.kind:
-            raise HeedfulError(f"{name} had another head before: start the server anew for it")
+        old_engine = self.model_queues[name].engine
+        if old_engine is not None and getattr(old_engine, "kind", None) != engine.kind:
+            raise HeedfulError(f"{name} has another kind of head than before: restart the server to load it")
         self.model_queues[name].engine = engine
 
     def reload_all(self) -> None:
-        """Reload all models; one that cannot be read stays as it is, and the error is logged."""
+        """Reload all models in the background; if one cannot be loaded, the old one stays and the error is logged."""
 
-        async def swap(name: str) -> None:
+        async def reload(name: str) -> None:
             try:
-                async with self._swapping:
+                async with self._reload_lock:
                     await self.reload(name)
                 LOG.info("%s", json.dumps({"event": "model_reloaded", "model": name}))
             except Exception as error:
@@ -135,29 +148,38 @@ class Service:
                 LOG.error("%s", json.dumps({"event": "model_reload_failed", "model": name, "reason": reason}))
 
         for name in self.model_queues:
-            task = asyncio.get_running_loop().create_task(swap(name))
-            self._swaps.add(task)
-            task.add_done_callback(self._swaps.discard)
+            task = asyncio.get_running_loop().create_task(reload(name))
+            self._reloads.add(task)  # the event loop keeps only a weak reference to a task
+            task.add_done_callback(self._reloads.discard)
 
     def select_model(self, name: str | None, kinds: Sequence[str] | None) -> tuple[str, ModelQueue[BundleEngine]]:
-        """The model of that name, or the first that has one of these kinds of head."""
+        """Return the name and the queue of a model.
+
+        Args:
+            name: Its name; None: the first model with one of the kinds.
+            kinds: Kinds as in `head_kinds`: the model must have one of them; None: any.
+
+        Raises:
+            HTTPError: If no model has this name or such a kind.
+            UnavailableError: If the model is loading.
+        """
         if name is not None:
             if name not in self.model_queues:
                 raise HTTPError(404, "not_found", "there is no model of this name: GET /info lists them")
             model_queue = self.model_queues[name]
             if model_queue.engine is None:
                 raise UnavailableError("the model is loading")
-            if not _meets(model_queue, kinds):
+            if not _has_kind(model_queue, kinds):
                 raise HTTPError(
-                    422, "validation", f"this model cannot be asked that: its head is {head_kind(model_queue)}"
+                    422, "validation", f"this route does not serve the model: its head is {head_kind(model_queue)}"
                 )
             return name, model_queue
         for name, model_queue in self.model_queues.items():
-            if model_queue.engine is not None and _meets(model_queue, kinds):
+            if model_queue.engine is not None and _has_kind(model_queue, kinds):
                 return name, model_queue
         if any(model_queue.engine is None for model_queue in self.model_queues.values()):
             raise UnavailableError("the model is loading")
-        raise HTTPError(422, "validation", "no model of this server can be asked that: GET /info lists what can")
+        raise HTTPError(422, "validation", "this route serves no model of this server: GET /info lists its routes")
 
 
 def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
@@ -166,18 +188,20 @@ def head_kind(model_queue: ModelQueue[BundleEngine]) -> str:
 
 
 def head_kinds(model_queue: ModelQueue[BundleEngine]) -> tuple[str, ...]:
-    """Return the kind of the head; "rank" if it gives a pair of texts one score; "zero_shot" if it knows entailment.
+    """Return the kind of a model's head, and the further kinds of routes that it can serve.
 
-    "search" if it is the model of an index.
+    These are "rank" if it scores a pair of texts by one number, "zero_shot" if it scores entailment, and "search" if it
+    is the model of an index.
     """
     kind, engine = head_kind(model_queue), model_queue.engine
     if kind == "sequence_classification" and engine is not None:
         head = engine.loaded.config.head
         assert isinstance(head, Classes)
-        ranks = ("rank",) if SCORED.get(head.problem_type) == len(head.labels) else ()
-        return (kind, *ranks, *(("zero_shot",) if can_classify_zero_shot(head) else ()))
+        ranks = ("rank",) if RANKING_LABELS.get(head.problem_type) == len(head.labels) else ()
+        zero_shot = ("zero_shot",) if can_classify_zero_shot(head) else ()
+        return (kind, *ranks, *zero_shot)
     return (kind, "search") if getattr(engine, "search_index", None) is not None else (kind,)
 
 
-def _meets(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:
+def _has_kind(model_queue: ModelQueue[BundleEngine], kinds: Sequence[str] | None) -> bool:
     return kinds is None or bool({*head_kinds(model_queue)} & {*kinds})

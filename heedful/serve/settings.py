@@ -95,15 +95,22 @@ class ServeSettings:
 
     @property
     def connections_per_address(self) -> int | None:
-        """How many connections one address may have open; None if that is not limited."""
+        """The maximum open connections of one address; None: unlimited."""
         if self.behind_proxy:
             return None
-        most = self.limits.max_connections_per_address
-        return max(1, self.limits.max_connections // 4) if most is None else most
+        maximum = self.limits.max_connections_per_address
+        return max(1, self.limits.max_connections // 4) if maximum is None else maximum
 
 
 def name_models(runs: Iterable[str]) -> dict[str, str]:
-    """Return model folders by name: NAME=FOLDER, else the last part of the folder's path."""
+    """Return model folders by name.
+
+    Args:
+        runs: NAME=FOLDER, or folders whose names are the last parts of their paths.
+
+    Raises:
+        HeedfulError: If two models have the same name, or there is none.
+    """
     folders: dict[str, str] = {}
     for run in runs:
         name, equals, folder = run.partition("=")

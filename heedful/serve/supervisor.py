@@ -1,6 +1,6 @@
-"""A small process in front of the server that starts it again after it was killed, and answers 503 meanwhile.
+"""The supervisor: a small parent process that restarts the server after it was killed, and answers 503 meanwhile.
 
-systemd and Kubernetes restart a server too, but neither keeps its socket and answers while it starts.
+systemd and Kubernetes restart a server, too, but neither keeps its socket open and answers while it starts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,23 @@ from heedful.errors import HeedfulError
 LISTENING, READY = b"l", b"r"  # messages of the server to its supervisor
 MAX_EARLY_KILLS = 3  # servers in a row that are killed before they are ready
 BACKLOG = 2048
-SEND_BUFFER_BYTES = 1 << 17  # of each connection; the system may hold twice as many for a client that does not read
-MAX_REFUSALS, LINGER_SECONDS = 256, 2.0  # connections that are refused at once; time for each
+SEND_BUFFER_BYTES = 1 << 17  # send buffer of each connection; the system may use twice as many bytes
+MAX_REFUSALS = 256  # connections that are answered with 503 at the same time
+LINGER_SECONDS = 2.0  # maximum time for one of these connections
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
-_ERROR = b'{"error":"the server is starting","error_type":"unhealthy"}'
+_REFUSAL_BODY = b'{"error":"the server is starting","error_type":"unhealthy"}'
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_ERROR), _ERROR)
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(_REFUSAL_BODY), _REFUSAL_BODY)
 )
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets on every address of a name, all on one port; port 0 is any that is free.
+    """Return listening sockets on every address of a host, all on the same port.
+
+    Args:
+        host: Name or address.
+        port: The port; 0: any free port.
 
     Raises:
         HeedfulError: If the port is taken, or the name is not an address of this machine.
@@ -63,10 +68,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> socket.socket | None:
-    """Fork; return in the server, and run the supervisor in the parent until the server ends for good.
+    """Fork. Return in the child, which is the server; the parent runs the supervisor and does not return.
+
+    Args:
+        sockets: Listening sockets of the server.
+        log: Called with messages for the person who started the server.
 
     Returns:
-        The connection to the supervisor; None on systems without fork, where there is no supervisor.
+        In the server: the connection to its supervisor, to which it sends LISTENING and READY; None on systems without
+        fork, where there is no supervisor.
 
     Raises:
         SystemExit: In the supervisor, with the status of the server.
@@ -76,16 +86,19 @@ def supervise(sockets: Sequence[socket.socket], log: Callable[[str], None]) -> s
 
 
 class _Supervisor:
+    """The state of a supervisor; see `supervise`."""
+
     def __init__(self, sockets: Sequence[socket.socket], log: Callable[[str], None]) -> None:
         self.sockets, self.log = list(sockets), log
-        self.stopping = self.listening = self.ready = False  # the last two are states of the server
-        self.server = 0  # its process ID
-        self.refusals: list[Thread] = []
-        self.woken, self.wake = socket.socketpair()  # a signal makes `woken` readable
+        self.stopping = False  # whether a signal asked for the end
+        self.listening = self.ready = False  # whether the current server listens, and has loaded its models
+        self.server = 0  # process ID of the current server; in the server itself: 0
+        self.refusals: list[Thread] = []  # threads that answer 503
+        self.wakeup_reader, self.wakeup_writer = socket.socketpair()  # a signal makes the reader readable
 
     def run(self) -> socket.socket:
-        """Start servers until one ends by itself; returns in each server."""
-        for opened in (self.woken, self.wake, *self.sockets):
+        """Start servers until one ends by itself; return the connection to the supervisor in each server."""
+        for opened in (self.wakeup_reader, self.wakeup_writer, *self.sockets):
             opened.setblocking(False)
         early_kills = 0
         while True:
@@ -104,15 +117,15 @@ class _Supervisor:
             self.log(f"the server ended by {name}, and starts again")
 
     def _fork(self) -> socket.socket:
-        """Start a server; returns the connection between both, in both."""
-        for refusal in self.refusals:  # a fork copies no threads
+        """Fork a server; return the connection between supervisor and server, in both processes."""
+        for refusal in self.refusals:  # a fork does not copy threads
             refusal.join()
         own, peer = socket.socketpair()
         self.listening = self.ready = False
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both have their handlers
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both processes have their handlers
         self.server = os.fork()
         if self.server:
-            signal.set_wakeup_fd(self.wake.fileno())
+            signal.set_wakeup_fd(self.wakeup_writer.fileno())
             for number in SIGNALS:
                 signal.signal(number, self._forward)
         else:
@@ -120,22 +133,23 @@ class _Supervisor:
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
                 signal.signal(number, _initial_handler(number))
-            os.setpgid(0, 0)  # a terminal's interrupt comes through the supervisor, once
-            self.woken.close()
-            self.wake.close()
+            os.setpgid(0, 0)  # so that Ctrl-C reaches the server once, through the supervisor
+            self.wakeup_reader.close()
+            self.wakeup_writer.close()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         peer.close()
         return own
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: send it to the server, and remember that the supervisor is to end, unless it is SIGHUP."""
         self.stopping = self.stopping or number != getattr(signal, "SIGHUP", None)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.server, number)
 
     def _watch(self, connection: socket.socket) -> int:
-        """Wait for the end of the server and return its status; refuse clients until it listens."""
+        """Answer 503 until the server listens, wait for its end, and return its exit status."""
         with selectors.PollSelector() as selector, connection:
-            for opened in (connection, self.woken, *self.sockets):
+            for opened in (connection, self.wakeup_reader, *self.sockets):
                 selector.register(opened, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
@@ -148,15 +162,16 @@ class _Supervisor:
                             self.listening = True
                             for listener in self.sockets:
                                 selector.unregister(listener)
-                    elif key.fileobj is self.woken:
-                        _receive(self.woken)
+                    elif key.fileobj is self.wakeup_reader:
+                        _receive(self.wakeup_reader)
                         if self.stopping:
                             self._close(selector)
-                    elif key.fileobj in self.sockets and not self.listening:  # both may have changed in this loop
+                    elif key.fileobj in self.sockets and not self.listening:  # earlier events may have changed both
                         assert isinstance(key.fileobj, socket.socket)
                         self._refuse(key.fileobj)
 
     def _close(self, selector: selectors.BaseSelector) -> None:
+        """Close the listening sockets in this process."""
         for listener in self.sockets:
             if not self.listening:
                 selector.unregister(listener)
@@ -164,8 +179,9 @@ class _Supervisor:
         self.sockets = []
 
     def _refuse(self, listener: socket.socket) -> None:
+        """Accept a connection, and answer 503 in a thread; close it at once if there are too many."""
         self.refusals = [refusal for refusal in self.refusals if refusal.is_alive()]
-        with contextlib.suppress(OSError):  # the server was quicker
+        with contextlib.suppress(OSError):  # the server accepted the connection
             client = listener.accept()[0]
             if len(self.refusals) == MAX_REFUSALS:
                 client.close()
@@ -182,7 +198,7 @@ def _initial_handler(number: signal.Signals) -> Callable[[int, FrameType | None]
 
 
 def _send_refusal(client: socket.socket) -> None:
-    """Answer 503, then read what the client still sends: closed earlier, the connection is reset before the answer."""
+    """Answer 503, then read what the client still sends: closing with unread input would reset the connection."""
     deadline = time.monotonic() + LINGER_SECONDS
     with client, contextlib.suppress(OSError):
         client.settimeout(LINGER_SECONDS)
@@ -194,6 +210,7 @@ def _send_refusal(client: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes:
+    """Return what was received; b" " if nothing is there yet, b"" if the connection is closed."""
     try:
         return connection.recv(1 << 12)
     except BlockingIOError:

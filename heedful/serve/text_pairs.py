@@ -13,38 +13,43 @@ FORMS = (
 Sequences = str | TextPair | list[str | list[str] | TextPair]
 
 
-def parse_sequences(inputs: Sequences, learned: bool | None) -> tuple[list[str | tuple[str, ...]], bool]:
-    """Return texts, pairs as tuples, and whether the request is a single one instead of a list.
-
-    Args:
-        inputs: a text, an object, or a list of texts, of [text] and [text, second text], or of objects.
-        learned: whether the model learned pairs; None: not known.
+def parse_sequences(inputs: Sequences, learned_pairs: bool | None) -> tuple[list[str | tuple[str, ...]], bool]:
+    """Return the texts or pairs in the body of a request, and whether it is a single one instead of a list.
 
     A list is a batch. A list of two texts is a single pair for a model that learned pairs, as in Text Embeddings
-    Inference; where it is not known what the model learned it is refused.
+    Inference; it is refused if it is not known what the model learned.
+
+    Args:
+        inputs: A text, an object, or a list of texts, of [text] and [text, second text], or of objects.
+        learned_pairs: Whether the model learned pairs; None: not known.
+
+    Raises:
+        HeedfulError: If the form is ambiguous, or the model did not learn pairs.
     """
     if not isinstance(inputs, list):
-        return [_sequence(inputs, learned)], True
+        return [_sequence(inputs, learned_pairs)], True
     texts = [text for text in inputs if isinstance(text, str)]
-    if texts and len(texts) == len(inputs) and learned is not False:
-        if len(inputs) == 2 and learned:
+    if texts and len(texts) == len(inputs) and learned_pairs is not False:
+        if len(inputs) == 2 and learned_pairs:
             return [tuple(texts)], True
-        if len(inputs) == 2 or learned:
-            what = "two texts or a pair" if len(inputs) == 2 else "texts, and this model learned pairs"
-            raise HeedfulError(f"inputs is a list of {what}: {FORMS}")
+        if len(inputs) == 2:
+            raise HeedfulError(f"inputs is a list of two texts or a pair: {FORMS}")
+        if learned_pairs:
+            raise HeedfulError(f"inputs is a list of texts, and this model learned pairs: {FORMS}")
     if texts and any(isinstance(input_value, list) for input_value in inputs):
         raise HeedfulError("inputs is a list of texts and of lists: write each text as [text] in it")
-    return [_sequence(input_value, learned) for input_value in inputs], False
+    return [_sequence(input_value, learned_pairs) for input_value in inputs], False
 
 
-def _sequence(value: str | list[str] | TextPair, learned: bool | None) -> str | tuple[str, ...]:
+def _sequence(value: str | list[str] | TextPair, learned_pairs: bool | None) -> str | tuple[str, ...]:
+    """Return a text, or a pair as a tuple."""
     match value:
         case str():
             return value
         case [text]:
             return text
         case [text, pair]:
-            if learned is False:
+            if learned_pairs is False:
                 raise HeedfulError(
                     'inputs has a pair, and this model learned single texts: write {"text": "...", "text_pair": "..."} '
                     "for a pair"

@@ -1,4 +1,4 @@
-"""About how many tokens texts have, without holding all of them: far too many are refused before they cost memory."""
+"""Estimated token counts, by which requests with far too many tokens are refused before their tokens cost memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS
 from heedful.tasks.answering import PromptedText
 
 T = TypeVar("T")
-SURE = 2  # times the limit: what is cut in parts has a few tokens more or less than the whole; exactly is for the queue
+MARGIN = (
+    2  # estimates up to this multiple of the limit are accepted, since parts of texts have other tokens at their ends
+)
 
 
 def check_token_estimate(
-    engine: BundleEngine, texts: Sequence[str], most: int, *, whole: bool = False
+    engine: BundleEngine, texts: Sequence[str], max_tokens: int, *, counts_truncated: bool = False
 ) -> Iterator[None]:
-    """Refuse what has far more tokens; a token may be one character, and in Python it takes some hundred bytes.
+    """Refuse texts with far more than `max_tokens`; yield after each part, so that the thread may serve others.
 
-    It yields after each part that was counted, so that a thread can do something else in between. What a model of
-    embeddings cuts does not count, unless texts are taken `whole`.
+    Parts of texts are tokenised one after the other, and only their counts are kept: a token takes some hundred bytes
+    in Python. The queue refuses texts by their exact number of tokens later.
+
+    Args:
+        engine: The engine, whose tokenizer is used.
+        texts: The texts.
+        max_tokens: Maximum tokens of all texts.
+        counts_truncated: Whether tokens count that an embedding model will drop; other models drop none.
+
+    Raises:
+        TooLongError: If the texts have more than MARGIN times `max_tokens`.
     """
-    limit = engine.limit if engine.kind == "embedding" and not whole else None  # the others read it in windows
+    limit = engine.limit if engine.kind == "embedding" and not counts_truncated else None
     counts = [0] * len(texts)
     total = 0
     parts = [
@@ -31,17 +42,18 @@ def check_token_estimate(
         for start in range(0, len(text), TURN_CHARACTERS)
     ]
     for _, group in group_in_turns(parts, lambda part: len(part[1])):
-        for (number, _), encoded in zip(group, engine.tokenizer.encode_batch([part for _, part in group]), strict=True):
+        encodings = engine.tokenizer.encode_batch([text for _, text in group])
+        for (number, _), encoding in zip(group, encodings, strict=True):
             before = counts[number]
-            counts[number] += len(encoded)
+            counts[number] += len(encoding)
             total += counts[number] - before if limit is None else min(counts[number], limit) - min(before, limit)
-        if total > SURE * most:
-            raise TooLongError(f"the texts have more than {total} tokens, and those of a request may have {most}")
+        if total > MARGIN * max_tokens:
+            raise TooLongError(f"the texts have more than {total} tokens, and those of a request may have {max_tokens}")
         yield
 
 
 def count_characters(value: object) -> int:
-    """How many characters of an input are tokenised; a prompt is beside each of its choices."""
+    """Return the number of characters of an input that are tokenised; a prompt is tokenised with each choice."""
     match value:
         case str():
             return len(value)
@@ -59,12 +71,17 @@ def count_characters(value: object) -> int:
 def group_in_turns(
     inputs: Sequence[T], count: Callable[[T], int] = count_characters
 ) -> Iterator[tuple[int, Sequence[T]]]:
-    """Some TURN_CHARACTERS of inputs together, with the number of the first; an input is never divided."""
-    first = size = 0
+    """Yield groups of inputs with up to TURN_CHARACTERS, or of one longer input; each with the number of its first.
+
+    Args:
+        inputs: The inputs.
+        count: Returns the number of characters of an input.
+    """
+    first = characters = 0
     for number, input_value in enumerate(inputs):
-        more = count(input_value)
-        if number > first and size + more > TURN_CHARACTERS:
+        input_characters = count(input_value)
+        if number > first and characters + input_characters > TURN_CHARACTERS:
             yield first, inputs[first:number]
-            first, size = number, 0
-        size += more
+            first, characters = number, 0
+        characters += input_characters
     yield first, inputs[first:]

@@ -174,6 +174,6 @@ def labelled_examples(rows: Iterable[tuple[str, str]]) -> list[LabelledExample]:
 def head_outputs(loaded: ModelBundle, texts: Sequence[str]) -> list[Tensor]:
     """Return the outputs of the head for each text."""
     engine = Engine(loaded)
-    pieces = [piece for encoded in engine.tokenize(list(texts)) for piece in encoded.pieces]
+    chunks = [chunk for encoded in engine.tokenize(list(texts)) for chunk in encoded.chunks]
     with torch.inference_mode():
-        return [scores for scores in engine.score(pieces) if isinstance(scores, Tensor)]
+        return [scores for scores in engine.score(chunks) if isinstance(scores, Tensor)]

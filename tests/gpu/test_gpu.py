@@ -206,7 +206,7 @@ def test_compiled_blocks_learn_the_same(tmp_path: Path) -> None:
 def test_recorded_texts_are_computed_as_usual(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     save_tiny(tmp_path, family, ARCHITECTURES[family])
     model: Any = heedful.load(tmp_path, dtype=dtype).to("cuda").eval().model
-    graphs = CudaGraphs(model, longest=20, most=2)
+    graphs = CudaGraphs(model, max_tokens=20, max_graphs=2)
     generator = torch.Generator().manual_seed(0)
     graphs.prepare([7, 12])
     assert len(graphs._recorded) == 2

@@ -19,8 +19,9 @@ from heedful.checkpoint.bundle import EarlyStage, check_stage
 from heedful.checkpoint.new_head import with_head
 from heedful.errors import HeedfulError, InputError, ModelError
 from heedful.infer.batch.file_prediction import BatchSettings, fingerprint, predict_files
-from heedful.infer.bundle_engine import BundleEngine, Chunk
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.cascade import answer_in_stages
+from heedful.infer.encoded_input import Chunk
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.scheduler import Scheduler
 from heedful.infer.static_classifier import StaticClassifier
@@ -78,9 +79,9 @@ def test_only_unconfident_texts_reach_the_last_stage_and_in_one_batch(
     engine, batches = Engine(folder / "cascade", token_budget=2048), list[tuple[BundleEngine, int]]()
     score = BundleEngine.score
 
-    def counted(self: BundleEngine, pieces: Sequence[Chunk], *args: Any, **more: Any) -> Any:
-        batches.append((self, len(pieces)))
-        return score(self, pieces, *args, **more)
+    def counted(self: BundleEngine, chunks: Sequence[Chunk], *args: Any, **more: Any) -> Any:
+        batches.append((self, len(chunks)))
+        return score(self, chunks, *args, **more)
 
     monkeypatch.setattr(BundleEngine, "score", counted)
     answers = engine(TEXTS)
@@ -175,7 +176,7 @@ def test_a_queue_answers_in_stages(folder: Path) -> None:
         read = [sum(asked.tokens for asked in stage.tokenize(TEXTS[20:])) for stage, _ in engine.stages]
         assert read[0] < tokens < sum(read), "texts that pass on are read twice, the others once"
         assert any(answer["stage"] == 2 for answer in answers)
-        assert scheduler.tokens == 0 and scheduler.requests == 0
+        assert scheduler.waiting_tokens == 0 and scheduler.active_requests == 0
     finally:
         scheduler.close()
 

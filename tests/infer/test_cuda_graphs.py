@@ -70,7 +70,7 @@ def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
     graphs, batch = CudaGraphs(model), Packed.of([[5, 6], [7]])
     with torch.inference_mode():
         for graph_set in (graphs, copy.deepcopy(graphs)):
-            assert graph_set.cannot(batch) == "graphs are CUDA's"
+            assert graph_set.cannot(batch) == "the model is not on a CUDA device"
             assert torch.equal(graph_set(batch), model(batch))
 
 
@@ -84,15 +84,15 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     assert isinstance(model, Transformer)
-    graphs = OnCuda(model, longest=5)
+    graphs = OnCuda(model, max_tokens=5)
     with torch.no_grad():
         assert graphs.cannot(Packed.of([[5] * 5])) == ""
-        assert graphs.cannot(Packed.of([[5], [7]])) == "only a text alone is recorded"
+        assert graphs.cannot(Packed.of([[5], [7]])) == "only a single text is recorded"
         assert graphs.cannot(Packed.of([[5] * 6])) == "a text of 1 to 5 tokens is recorded, not one of 6"
     assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
-        assert "autocast's copies of weights" in graphs.cannot(Packed.of([[5]]))
+        assert "autocast frees its copies of weights" in graphs.cannot(Packed.of([[5]]))
 
 
 def test_a_length_is_recorded_when_it_is_frequent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_length_is_recorded_when_it_is_frequent(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(OnCuda, "_record", record)
     monkeypatch.setattr(Packed, "to", lambda packed, device: packed)
-    graphs = OnCuda(heedful.load(tmp_path).model, most=2)
+    graphs = OnCuda(heedful.load(tmp_path).model, max_graphs=2)
     with torch.inference_mode():
         for length in (4, 3, 4, 3, 3, 3, 4):
             assert graphs(Packed.of([[5] * length])).shape[0] == length

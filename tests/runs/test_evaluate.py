@@ -238,9 +238,9 @@ def test_the_token_budget_does_not_matter(
         def __init__(self, loaded: Any, **more: Any) -> None:
             super().__init__(loaded, token_budget=budget, **more)
 
-        def _run(self, pieces: Any, *more: Any) -> Any:
-            sizes.append(len(pieces))
-            return super()._run(pieces, *more)
+        def _score_batch(self, chunks: Any, *more: Any) -> Any:
+            sizes.append(len(chunks))
+            return super()._score_batch(chunks, *more)
 
     monkeypatch.setattr(scoring, "Engine", Small)
     found = evaluate(single / "run", single / "data")

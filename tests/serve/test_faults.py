@@ -46,17 +46,17 @@ class Held(Engine):
             raise BaseException("the tokenizer panicked")
         return super().tokenize(inputs)
 
-    def score(self, pieces: Any, writing: Any = None, **more: Any) -> Any:
-        self.batches.append(len(pieces))
+    def score(self, chunks: Any, writing: Any = None, **more: Any) -> Any:
+        self.batches.append(len(chunks))
         assert self.go.wait(30)
         time.sleep(self.seconds)
-        scores = super().score(pieces, writing, **more)
+        scores = super().score(chunks, writing, **more)
         bad, worse = self.tokenizer.id("love"), self.tokenizer.id("who")
-        if any(worse in piece.encoded.ids for piece in pieces):
+        if any(worse in chunk.encoded.ids for chunk in chunks):
             raise RuntimeError("poisoned")
         return [
-            score * float("nan") if bad in piece.encoded.ids else score
-            for piece, score in zip(pieces, scores, strict=True)
+            score * float("nan") if bad in chunk.encoded.ids else score
+            for chunk, score in zip(chunks, scores, strict=True)
         ]
 
 
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused_at_once_and_the_caps_hold(held: Any) -> No
     def watch() -> None:
         while not ended.is_set():
             queue = running.service.queue
-            seen.append((queue.requests, queue.tokens))
+            seen.append((queue.active_requests, queue.waiting_tokens))
             time.sleep(0.001)
 
     watcher = threading.Thread(target=watch)
@@ -160,7 +160,7 @@ def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
         leaving = [open_socket(running.port) for _ in range(40)]
         for connection in leaving:
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
-        until(lambda: queue.requests == 41 and queue.tokens == 40 * 5)
+        until(lambda: queue.active_requests == 41 and queue.waiting_tokens == 40 * 5)
         _in_loop(running, lambda: time.sleep(0.5))  # the batch is made before the event loop hears of it
         for connection in leaving[::2]:
             connection.close()
@@ -169,7 +169,7 @@ def test_clients_that_leave_never_reach_the_model(held: Any) -> None:
         for connection in leaving[1::2]:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
             connection.close()
-    until(lambda: queue.counts.cancelled == 20 and queue.requests == queue.tokens == 0)
+    until(lambda: queue.counts.cancelled == 20 and queue.active_requests == queue.waiting_tokens == 0)
     assert sum(engine.batches) == 21
 
 
@@ -185,13 +185,13 @@ def test_who_leaves_unheard_holds_no_place(held: Any) -> None:
         head = b"POST /token-classification HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += b"x-request-timeout-ms: 300000\r\ncontent-length: %d\r\n\r\n" % len(body)
         connection.sendall(head + body)
-        until(lambda: queue.requests == 2 and queue.tokens == 5)
+        until(lambda: queue.active_requests == 2 and queue.waiting_tokens == 5)
         connection.sendall(b"G")
         time.sleep(0.1)
         connection.close()
         engine.go.set()
         assert first.result().status == 200
-    until(lambda: queue.requests == queue.tokens == 0 and queue.counts.cancelled == 1)
+    until(lambda: queue.active_requests == queue.waiting_tokens == 0 and queue.counts.cancelled == 1)
     until(lambda: not running.server.server_state.connections)
     assert engine.batches == [1]
 
@@ -263,7 +263,7 @@ def test_a_poisoned_input_fails_alone(held: Any) -> None:
         first = pool.submit(tag, running.port, "first")
         until(lambda: engine.batches == [1])
         replies = [pool.submit(tag, running.port, text) for text in texts]
-        until(lambda: running.service.queue.requests == 17 and running.service.queue.tokens >= 70)
+        until(lambda: running.service.queue.active_requests == 17 and running.service.queue.waiting_tokens >= 70)
         engine.go.set()
         assert first.result().status == 200
         statuses = [reply.result().status for reply in replies]

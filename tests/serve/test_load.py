@@ -174,24 +174,24 @@ class Watched(Engine):
     def tokenize(self, inputs):
         made = super().tokenize(inputs)
         for text, asked in zip(inputs, made):
-            named.update({id(piece.encoded): text.split()[0] for piece in asked.pieces})
+            named.update({id(chunk.encoded): text.split()[0] for chunk in asked.chunks})
         return made
 
-    def score(self, pieces, writing=None, **more):
+    def score(self, chunks, writing=None, **more):
         now = time.monotonic()
-        for piece in pieces:
-            came[named.pop(id(piece.encoded))] = now
+        for chunk in chunks:
+            came[named.pop(id(chunk.encoded))] = now
         time.sleep(0.02)
-        return super().score(pieces, writing, **more)
+        return super().score(chunks, writing, **more)
 
 named, came = {}, {}
 with background({"tag": sys.argv[1]}, loader=Watched) as running:
     print(running.port, flush=True)
     sys.stdin.read()
     queue, end = running.service.queue, time.monotonic() + 20
-    while (queue.requests or running.server.server_state.connections) and time.monotonic() < end:
+    while (queue.active_requests or running.server.server_state.connections) and time.monotonic() < end:
         time.sleep(0.01)
-    left = [queue.requests, queue.tokens, len(running.server.server_state.connections)]
+    left = [queue.active_requests, queue.waiting_tokens, len(running.server.server_state.connections)]
 print(json.dumps([came, left]))
 """
 

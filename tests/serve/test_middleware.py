@@ -320,7 +320,8 @@ def test_what_is_here_when_it_stops_is_answered_however_long(
     with background({"tag": folders["tag"]}) as running:
         queue = running.service.queue
         monkeypatch.setattr(
-            "heedful.serve.context.check_token_estimate", lambda engine, texts, most, whole: iter([queue.drain()])
+            "heedful.serve.context.check_token_estimate",
+            lambda engine, texts, max_tokens, counts_truncated: iter([queue.drain()]),
         )
         assert ask(running.port, "/token-classification", {"inputs": "ada " * 5_000}).status == 200
         assert ask(running.port, "/token-classification", {"inputs": "ada"}).status == 503
@@ -543,7 +544,7 @@ def test_one_address_has_its_share_of_the_connections(folders: dict[str, str]) -
 
 def test_which_addresses_are_limited() -> None:
     counted = Connections(ServeSettings(limits=Limits(max_connections=8)))
-    assert counted.most_per_address == 2
+    assert counted.max_per_address == 2
     accepted = [not counted.accept("10.0.0.1") for _ in range(3)]
     assert accepted == [True, True, False]
     assert not counted.accept("::ffff:10.0.0.2") and not counted.accept("10.0.0.2") and counted.accept("10.0.0.2")
@@ -564,7 +565,7 @@ def test_which_addresses_are_limited() -> None:
         "10.0.0.8",
     ):
         counted.close(address)
-    assert counted.open == 0 and not counted._of
+    assert counted.open == 0 and not counted._open_by_key
     for free in ("127.0.0.1", "127.8.0.1", "::1", None):  # a proxy or a load test of this machine
         assert not any(counted.accept(free) for _ in range(8))
         for _ in range(8):

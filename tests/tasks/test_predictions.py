@@ -119,3 +119,6 @@ def test_encode_refuses_other_heads_and_inputs(tmp_path: Path) -> None:
     mixed: Any = ["a", None]
     with pytest.raises(HeedfulError, match=r"input 1 is NoneType None"):
         Engine(EMBEDS).encode(mixed)
+    pair: Any = ("a", "another")
+    with pytest.raises(HeedfulError, match=r"input 0 is tuple .*; expected a text"):
+        Engine(EMBEDS).encode([pair])

@@ -318,7 +318,7 @@ def test_what_is_cut_keeps_what_stands_before_the_rewriting() -> None:
     assert cut == 12 and task.encode_split([long]).truncated_tokens == 19
     assert sample.tokens.tolist() == ids("red " * 11 + "\n one") and list(sample.target) == ids("one </s>")
     (asked,) = heedful.Engine(loaded, max_length=cut).tokenize([long.text])
-    assert list(asked.pieces[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
+    assert list(asked.chunks[0].encoded.ids) == ids("red " * 11 + "\n") and asked.dropped == 19
     with pytest.raises(HeedfulError, match=r"max_length 1 leaves no token of a text: 1 tokens go around it, or behind"):
         encode_truncated(task.tokenizer, ["red red" + TEXT_SUFFIX], TEXT_SUFFIX, 1)
 
@@ -402,5 +402,5 @@ def test_a_decoder_goes_on_without_what_closes_a_text() -> None:
     (plain,) = engine.tokenize(["red"])
     loaded.text_suffix = TEXT_SUFFIX
     (taught,) = engine.tokenize(["red"])
-    assert plain.pieces[0].encoded.ids == (1, *ids("red"))
-    assert taught.pieces[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)
+    assert plain.chunks[0].encoded.ids == (1, *ids("red"))
+    assert taught.chunks[0].encoded.ids == (1, *ids("red"), VOCABULARY.index("\n"), 1)

@@ -1,4 +1,4 @@
-"""Batch prediction: every row of files is answered, into files."""
+"""Batch prediction: files in, files with an answer for every row out."""
 
 from heedful.infer.batch.file_prediction import BatchProgress as BatchProgress
 from heedful.infer.batch.file_prediction import BatchSettings as BatchSettings

@@ -1,4 +1,4 @@
-"""Files in, files out: every row is answered, in parts that are there whole or not at all, in bounded memory."""
+"""Batch prediction: every row of files is answered, in bounded memory, and written into parts."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from heedful.infer.batch.shared_output import SharedOutput, Tally, open_output
 from heedful.infer.batch.single_file import join_parts, parts_folder
 from heedful.infer.batch.text_writers import csv_header, write_conll, write_csv
 from heedful.infer.batch.writers import AnswerRow, Format, answer_schema, write_jsonl, write_parquet
-from heedful.infer.bundle_engine import BundleEngine, EncodedInput
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import EncodedInput
 from heedful.infer.engine import Engine
 from heedful.infer.tuning.execution_plan import activation_dtype
 from heedful.settings import to_mapping
 from heedful.tasks.answering import Answer
 
-VERSION = 1
-CHUNK_ROWS = 1024  # rows that go through the model together
-WIDE_CHUNK_ROWS = 128  # the same where the scores of a row are as many as the vocabulary
-CHUNK_CHARACTERS = 200_000  # of such rows: their tokens take some hundred times that
-CHUNKS_AHEAD = 2  # chunks that wait for the model with their tokens
-WIDE_HEADS = ("masked_lm", "pretraining", "language_model")
+VERSION = 1  # version of the files in the folder
+CHUNK_ROWS = 1024  # rows that are tokenized and answered together
+WIDE_CHUNK_ROWS = 128  # the same for WIDE_HEADS
+WIDE_HEADS = ("masked_lm", "pretraining", "language_model")  # heads with scores over the vocabulary
+CHUNK_CHARACTERS = 200_000  # characters after which a chunk ends; their tokens take some hundred times the memory
+CHUNKS_AHEAD = 2  # tokenized chunks that wait for the model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSettings:
     """How answers are written."""
 
-    rows: int = 10_000  # of the input, in each part
+    rows: int = 10_000  # rows of the input in each part
     format: Format = "parquet"
     inputs: bool = True  # write the columns of the input beside the answers
 
@@ -52,99 +53,104 @@ class BatchSettings:
             raise HeedfulError(f"rows is {self.rows}: give how many rows a part has, from 1")
         if self.format == "conll" and not self.inputs:
             raise HeedfulError(
-                "format is conll, which is the lines of the input with their tags: leave inputs as it is"
+                "format is conll, which writes the lines of the input with their tags: do not set inputs to false"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchProgress:
-    """How far this process is."""
+    """Progress of this process."""
 
-    rows: int = 0  # that it answered, bad ones too
-    errors: int = 0
-    parts: int = 0  # that it finished
-    share: float = 0.0  # of the input that is read
-    speed: float = 0.0  # rows a second
-    left: float | None = None  # seconds
-    waiting: int = 0  # parts that other processes still make
+    rows: int = 0  # rows processed so far, including those with errors
+    errors: int = 0  # rows with errors
+    parts: int = 0  # parts written
+    share: float = 0.0  # share of the input that was read, from 0 to 1
+    speed: float = 0.0  # rows per second
+    left: float | None = None  # estimated seconds until the end; None: not known yet
+    waiting: int = 0  # parts that other processes are still writing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSummary:
-    """All answers of all processes, and what this one did."""
+    """The answers of all processes, and the share of this call."""
 
-    folder: Path
+    folder: Path  # the folder of the parts, or the single file
     parts: int
     rows: int
-    answered: int
-    errors: int
-    first_error: str  # with its file and row; "" without errors
-    size: int  # bytes
-    new_rows: int  # rows that this call answered; the others were there, or other processes made them
-    seconds: float
-    stated: tuple[str, ...]  # what was found out about the files
+    answered: int  # rows with an answer
+    errors: int  # rows with an error
+    first_error: str  # first error with its file and line; "": there is none
+    size: int  # bytes of all parts
+    new_rows: int  # rows that this call processed; other processes or earlier calls did the rest
+    seconds: float  # duration of this call
+    stated: tuple[str, ...]  # sentences about the files, such as how columns were recognized
 
 
-class _Chunk(NamedTuple):
-    """Rows of one part on their way."""
+class _RowChunk(NamedTuple):
+    """Some rows of one part, tokenized."""
 
-    part: int
+    part: int  # number of the part
     rows: list[tuple[InputFile, InputRow]]
-    asked: list[EncodedInput]  # of the rows without an error
-    errors: list[str | None]
-    last: bool
-    share: float
+    encoded_inputs: list[EncodedInput]  # of the rows without an error
+    errors: list[str | None]  # of each row
+    is_last: bool  # whether it ends the part
+    share: float  # share of the input that was read, from 0 to 1
 
 
-DEFAULT, DATA = BatchSettings(), DataSettings()
+DEFAULT_SETTINGS, DEFAULT_DATA = BatchSettings(), DataSettings()
 
 
 def predict_files(
     model: BundleEngine | str | Path,
     files: Sequence[str | Path] | str | Path,
     output: str | Path,
-    settings: BatchSettings = DEFAULT,
+    settings: BatchSettings = DEFAULT_SETTINGS,
     *,
-    data: DataSettings = DATA,
+    data: DataSettings = DEFAULT_DATA,
     top_k: int = 5,
     on_progress: Callable[[BatchProgress], None] | None = None,
 ) -> BatchSummary:
-    """Answer every row of files, and of folders with files, into parts in the folder `output`, or into one file.
+    """Answer every row of files, and write the answers into parts in a folder, or into one file.
 
-    One file is made where the suffix of `output` is that of the format: .csv, .jsonl or .conll.
+    A row that cannot be read or answered gets an `error`. The same call resumes one that was stopped or killed. Several
+    calls at once, also on machines that share the folder, divide the parts between them; each returns when all parts
+    are finished.
 
-    Rows that cannot be read or answered get an `error`. The same call resumes one that was stopped or killed, and
-    several at once, on machines that share the folder, divide the parts between them; each ends when all are finished.
+    Args:
+        model: An engine, or a model as for `Engine`.
+        files: Files, and folders of files.
+        output: A folder; or a new file whose suffix is that of the format: .csv, .jsonl or .conll.
+        settings: How answers are written.
+        data: How the files are read.
+        top_k: Number of candidates that are listed for each mask.
+        on_progress: Called after each chunk of rows.
+
+    Raises:
+        HeedfulError: If the files cannot be used, the folder holds other answers, or it cannot be written.
     """
     start = time.monotonic()
     engine = model if isinstance(model, BundleEngine) else Engine(model)
     if top_k < 1:
         raise HeedfulError(f"top_k is {top_k}: give how many candidates to list, from 1")
     folder = parts_folder(Path(output), settings.format)
-    several = open_inputs([files] if isinstance(files, str | Path) else files, engine.input_kind, data, exclude=folder)
+    paths = [files] if isinstance(files, str | Path) else files
+    input_files = open_inputs(paths, engine.input_kind, data, exclude=folder)
     if settings.format == "conll":
-        _need_conll(several)
-    plan = _plan(engine, several, settings, data, top_k)
-    stated = tuple(dict.fromkeys(text for inputs in several for text in (*inputs.notes, *inputs.first_cells)))
+        _require_conll(input_files)
+    plan = _plan(engine, input_files, settings, data, top_k)
+    file_notes = _file_notes(input_files)
     try:
-        with open_output(folder, plan, settings.format) as filled:
-            run = _Run(engine, several, settings, top_k, filled, on_progress)
-            record = filled.done() or run.all()
+        with open_output(folder, plan, settings.format) as shared_output:
+            run = _Run(engine, input_files, settings, top_k, shared_output, on_progress)
+            record = shared_output.done() or run.all_parts()
         if folder != Path(output):
             join_parts(folder, Path(output), settings.format, run.header)
     except OSError as error:
         raise HeedfulError(
-            f"{output}: answers could not be written: {error.strerror or error}. Mend that and give the same command: "
-            f"finished parts stay, and it resumes"
+            f"{output}: answers could not be written: {error.strerror or error}. Correct that and give the same "
+            "command again: it resumes after the finished parts"
         ) from error
     tallies = record["each"]
-    left_out = sorted({name for tally in tallies for name in tally["left_out"]})
-    if left_out:
-        stated += (
-            f"keys that are missing from the first row of their file are left out: {', '.join(map(shown, left_out))}",
-        )
-    if empty := sum(tally.get("empty", 0) for tally in tallies):
-        stated += (f"{empty:,} rows have an empty text, which is answered like any other",)
     return BatchSummary(
         folder=Path(output),
         parts=record["parts"],
@@ -155,57 +161,81 @@ def predict_files(
         size=record["bytes"],
         new_rows=run.rows,
         seconds=time.monotonic() - start,
-        stated=stated,
+        stated=(*file_notes, *_row_notes(tallies)),
     )
 
 
-def _need_conll(several: Sequence[InputFile]) -> None:
-    for inputs in several:
-        if inputs.table is not None and inputs.table.names != CONLL_COLUMNS:
+def _require_conll(input_files: Sequence[InputFile]) -> None:
+    """Raise a HeedfulError for an input file that is not in CoNLL format."""
+    for input_file in input_files:
+        if input_file.table is not None and input_file.table.names != CONLL_COLUMNS:
             raise HeedfulError(
-                f"{inputs.path}: is no CoNLL file, to whose lines a column is added: give another format"
+                f"{input_file.path}: is no CoNLL file, which the format conll adds a column to: give another format"
             )
+
+
+def _file_notes(input_files: Sequence[InputFile]) -> list[str]:
+    """Return sentences about how the files were read, each once."""
+    texts = (text for input_file in input_files for text in (*input_file.notes, *input_file.first_cells))
+    return list(dict.fromkeys(texts))
+
+
+def _row_notes(tallies: Sequence[Tally]) -> list[str]:
+    """Return sentences about rows with unknown keys or empty texts."""
+    notes = []
+    if left_out := sorted({name for tally in tallies for name in tally["left_out"]}):
+        notes.append(
+            f"keys that are missing from the first row of their file are left out: {', '.join(map(shown, left_out))}"
+        )
+    if empty := sum(tally.get("empty", 0) for tally in tallies):
+        notes.append(f"{empty:,} rows have an empty text, which is answered like any other")
+    return notes
 
 
 # ---------------------------------------------------------------------------------------------------- plan
 
 
 def _plan(
-    engine: BundleEngine, several: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
+    engine: BundleEngine, input_files: Sequence[InputFile], settings: BatchSettings, data: DataSettings, top_k: int
 ) -> dict[str, object]:
-    """All that decides what the parts hold."""
+    """Return everything that determines the content of the parts, as plain data."""
     return {
         "version": VERSION,
         "precision": _precision(engine),
         "model": fingerprint(engine),
         "settings": to_mapping(settings) | {"top_k": top_k},
         "data": to_mapping(without_split_settings(data)),
-        "columns": {inputs.name: list(inputs.roles) for inputs in several},
-        "order": [inputs.name for inputs in several],
-        "files": {inputs.name: {"bytes": inputs.size, "sha256": _digest(inputs.path)} for inputs in several},
+        "columns": {file.name: list(file.roles) for file in input_files},
+        "order": [file.name for file in input_files],
+        "files": {file.name: {"bytes": file.size, "sha256": _sha256(file.path)} for file in input_files},
     }
 
 
 def _precision(engine: BundleEngine) -> str:
+    """Return the precision of an engine's plan, or the dtype of a model without a plan."""
     if engine.plan is not None:
         return engine.plan.precision
     return str(next(engine.loaded.parameters()).dtype).removeprefix("torch.")
 
 
 def fingerprint(engine: BundleEngine) -> str:
-    """ "sha256:..." over all that decides answers: weights, configuration, tokenizer, thresholds, stages."""
+    """Return "sha256:..." over everything that determines answers.
+
+    That is weights, configuration, tokenizer, thresholds, options, and the stages of a cascade.
+    """
     loaded = engine.loaded
     digest = hashlib.sha256()
     for stage, threshold in engine.stages[:-1]:
         digest.update(f"{fingerprint(stage)} from {threshold!r} ".encode())
-    usual = None if engine.plan is None else activation_dtype(engine.plan.precision)  # some ways hold norms in float32
-    for name, held in sorted(loaded.named_tensors().items()):
-        tensor = held if usual is None or not isinstance(held, nn.Parameter) else held.to(usual)
+    # plans may keep norms in float32, which must not change the fingerprint
+    dtype = None if engine.plan is None else activation_dtype(engine.plan.precision)
+    for name, stored in sorted(loaded.named_tensors().items()):
+        tensor = stored if dtype is None or not isinstance(stored, nn.Parameter) else stored.to(dtype)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         digest.update(as_bytes(tensor))
     config, thresholds = loaded.config, sorted(loaded.thresholds.items())
     writing = engine.writing if engine.kind == "language_model" else None
-    about = (
+    facts = (
         config.family,
         config.model,
         config.head,
@@ -218,15 +248,15 @@ def fingerprint(engine: BundleEngine) -> str:
         engine.prediction_set and (engine.prediction_set, loaded.calibration),
         engine.candidates,
     )
-    digest.update(f"{about!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
+    digest.update(f"{facts!r} {engine.tokenizer.fingerprint}".encode(errors="backslashreplace"))
     return f"sha256:{digest.hexdigest()}"
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of the names and hashes of the texts in a folder."""
+def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and hashes of the texts in a folder."""
     if path.is_dir():
-        names = (f"{text_path.relative_to(path)} {_digest(text_path)}\n" for text_path in list_text_files(path))
-        return hashlib.sha256("".join(names).encode(errors="surrogateescape")).hexdigest()
+        lines = (f"{text_path.relative_to(path)} {_sha256(text_path)}\n" for text_path in list_text_files(path))
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -238,68 +268,69 @@ def _digest(path: Path) -> str:
 
 
 class _Run:
-    """Rows read and made into tokens in one thread, answered and written in another."""
+    """One call of `predict_files`: a thread reads and tokenizes rows, the caller's thread answers and writes them."""
 
     def __init__(
         self,
         engine: BundleEngine,
-        several: Sequence[InputFile],
+        input_files: Sequence[InputFile],
         settings: BatchSettings,
         top_k: int,
-        filled: SharedOutput,
+        shared_output: SharedOutput,
         on_progress: Callable[[BatchProgress], None] | None,
     ) -> None:
-        self.rows = self.errors = self.parts = 0
-        self._answered: dict[str, Answer | str] = {}  # to the inputs of this part
-        self._engine, self._several, self._settings, self._top_k = engine, several, settings, top_k
-        self._filled, self._told = filled, on_progress
-        self._total = 0  # rows of the input, when it was read to its end
-        self._begun: tuple[float, float] | None = None  # when the first chunk was taken up, and the share before it
-        fixed = settings.format in ("parquet", "csv")  # formats with the same columns in every row
-        self._schema = answer_schema(engine, several, inputs=settings.inputs) if fixed else None
-        self._chunk = WIDE_CHUNK_ROWS if engine.kind in WIDE_HEADS else CHUNK_ROWS
+        self.rows = self.errors = self.parts = 0  # of this process, see `BatchProgress`
+        self._engine, self._input_files, self._settings, self._top_k = engine, input_files, settings, top_k
+        self._shared_output, self._on_progress = shared_output, on_progress
+        self._part_answers: dict[str, Answer | str] = {}  # answer or error by repr() of the input, in the current part
+        self._input_rows = 0  # rows of all files, once they were read to the end
+        self._start: tuple[float, float] | None = None  # time.monotonic() and share read when the first chunk came
+        has_fixed_columns = settings.format in ("parquet", "csv")
+        self._schema = answer_schema(engine, input_files, inputs=settings.inputs) if has_fixed_columns else None
+        self._max_chunk_rows = WIDE_CHUNK_ROWS if engine.kind in WIDE_HEADS else CHUNK_ROWS
 
-    def all(self) -> Tally:
-        """Until every part is there."""
+    def all_parts(self) -> Tally:
+        """Write parts, or wait for other processes, until all are finished; return the record of all."""
         while True:
-            self._pass()
-            count = -(-self._total // self._settings.rows)
-            left = [number for number in range(count) if self._filled.finished(number) is None]
-            if left:
-                self._tell(1.0, waiting=len(left))
-                if self._filled.wait(left):
+            self._write_unclaimed_parts()
+            count = -(-self._input_rows // self._settings.rows)
+            unfinished = [number for number in range(count) if self._shared_output.finished(number) is None]
+            if unfinished:
+                self._report_progress(1.0, waiting=len(unfinished))
+                if self._shared_output.wait(unfinished):
                     continue
-            if changed := [str(inputs.path) for inputs in self._several if file_stamp(inputs.path) != inputs.stamp]:
+            if changed := [str(file.path) for file in self._input_files if file_stamp(file.path) != file.stamp]:
                 raise HeedfulError(f"{', '.join(changed)}: changed while it was read: answer it again in a new folder")
-            return self._filled.finish(count, {"version": VERSION})
+            return self._shared_output.finish(count, {"version": VERSION})
 
-    def _pass(self) -> None:
-        """Once through the input: every part that nobody else has is made."""
-        waiting: queue.Queue[_Chunk | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
+    def _write_unclaimed_parts(self) -> None:
+        """Read the input once, and write every part that no other process has claimed or finished."""
+        chunk_queue: queue.Queue[_RowChunk | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
         stop = threading.Event()
-        reader = threading.Thread(target=self._fill, args=(waiting, stop), name="heedful-reader", daemon=True)
+        reader = threading.Thread(target=self._fill_queue, args=(chunk_queue, stop), name="heedful-reader", daemon=True)
         reader.start()
         try:
-            chunks = _until_none(waiting)
-            for first in chunks:
-                self._part(first, chunks)
+            chunks = _queued_chunks(chunk_queue)
+            for first_chunk in chunks:
+                self._write_part(first_chunk, chunks)
         finally:
             stop.set()
             reader.join()
 
-    def _part(self, first: _Chunk, others: Iterator[_Chunk]) -> None:
-        """Answer and write one part."""
-        self._answered.clear()  # a part is the same, whichever parts this process has answered before
+    def _write_part(self, first_chunk: _RowChunk, further_chunks: Iterator[_RowChunk]) -> None:
+        """Answer and write one part, whose first chunk is given."""
+        self._part_answers.clear()  # the content of a part must not depend on earlier parts of this process
         tally: Tally = {"rows": 0, "answered": 0, "errors": 0, "first_error": "", "left_out": [], "empty": 0}
-        rows = self._said(first, others, tally)
-        self._filled.write(first.part, self._written(rows), lambda: tally)
-        self._filled.release(first.part)
+        rows = self._answered_rows(first_chunk, further_chunks, tally)
+        self._shared_output.write(first_chunk.part, self._part_bytes(rows), lambda: tally)
+        self._shared_output.release(first_chunk.part)
         self.parts += 1
 
-    def _written(self, rows: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
+    def _part_bytes(self, rows: Iterator[list[AnswerRow]]) -> Iterator[bytes]:
+        """Return the bytes of a part in the format of the settings."""
+        if self._settings.format == "conll":
+            return write_conll(rows)
         if self._schema is None:
-            if self._settings.format == "conll":
-                return write_conll(rows)
             return write_jsonl(rows, inputs=self._settings.inputs)
         return (
             write_parquet(rows, self._schema) if self._settings.format == "parquet" else write_csv(rows, self._schema)
@@ -310,46 +341,61 @@ class _Run:
         """The bytes with which every part begins."""
         return csv_header(self._schema) if self._settings.format == "csv" and self._schema is not None else b""
 
-    def _said(self, chunk: _Chunk, others: Iterator[_Chunk], tally: Tally) -> Iterator[list[AnswerRow]]:
+    def _answered_rows(
+        self, chunk: _RowChunk, further_chunks: Iterator[_RowChunk], tally: Tally
+    ) -> Iterator[list[AnswerRow]]:
+        """Yield the rows of a part with their answers, chunk by chunk, and count them in the tally."""
+        has_fixed_inputs = self._schema is not None and self._settings.inputs
         while True:
-            self._begun = self._begun or (time.monotonic(), chunk.share)
-            answers = iter(self._answers(chunk.asked))
-            tally["empty"] += sum(_is_empty(encoded.engine_input) for encoded in chunk.asked)
+            self._start = self._start or (time.monotonic(), chunk.share)
+            answers = iter(self._answers(chunk.encoded_inputs))
+            tally["empty"] += sum(_is_empty(encoded_input.engine_input) for encoded_input in chunk.encoded_inputs)
             answered = []
-            for (inputs, row), error in zip(chunk.rows, chunk.errors, strict=True):
-                answer = error or next(answers)
-                cells = None if row.cells is None else inputs.cells_by_name(row.cells)
-                place = inputs.file_name(row), row.number, row.line, cells
-                answered.append(
-                    AnswerRow(*place, None, answer) if isinstance(answer, str) else AnswerRow(*place, answer, None)
+            for (input_file, row), error in zip(chunk.rows, chunk.errors, strict=True):
+                outcome = error or next(answers)
+                answer, message = (None, outcome) if isinstance(outcome, str) else (outcome, None)
+                answer_row = AnswerRow(
+                    file=input_file.file_name(row),
+                    row=row.number,
+                    line=row.line,
+                    cells=None if row.cells is None else input_file.cells_by_name(row.cells),
+                    answer=answer,
+                    error=message,
                 )
-                _count(tally, answered[-1], inputs, self._schema is not None and self._settings.inputs)
+                answered.append(answer_row)
+                _count_row(tally, answer_row, input_file, has_fixed_inputs)
             self.rows += len(answered)
             self.errors += sum(answer_row.error is not None for answer_row in answered)
             yield answered
-            self._tell(chunk.share)
-            if chunk.last:
+            self._report_progress(chunk.share)
+            if chunk.is_last:
                 return
-            chunk = next(others)
+            chunk = next(further_chunks)
 
-    def _answers(self, asked: Sequence[EncodedInput]) -> list[Answer | str]:
-        """Answer inputs, or take the answer to an equal input of this part."""
-        keys = [repr(encoded.engine_input) for encoded in asked]
-        new = {key: encoded for key, encoded in zip(keys, asked, strict=True) if key not in self._answered}
-        answers = answer_encoded_each(self._engine, list(new.values()), top_k=self._top_k)
-        self._answered.update(zip(new, answers, strict=True))
-        return [self._answered[key] for key in keys]
+    def _answers(self, encoded_inputs: Sequence[EncodedInput]) -> list[Answer | str]:
+        """Return an answer or an error for each input; equal inputs of a part are answered once."""
+        keys = [repr(encoded_input.engine_input) for encoded_input in encoded_inputs]
+        new_inputs = {
+            key: encoded_input
+            for key, encoded_input in zip(keys, encoded_inputs, strict=True)
+            if key not in self._part_answers
+        }
+        answers = answer_encoded_each(self._engine, list(new_inputs.values()), top_k=self._top_k)
+        self._part_answers.update(zip(new_inputs, answers, strict=True))
+        return [self._part_answers[key] for key in keys]
 
-    def _tell(self, share: float, waiting: int = 0) -> None:
-        if self._told is None:
+    def _report_progress(self, share: float, waiting: int = 0) -> None:
+        """Call `on_progress`, with estimates of the speed and of the time that is left."""
+        if self._on_progress is None:
             return
         speed, left = 0.0, None
-        if self._begun is not None:
-            seconds = max(time.monotonic() - self._begun[0], 1e-9)
+        if self._start is not None:
+            start_time, start_share = self._start
+            seconds = max(time.monotonic() - start_time, 1e-9)
             speed = self.rows / seconds
-            if share > self._begun[1]:
-                left = seconds * (1 - share) / (share - self._begun[1])
-        self._told(
+            if share > start_share:
+                left = seconds * (1 - share) / (share - start_share)
+        self._on_progress(
             BatchProgress(
                 rows=self.rows,
                 errors=self.errors,
@@ -361,92 +407,103 @@ class _Run:
             )
         )
 
-    # -- in the other thread
+    # -- the reader's thread
 
-    def _fill(self, waiting: queue.Queue[_Chunk | BaseException | None], stop: threading.Event) -> None:
-        last: _Chunk | BaseException | None = None
+    def _fill_queue(self, chunk_queue: queue.Queue[_RowChunk | BaseException | None], stop: threading.Event) -> None:
+        """Put chunks into the queue, then None, or the exception that ended the reading."""
+        end: BaseException | None = None
         try:
             for chunk in self._chunks():
-                if not _give(waiting, chunk, stop):
+                if not _put(chunk_queue, chunk, stop):
                     return
-        except BaseException as error:  # the other thread raises it
-            last = error
-        _give(waiting, last, stop)
+        except BaseException as error:  # the caller's thread raises it
+            end = error
+        _put(chunk_queue, end, stop)
 
-    def _chunks(self) -> Iterator[_Chunk]:
-        """The rows of all parts that can be claimed, with their tokens."""
-        size = self._settings.rows
+    def _chunks(self) -> Iterator[_RowChunk]:
+        """Yield the tokenized rows of all parts that this process can claim."""
+        part_rows = self._settings.rows
         rows: list[tuple[InputFile, InputRow]] = []
-        parsed: list[tuple[object, str | None]] = []
-        characters, number, mine = 0, 0, False
+        inputs: list[tuple[object, str | None]] = []  # the input of each row, or its error
+        characters, number, is_claimed = 0, 0, False
 
-        def chunk(part: int, last: bool) -> _Chunk:
+        def take_chunk(part: int, is_last: bool) -> _RowChunk:
             nonlocal characters
-            asked, errors = tokenize_each(self._engine, parsed)
-            new_chunk = _Chunk(part, rows.copy(), asked, errors, last, self._share(rows[-1][0]))
+            encoded_inputs, errors = tokenize_each(self._engine, inputs)
+            chunk = _RowChunk(
+                part=part,
+                rows=rows.copy(),
+                encoded_inputs=encoded_inputs,
+                errors=errors,
+                is_last=is_last,
+                share=self._share_read(rows[-1][0]),
+            )
             rows.clear()
-            parsed.clear()
+            inputs.clear()
             characters = 0
-            return new_chunk
+            return chunk
 
-        for inputs, row in self._numbered():
-            part, place = divmod(number, size)
-            if place == 0:
-                if mine:
-                    yield chunk(part - 1, True)
-                mine = self._filled.claim(part)
+        for input_file, row in self._all_rows():
+            part, row_in_part = divmod(number, part_rows)
+            if row_in_part == 0:
+                if is_claimed:
+                    yield take_chunk(part - 1, True)
+                is_claimed = self._shared_output.claim(part)
             number += 1
-            if not mine:
+            if not is_claimed:
                 continue
-            if len(rows) >= self._chunk or characters >= CHUNK_CHARACTERS:
-                yield chunk(part, False)
-            rows.append((inputs, row))
-            parsed.append(inputs.engine_input(row))
-            characters += _size(parsed[-1][0])
-        if mine:
-            yield chunk((number - 1) // size, True)
-        self._total = number
+            if len(rows) >= self._max_chunk_rows or characters >= CHUNK_CHARACTERS:
+                yield take_chunk(part, False)
+            rows.append((input_file, row))
+            inputs.append(input_file.engine_input(row))
+            characters += _count_characters(inputs[-1][0])
+        if is_claimed:
+            yield take_chunk((number - 1) // part_rows, True)
+        self._input_rows = number
 
-    def _numbered(self) -> Iterator[tuple[InputFile, InputRow]]:
-        for inputs in self._several:
-            for row in inputs.rows():
-                yield inputs, row
+    def _all_rows(self) -> Iterator[tuple[InputFile, InputRow]]:
+        for input_file in self._input_files:
+            for row in input_file.rows():
+                yield input_file, row
 
-    def _share(self, at: InputFile) -> float:
-        place = self._several.index(at)
-        whole = sum(inputs.size for inputs in self._several)
-        return min(
-            1.0, (sum(inputs.size for inputs in self._several[:place]) + at.fraction_read * at.size) / max(whole, 1)
-        )
+    def _share_read(self, current: InputFile) -> float:
+        """Return the fraction of all bytes that was read, from 0 to 1; `current` is the file that is being read."""
+        finished_files = self._input_files[: self._input_files.index(current)]
+        bytes_read = sum(file.size for file in finished_files) + current.fraction_read * current.size
+        return min(1.0, bytes_read / max(sum(file.size for file in self._input_files), 1))
 
 
-def _until_none(waiting: queue.Queue[_Chunk | BaseException | None]) -> Iterator[_Chunk]:
-    while (chunk := waiting.get()) is not None:
+def _queued_chunks(chunk_queue: queue.Queue[_RowChunk | BaseException | None]) -> Iterator[_RowChunk]:
+    """Yield the chunks of a queue until None; raise an exception that is in it."""
+    while (chunk := chunk_queue.get()) is not None:
         if isinstance(chunk, BaseException):
             raise chunk
         yield chunk
 
 
-def _give(
-    waiting: queue.Queue[_Chunk | BaseException | None], value: _Chunk | BaseException | None, stop: threading.Event
+def _put(
+    chunk_queue: queue.Queue[_RowChunk | BaseException | None],
+    value: _RowChunk | BaseException | None,
+    stop: threading.Event,
 ) -> bool:
-    """Whether it was taken before all was stopped."""
+    """Put a value into a queue that may be full; return False if `stop` is set before."""
     while not stop.is_set():
         try:
-            waiting.put(value, timeout=0.1)
+            chunk_queue.put(value, timeout=0.1)
         except queue.Full:
             continue
         return True
     return False
 
 
-def _count(tally: Tally, row: AnswerRow, inputs: InputFile, fixed: bool) -> None:
+def _count_row(tally: Tally, row: AnswerRow, input_file: InputFile, has_fixed_inputs: bool) -> None:
+    """Count a row in the tally; where input columns are fixed, also note keys that have no column."""
     tally["rows"] += 1
     tally["answered" if row.error is None else "errors"] += 1
     if row.error is not None and not tally["first_error"]:
         tally["first_error"] = f"{row.file}:{row.line}: {row.error}"[:500]
-    if fixed and row.cells is not None and len(tally["left_out"]) < 20:
-        more = [name for name in row.cells if name not in inputs.name_set and name not in tally["left_out"]]
+    if has_fixed_inputs and row.cells is not None and len(tally["left_out"]) < 20:
+        more = [name for name in row.cells if name not in input_file.name_set and name not in tally["left_out"]]
         tally["left_out"] += more[:20]
 
 
@@ -460,13 +517,13 @@ def _is_empty(engine_input: object) -> bool:
     return False
 
 
-def _size(engine_input: object) -> int:
-    """Characters of an input."""
+def _count_characters(engine_input: object) -> int:
+    """Return the number of characters of an input."""
     match engine_input:
         case str():
             return len(engine_input)
         case dict():
-            return sum(map(_size, engine_input.values()))
+            return sum(map(_count_characters, engine_input.values()))
         case list() | tuple():
-            return sum(map(_size, engine_input)) + len(engine_input)
+            return sum(map(_count_characters, engine_input)) + len(engine_input)
     return 0

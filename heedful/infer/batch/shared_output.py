@@ -1,9 +1,9 @@
-"""A folder that processes fill with numbered parts, on one machine or on several that share it.
+"""A folder that several processes fill with numbered parts, on one machine or on machines that share the folder.
 
-A part is claimed by a lock on the byte of its number in one file. The kernel, or the server of a shared folder, drops
-the locks of a process that dies, however it dies; so no claim is left behind by a dead process. Whether a result is
-right never hangs on a lock: a part has the same content whoever makes it, and appears whole or not at all. Where locks
-do not reach across machines, work is done twice at worst.
+A process claims a part by locking one byte of a file, at the part's number. When a process dies, the kernel or the file
+server releases its locks, so that no claim is left behind. The result does not depend on the locks: a part has the same
+content whichever process writes it, and appears complete or not at all. If locks do not work across machines, some
+parts are written twice.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from heedful.atomic_io import atomic_path, make_folder, write_synced
 from heedful.data.bad_rows import shown
 from heedful.errors import HeedfulError
 
-PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"  # other programs pass over names with _
-PLAN_BYTE = 1 << 40  # the byte that is locked while the plan is looked at
-STALE_SECONDS = 600.0  # seconds without a change after which what was begun counts as left behind
-POLL = 0.5  # seconds between looks at parts that others make
-Tally = dict[str, Any]
+# names in the folder; programs such as Spark ignore names with _
+PLAN, CLAIMS, PARTS, SUCCESS = "_plan.json", "_claims", "_parts", "_SUCCESS"
+PLAN_BYTE = 1 << 40  # byte of the claims file that is locked while the plan is read or written
+STALE_SECONDS = 600.0  # seconds without a change after which an unfinished file counts as abandoned
+POLL_SECONDS = 0.5  # time between checks of parts that other processes write
+Tally = dict[str, Any]  # the record of a part, or of all parts
 
 
 class SharedOutput:
-    """The folder, opened by one process; `opened` makes it."""
+    """The folder, opened by one process; see `open_output`."""
 
     def __init__(self, out: Path, suffix: str, handle: int) -> None:
-        """For `opened`."""
+        """Take the folder, the suffix of the parts, and the descriptor of the open claims file."""
         self.out = out
         self._suffix, self._handle = suffix, handle
-        self._owner = f"x{uuid4().hex}"  # machines that share a folder may have equal process numbers
+        self._owner = f"x{uuid4().hex}"  # process numbers may repeat on machines that share a folder
 
     def path(self, number: int) -> Path:
-        """Where a part is; names sort as the input does."""
+        """Return the path of a part; sorted by name, parts are in the order of the input."""
         return self.out / f"part-{number:08d}.{self._suffix}"
 
     def finished(self, number: int) -> Tally | None:
-        """Return the record of a finished part; None if it is missing or its size has changed."""
+        """Return the record of a finished part; None if the part is missing or its size has changed."""
         try:
             tally: Tally = json.loads((self.out / PARTS / f"{number:08d}.json").read_bytes())
             return tally if self.path(number).stat().st_size == tally["bytes"] else None
@@ -51,7 +52,7 @@ class SharedOutput:
             return None
 
     def claim(self, number: int) -> bool:
-        """Whether the part is this process's to make."""
+        """Claim a part for this process; return False if it is finished or another process has claimed it."""
         if self.finished(number) is not None or not _lock(self._handle, number):
             return False
         if self.finished(number) is None:
@@ -60,35 +61,42 @@ class SharedOutput:
         return False
 
     def release(self, number: int) -> None:
-        """Give a part up, finished or not."""
+        """Release the claim of this process on a part, finished or not."""
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
 
     def write(self, number: int, chunks: Iterable[bytes], tally: Callable[[], Mapping[str, object]]) -> Tally:
-        """Make a part that was claimed; `tally` is asked when all of it is written."""
-        self._sweep(f".{self.path(number).name}.*.part", STALE_SECONDS)
-        known: Tally = {}
+        """Write a claimed part, and return its record.
+
+        Args:
+            number: Number of the part.
+            chunks: Its bytes.
+            tally: Returns what the record has besides size and checksum; called after the last chunk.
+        """
+        self._remove_stale(f".{self.path(number).name}.*.part", STALE_SECONDS)
+        record: Tally = {}
         try:
             with atomic_path(self.path(number), owner=self._owner) as temporary:
-                known |= {**write_synced(temporary, chunks), **tally()}
-                _put(self.out / PARTS / f"{number:08d}.json", known, self._owner)  # first: what is there is known
+                record |= {**write_synced(temporary, chunks), **tally()}
+                # the record comes first, so that every part that appears has one
+                _write_json(self.out / PARTS / f"{number:08d}.json", record, self._owner)
         except FileNotFoundError:
-            if self.finished(number) is None:  # else another process made it too, where locks do not reach
+            if self.finished(number) is None:  # otherwise another process wrote it, too, and removed the temporary file
                 raise
-        return known
+        return record
 
     def wait(self, numbers: Iterable[int]) -> bool:
-        """Until one of these parts can be claimed (True), or all are finished."""
-        left = list(numbers)
-        while left := [number for number in left if self.finished(number) is None]:
-            for number in left:
+        """Wait until one of these parts can be claimed, or all are finished; return whether one can be claimed."""
+        unfinished = list(numbers)
+        while unfinished := [number for number in unfinished if self.finished(number) is None]:
+            for number in unfinished:
                 if self.claim(number):
                     self.release(number)
                     return True
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return False
 
     def done(self) -> Tally | None:
-        """Return the record that is written when all parts are finished."""
+        """Return the record that `finish` wrote; None if it is missing, or a part is missing or changed."""
         try:
             record: Tally = json.loads((self.out / SUCCESS).read_bytes())
         except (FileNotFoundError, ValueError):
@@ -96,18 +104,26 @@ class SharedOutput:
         return record if all(self.finished(number) for number in range(record["parts"])) else None
 
     def finish(self, count: int, more: Mapping[str, object]) -> Tally:
-        """Say that all parts are there; the sums are over them."""
+        """Write and return the record of all parts, which marks the folder as complete.
+
+        Args:
+            count: Number of parts, which are all finished.
+            more: Further entries of the file.
+        """
         tallies = [tally for number in range(count) if (tally := self.finished(number)) is not None]
         assert len(tallies) == count
         sums = {name: sum(tally[name] for tally in tallies) for name in ("rows", "answered", "errors", "bytes")}
-        _put(self.out / SUCCESS, {"parts": count, **sums, **more, "each": tallies}, self._owner)
-        self._sweep(".part-*.part")
+        _write_json(self.out / SUCCESS, {"parts": count, **sums, **more, "each": tallies}, self._owner)
+        self._remove_stale(".part-*.part")
         return {"parts": count, **sums, "each": tallies}
 
-    def _sweep(self, pattern: str, seconds: float = 0.0) -> None:
-        """Remove what processes that died left of parts that are finished, or claimed and not written to for so long.
+    def _remove_stale(self, pattern: str, seconds: float = 0.0) -> None:
+        """Remove temporary files of dead processes.
 
-        Where locks do not reach, another machine may be writing it.
+        Args:
+            pattern: Pattern of their names.
+            seconds: Only files that have not changed for this time: if locks do not work across machines, another one
+                may be writing them.
         """
         for path in self.out.glob(pattern):
             with suppress(OSError):
@@ -117,7 +133,16 @@ class SharedOutput:
 
 @contextmanager
 def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[SharedOutput]:
-    """The folder for this plan: new, begun by the same one, or an error that says what differs."""
+    """Open a new folder, or one that was begun with the same plan.
+
+    Args:
+        out: The folder.
+        plan: Everything that determines the content of the parts, as plain data.
+        suffix: Suffix of the parts.
+
+    Raises:
+        HeedfulError: If the folder holds other files or was begun with another plan, or cannot be written.
+    """
     try:
         existing = out.iterdir() if out.is_dir() and not (out / PLAN).is_file() else iter(())
         if names := sorted(path.name for path in existing if not path.name.startswith((".", CLAIMS, PARTS))):
@@ -127,63 +152,61 @@ def open_output(out: Path, plan: Mapping[str, object], suffix: str) -> Iterator[
     except OSError as error:
         raise HeedfulError(f"{out}: cannot be written: {error.strerror}") from None
     try:
-        filled = SharedOutput(out, suffix, handle)
+        output = SharedOutput(out, suffix, handle)
         _lock(handle, PLAN_BYTE, wait=True)
         try:
-            _agree(filled, json.loads(json.dumps(plan)))
+            _check_plan(output, json.loads(json.dumps(plan)))
         finally:
-            filled.release(PLAN_BYTE)
-        yield filled
+            output.release(PLAN_BYTE)
+        yield output
     finally:
         os.close(handle)
 
 
-def _agree(filled: SharedOutput, plan: Mapping[str, object]) -> None:
-    path = filled.out / PLAN
+def _check_plan(output: SharedOutput, plan: Mapping[str, object]) -> None:
+    """Write the plan to a new folder, or compare it with that of the folder; raises HeedfulError if they differ."""
+    path = output.out / PLAN
     if not path.is_file():
-        make_folder(filled.out / PARTS)
-        _put(path, plan, filled._owner)
+        make_folder(output.out / PARTS)
+        _write_json(path, plan, output._owner)
         return
     try:
-        old = json.loads(path.read_bytes())
+        old_plan = json.loads(path.read_bytes())
     except ValueError:
         raise HeedfulError(f"{path}: is damaged: remove the folder, or give another one") from None
-    if differing := list(_differing(old, plan)):
-        more = f"; and {len(differing) - 4} more" if differing[4:] else ""
+    if differences := list(_differences(old_plan, plan)):
+        more = f"; and {len(differences) - 4} more" if differences[4:] else ""
         raise HeedfulError(
-            f"{filled.out}: holds answers of another run: {'; '.join(differing[:4])}{more}. Give another folder, or "
-            "the same as then to resume"
+            f"{output.out}: holds answers of another run: {'; '.join(differences[:4])}{more}. Give another folder, or "
+            "give the same command again to resume that run"
         )
 
 
-def _differing(old: object, new: object, name: str = "") -> Iterator[str]:
-    """Which values differ, and how."""
+def _differences(old: object, new: object, name: str = "") -> Iterator[str]:
+    """Yield a description of each value that differs, with its keys as name."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*new, *old]):
-            yield from _differing(old.get(key), new.get(key), f"{name} {key}".strip())
+            yield from _differences(old.get(key), new.get(key), f"{name} {key}".strip())
     elif old != new:
         yield f"{name} was {shown(old)} and is {shown(new)} now"
 
 
-def _put(path: Path, value: Mapping[str, object], owner: str) -> None:
+def _write_json(path: Path, value: Mapping[str, object], owner: str) -> None:
+    """Write JSON to a file that appears when it is complete."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_path(path, owner=owner) as temporary:
-        write_synced(
-            temporary,
-            [
-                json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
-                + b"\n"
-            ],
-        )
+        write_synced(temporary, [text.encode(errors="backslashreplace")])
 
 
 def _lock(handle: int, byte: int, *, wait: bool = False) -> bool:
+    """Lock a byte of the claims file; return False if another process holds it, unless it waits for it."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, byte)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
         raise HeedfulError(
-            f"parts cannot be claimed: {error.strerror}: the file system of the folder has no locks, give a folder on "
+            f"parts cannot be claimed: {error.strerror}: the file system of the folder has no locks: give a folder on "
             "another one"
         ) from None
     return True

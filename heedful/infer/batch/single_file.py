@@ -1,4 +1,4 @@
-"""Answers in one file instead of a folder of parts: the parts are made beside it and joined."""
+"""Answers in one file instead of a folder of parts: the parts are written beside the file, and joined."""
 
 from __future__ import annotations
 
@@ -9,22 +9,34 @@ from pathlib import Path
 from heedful.atomic_io import atomic_path, remove, write_synced
 from heedful.errors import HeedfulError
 
-CHUNK = 1 << 20
-JOINED = ("csv", "jsonl", "conll")  # formats whose parts are joined as they are, but for the header
-FILES = (*JOINED, "tsv", "json", "ndjson", "txt", "xls", "xlsx", "gz", "xz", "bz2")  # suffixes that promise one file
+READ_BYTES = 1 << 20  # bytes of a part that are read at once
+JOINABLE = ("csv", "jsonl", "conll")  # formats whose parts can be joined, without repeating the header
+FILE_SUFFIXES = (*JOINABLE, "tsv", "json", "ndjson", "txt", "xls", "xlsx", "gz", "xz", "bz2")  # a file is meant
 
 
 def parts_folder(out: Path, form: str) -> Path:
-    """Return the folder of the parts: `out` itself, or a folder beside the file that `out` names by its suffix."""
+    """Return the folder for the parts: `out` itself if it is a folder, or else `out`.parts beside the file.
+
+    Args:
+        out: Path of a folder, or of a new file whose suffix is the format.
+        form: The format.
+
+    Raises:
+        HeedfulError: If the path names an existing file, or a file in another format.
+    """
     if out.is_dir():
         return out
     suffix = out.suffix.lower().removeprefix(".")
-    if suffix != form or form not in JOINED:
-        if suffix in FILES or out.exists():
-            why = f"answers are not written as .{suffix}" if suffix in FILES else "is a file"
-            why = f"ends in .{suffix}, and the format is {form}" if suffix in JOINED else why
-            raise HeedfulError(f"{out}: {why}: give a folder, or a new file that ends in .csv, .jsonl or .conll")
-        return out
+    if suffix != form or form not in JOINABLE:
+        if suffix in JOINABLE:
+            reason = f"ends in .{suffix}, and the format is {form}"
+        elif suffix in FILE_SUFFIXES:
+            reason = f"answers are not written as .{suffix}"
+        elif out.exists():
+            reason = "is a file"
+        else:
+            return out
+        raise HeedfulError(f"{out}: {reason}: give a folder, or a new file that ends in .csv, .jsonl or .conll")
     if out.exists():
         raise HeedfulError(f"{out}: exists already: give another file, or remove it")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -33,14 +45,21 @@ def parts_folder(out: Path, form: str) -> Path:
 
 
 def join_parts(parts: Path, out: Path, form: str, header: bytes) -> None:
-    """Join the parts to one file with one header, and remove their folder."""
+    """Join parts into one file, and remove their folder.
+
+    Args:
+        parts: Folder of the parts.
+        out: The file, which appears when it is complete.
+        form: Format of the parts.
+        header: First bytes of each part, which the file has once.
+    """
 
     def chunks() -> Iterator[bytes]:
         yield header
         for path in sorted(parts.glob(f"part-*.{form}")):
             with path.open("rb") as file:
                 file.seek(len(header))
-                while data := file.read(CHUNK):
+                while data := file.read(READ_BYTES):
                     yield data
 
     with atomic_path(out) as temporary:

@@ -1,4 +1,4 @@
-"""Answers as CSV, or as the lines of CoNLL files with a column of predicted tags."""
+"""Answers as CSV, or as CoNLL: the lines of the input with a column of predicted tags."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from heedful.infer.finite import replace_nonfinite
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BLANK = " \t\r\n\v\f"
-NONE = "_"  # the tag of a word that has none
-PREDICTED = "predicted"  # the name of the column, where a file has a header
+BLANK = " \t\r\n\v\f"  # white space around the columns of a line
+NO_TAG = "_"  # written for a word without a predicted tag
+COLUMN_NAME = "predicted"  # name of the new column, if the file has a header
 
 # ---------------------------------------------------------------------------------------------------- CSV
 
@@ -36,12 +36,12 @@ def write_csv(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Itera
 
 
 def csv_header(schema: pa.Schema) -> bytes:
-    """The first line of each CSV file of answers."""
+    """Return the first line of each CSV file of answers."""
     return _encoded([[escape_cell(name) for name, _ in _columns(schema)]])
 
 
 def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
-    """The name of each column, and the keys that lead to its values."""
+    """Return the name of each column, and the keys that lead to its values."""
     import pyarrow as pa
 
     columns: list[tuple[str, tuple[str, ...]]] = []
@@ -54,16 +54,18 @@ def _columns(schema: pa.Schema) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _value(row: AnswerRow, path: tuple[str, ...]) -> object:
-    name, *rest = path
+    """Return the value of a column, by the keys that lead to it; None if it is missing."""
+    name, *inner_keys = path
     if name in (*LOCATION_TYPES, "error"):
         return getattr(row, name)
     value: object = row.cells if name == "input" else (row.answer or {}).get(name)
-    for key in rest:
+    for key in inner_keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _cell(value: object) -> str:
+    """Return a value as the text of a CSV cell."""
     match value:
         case None:
             return ""
@@ -86,34 +88,31 @@ def _encoded(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def write_conll(chunks: Iterable[Sequence[AnswerRow]]) -> Iterator[bytes]:
-    """Write the lines of the input, with the predicted tag at the end of the line of each word.
+    """Yield the lines of the input with the predicted tag at the end of each word's line.
 
-    A word that could not be answered gets "_", a line between documents O. A sentence that cannot be read and has none
-    after it is left out.
+    A word without an answer gets "_", and a line between documents O. The lines of a sentence that cannot be read are
+    written with the next sentence; at the end of a file they are left out.
     """
     for chunk in chunks:
         yield "".join(_with_tags(row) for row in chunk).encode(errors="backslashreplace")
 
 
 def _with_tags(answer_row: AnswerRow) -> str:
-    cells = answer_row.cells or {}
-    rows = str(cells.get("lines", "")).split("\n")
-    first = [conll.split_columns(row.strip(BLANK)) for row in rows]
-    places = [place for place, row in enumerate(first) if row[0] and row[0] != conll.DOCUMENT_BORDER]
+    """Return the lines of a sentence, and unread lines before it, with the predicted tags."""
+    lines = str((answer_row.cells or {}).get("lines", "")).split("\n")
+    columns = [conll.split_columns(line.strip(BLANK)) for line in lines]
+    word_lines = [number for number, cells in enumerate(columns) if cells[0] and cells[0] != conll.DOCUMENT_BORDER]
     words = (answer_row.answer or {}).get("words", [])
-    own = places[-len(words) :] if words else []
-    tags = {place: word["label"] or NONE for place, word in zip(own, words, strict=True)}
-    for place, row in enumerate(first):
-        if row[0] == conll.DOCUMENT_BORDER:
-            tags[place] = "O"
-        elif place in places and place not in tags:
-            header = (
-                place == places[0]
-                and answer_row.row == 1
-                and {cell.casefold() for cell in row} & conll.WORD_COLUMN_NAMES
-            )
-            tags[place] = PREDICTED if header else NONE
-    for place, tag in tags.items():
-        line, end = rows[place].rstrip("\r"), "\r" if rows[place].endswith("\r") else ""
-        rows[place] = f"{line}\t{tag}{end}" if "\t" in line else f"{line.rstrip(' ')} {tag}{end}"
-    return "\n".join(rows)
+    answered_lines = word_lines[-len(words) :] if words else []  # the last ones: earlier lines could not be read
+    tags = {number: word["label"] or NO_TAG for number, word in zip(answered_lines, words, strict=True)}
+    for number, cells in enumerate(columns):
+        if cells[0] == conll.DOCUMENT_BORDER:
+            tags[number] = "O"
+        elif number in word_lines and number not in tags:
+            is_first_line = answer_row.row == 1 and number == word_lines[0]
+            is_header = is_first_line and {cell.casefold() for cell in cells} & conll.WORD_COLUMN_NAMES
+            tags[number] = COLUMN_NAME if is_header else NO_TAG
+    for number, tag in tags.items():
+        line, end = lines[number].rstrip("\r"), "\r" if lines[number].endswith("\r") else ""
+        lines[number] = f"{line}\t{tag}{end}" if "\t" in line else f"{line.rstrip(' ')} {tag}{end}"
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Answers as the bytes of Parquet or of JSON lines, a chunk of rows at a time."""
+"""Answers as bytes of Parquet or of JSON lines, some rows at a time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from heedful.tasks.answering import Answer
 Format = Literal["parquet", "jsonl", "csv", "conll"]
 ROW_GROUP_BYTES = 64_000_000  # bytes of a row group in memory
 LOCATION_TYPES = {"file": pa.string(), "row": pa.int64(), "line": pa.int64()}
-TEXT, NUMBER, WHOLE = pa.string(), pa.float64(), pa.int64()
+TEXT, FLOAT, INTEGER = pa.string(), pa.float64(), pa.int64()
 
 
 class AnswerRow(NamedTuple):
     """One row of the output."""
 
-    file: str
-    row: int
-    line: int
-    cells: dict[str, object] | None  # None: the row could not be read
-    answer: Answer | None
+    file: str  # name of the input file
+    row: int  # number of the row in the file, from 1
+    line: int  # first line of the row in the file, from 1
+    cells: dict[str, object] | None  # cells by column; None: the row could not be read
+    answer: Answer | None  # None: there is an error
     error: str | None
 
 
@@ -37,7 +37,12 @@ class AnswerRow(NamedTuple):
 
 
 def write_jsonl(chunks: Iterable[Sequence[AnswerRow]], *, inputs: bool) -> Iterator[bytes]:
-    """An object on each line."""
+    """Yield rows as JSON objects, one on each line.
+
+    Args:
+        chunks: The rows.
+        inputs: Whether the cells of the input are written, too.
+    """
     for chunk in chunks:
         yield b"".join(_line(row, inputs) for row in chunk)
 
@@ -50,9 +55,9 @@ def _line(row: AnswerRow, inputs: bool) -> bytes:
     record["error"] = row.error
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=jsonable)
-    except ValueError:  # an input that is not finite
+    except ValueError:  # a number in the input is not finite
         text = json.dumps(replace_nonfinite(record), ensure_ascii=False, allow_nan=False, default=jsonable)
-    return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair becomes \udxxx, as JSON writes it
+    return text.encode(errors="backslashreplace") + b"\n"  # an unpaired surrogate becomes \udxxx, its form in JSON
 
 
 def jsonable(value: object) -> str:
@@ -66,7 +71,7 @@ def jsonable(value: object) -> str:
 
 
 class _Sink:
-    """Takes what a writer writes until it is fetched."""
+    """A file object that collects the written bytes until they are fetched."""
 
     closed = False
 
@@ -89,39 +94,41 @@ class _Sink:
         pass
 
     def fetch(self) -> bytes:
+        """Return the bytes that were written since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
 
 def write_parquet(chunks: Iterable[Sequence[AnswerRow]], schema: pa.Schema) -> Iterator[bytes]:
-    """A file whose columns are the schema's."""
+    """Yield the bytes of a Parquet file with the columns of a schema; see `answer_schema`."""
     sink = _Sink()
     with ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
-        waiting: list[pa.RecordBatch] = []
+        row_group: list[pa.RecordBatch] = []
         for chunk in chunks:
-            waiting.append(record_batch(chunk, schema))
-            if sum(batch.nbytes for batch in waiting) > ROW_GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(waiting, schema))
-                waiting.clear()
+            row_group.append(record_batch(chunk, schema))
+            if sum(batch.nbytes for batch in row_group) > ROW_GROUP_BYTES:
+                writer.write_table(pa.Table.from_batches(row_group, schema))
+                row_group.clear()
                 yield sink.fetch()
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, schema))
+        if row_group:
+            writer.write_table(pa.Table.from_batches(row_group, schema))
     yield sink.fetch()
 
 
 def record_batch(chunk: Sequence[AnswerRow], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows as columns."""
+    """Return rows as an Arrow record batch."""
     return pa.RecordBatch.from_arrays([_column(field, chunk) for field in schema], schema=schema)
 
 
 def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
+    """Return the values of a column for rows: location, error, input cells or a field of the answers."""
     if field.name in (*LOCATION_TYPES, "error"):
         return _array([getattr(row, field.name) for row in chunk], field.type)
     if field.name != "input":
         return _array([None if row.answer is None else row.answer.get(field.name) for row in chunk], field.type)
     cells = [
         _array(
-            [None if row.cells is None else _fitting(row.cells.get(inner.name), inner.type) for row in chunk],
+            [None if row.cells is None else _cell_value(row.cells.get(inner.name), inner.type) for row in chunk],
             inner.type,
         )
         for inner in field.type
@@ -131,25 +138,27 @@ def _column(field: pa.Field, chunk: Sequence[AnswerRow]) -> pa.Array:
 
 
 def _array(values: list[object], kind: pa.DataType) -> pa.Array:
+    """Return values as an Arrow array of a type; unpaired surrogates are escaped, since UTF-8 has none."""
     try:
         return pa.array(values, kind)
-    except UnicodeEncodeError:  # half a surrogate pair
-        return pa.array([_whole(value) for value in values], kind)
+    except UnicodeEncodeError:
+        return pa.array([_escape_surrogates(value) for value in values], kind)
 
 
-def _whole(value: object) -> object:
+def _escape_surrogates(value: object) -> object:
+    """Return plain data with \\udxxx in place of unpaired surrogates."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
         case dict():
-            return {_whole(name): _whole(inner) for name, inner in value.items()}
+            return {_escape_surrogates(name): _escape_surrogates(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [_whole(inner) for inner in value]
+            return [_escape_surrogates(inner) for inner in value]
     return value
 
 
-def _fitting(value: object, kind: pa.DataType) -> object:
-    """The value itself, or where text is expected and it is none, as JSON."""
+def _cell_value(value: object, kind: pa.DataType) -> object:
+    """Return a cell of the input for a column of this type; in a text column other values are written as JSON."""
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
     return json.dumps(replace_nonfinite(value), ensure_ascii=False, allow_nan=False, default=jsonable)
@@ -158,61 +167,69 @@ def _fitting(value: object, kind: pa.DataType) -> object:
 # ---------------------------------------------------------------------------------------------------- schemas
 
 
-def answer_schema(engine: BundleEngine, several: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
-    """The columns of every part: the place, the input's columns, the answer's fields, and the error."""
+def answer_schema(engine: BundleEngine, files: Sequence[InputFile], *, inputs: bool) -> pa.Schema:
+    """Return the columns of every part: location, input columns, fields of the answers, and error.
+
+    Args:
+        engine: The engine that answers.
+        files: The input files.
+        inputs: Whether the cells of the input are written, too.
+    """
     fields = list(LOCATION_TYPES.items())
-    if inputs and (columns := input_arrow_types(several)):
+    if inputs and (columns := input_arrow_types(files)):
         fields.append(("input", pa.struct(list(columns.items()))))
-    roles = next((input_file.roles for input_file in several if input_file.table is not None), ())
+    roles = next((input_file.roles for input_file in files if input_file.table is not None), ())
     fields += answer_arrow_types(engine, pair=bool(PAIR_ROLES & {*roles})).items()
     return pa.schema([*fields, ("error", TEXT)])
 
 
-def input_arrow_types(several: Sequence[InputFile]) -> dict[str, pa.DataType]:
-    """Parquet's own types; of other files, and where files do not agree, text."""
+def input_arrow_types(files: Sequence[InputFile]) -> dict[str, pa.DataType]:
+    """Return the types of the input columns: those of Parquet files, else text; text, too, if files differ."""
     types: dict[str, pa.DataType] = {}
-    for input_file in several:
+    for input_file in files:
         if input_file.table is None:
             continue
-        own = (
-            {field.name: _kept(field.type) for field in read_schema(input_file.path)}
-            if input_file.file_format == "parquet"
-            else {}
-        )
-        for there, name in input_file.display_names.items():
-            kind = own.get(there, TEXT)
+        parquet_types: dict[str, pa.DataType] = {}
+        if input_file.file_format == "parquet":
+            parquet_types = {field.name: _lossless_type(field.type) for field in read_schema(input_file.path)}
+        for name_in_file, name in input_file.display_names.items():
+            kind = parquet_types.get(name_in_file, TEXT)
             types[name] = kind if types.get(name, kind) == kind else TEXT
     return types
 
 
-def _kept(kind: pa.DataType) -> pa.DataType:
-    """A type that values keep on their way through Python, or text."""
+def _lossless_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type if its values survive conversion to Python and back, and text otherwise."""
     if pa.types.is_dictionary(kind):
-        return _kept(kind.value_type)
+        return _lossless_type(kind.value_type)
     if pa.types.is_struct(kind):
-        inner = [(field.name, _kept(field.type)) for field in kind]
-        return (
-            pa.struct(inner)
-            if all(inner_kind == field.type for (_, inner_kind), field in zip(inner, kind, strict=True))
-            else TEXT
-        )
+        inner = [(field.name, _lossless_type(field.type)) for field in kind]
+        is_lossless = all(inner_kind == field.type for (_, inner_kind), field in zip(inner, kind, strict=True))
+        return pa.struct(inner) if is_lossless else TEXT
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return kind if _kept(kind.value_type) == kind.value_type else TEXT
-    plain = (pa.types.is_primitive, pa.types.is_string, pa.types.is_large_string, pa.types.is_decimal)
-    return kind if any(test(kind) for test in (*plain, pa.types.is_binary, pa.types.is_large_binary)) else TEXT
+        return kind if _lossless_type(kind.value_type) == kind.value_type else TEXT
+    lossless_tests = (
+        pa.types.is_primitive,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_decimal,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+    )
+    return kind if any(test(kind) for test in lossless_tests) else TEXT
 
 
 def answer_arrow_types(engine: BundleEngine, *, pair: bool) -> dict[str, pa.DataType]:
-    """The fields of an answer of this engine."""
-    types = {name: _arrow(kind) for name, kind in engine.columns(pairs=pair).items()}
-    return types if engine.max_length is None else types | {"truncated_tokens": WHOLE}
+    """Return the types of the fields of answers, by name; `pair`: whether inputs may be pairs of texts."""
+    types = {name: _arrow_type(kind) for name, kind in engine.columns(pairs=pair).items()}
+    return types if engine.max_length is None else types | {"truncated_tokens": INTEGER}
 
 
-def _arrow(kind: object) -> pa.DataType:
-    """Return the type of a field, see `Answerer.columns`."""
+def _arrow_type(kind: object) -> pa.DataType:
+    """Return the Arrow type of a field, see `AnswerHead.columns`."""
     if isinstance(kind, list):
-        return pa.list_(_arrow(kind[0]))
+        return pa.list_(_arrow_type(kind[0]))
     if isinstance(kind, dict):
-        return pa.struct([(name, _arrow(field_kind)) for name, field_kind in kind.items()])
+        return pa.struct([(name, _arrow_type(field_kind)) for name, field_kind in kind.items()])
     assert isinstance(kind, type)
-    return {str: TEXT, float: NUMBER, int: WHOLE, bool: pa.bool_(), np.float32: pa.float32()}[kind]
+    return {str: TEXT, float: FLOAT, int: INTEGER, bool: pa.bool_(), np.float32: pa.float32()}[kind]

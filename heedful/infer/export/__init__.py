@@ -1,4 +1,4 @@
-"""Export of encoders and decoders as ONNX files."""
+"""Export of an encoder or a decoder with its head as an ONNX file."""
 
 from heedful.infer.export.onnx_export import TOLERANCE as TOLERANCE
 from heedful.infer.export.onnx_export import Exported as Exported

@@ -1,10 +1,10 @@
-"""Export: an encoder or a decoder with its head as an ONNX file, written only where it computes the same.
+"""Export of an encoder or a decoder with its head as an ONNX file, which is written only if it computes the same.
 
-The graph is put together from ONNX operators by hand (see onnx_model.py) and not traced by torch.onnx: a tracer
-would need a padded twin of the packed modules, with its own plans for attention, to run through, while the operators
-are some thirty calls whose names are those of the formulas. So nothing private is used, names and shapes are ours to
-say, and `onnx` alone is needed. What this could get wrong is found by measuring: the file's bytes are run by
-onnxruntime on ragged batches, and compared with the packed model.
+The graph is built from ONNX operators in onnx_model.py, not traced by torch.onnx. Tracing would need a padded copy of
+the packed modules with their own attention, while the builder needs some thirty operators, named as in the formulas.
+It also needs no private API of PyTorch, chooses names and shapes itself, and depends on `onnx` only. Errors of the
+builder are found by comparison: onnxruntime runs the bytes of the file on batches of sequences with different lengths,
+and the outputs are compared with the packed model's.
 """
 
 from __future__ import annotations
@@ -34,50 +34,61 @@ from heedful.packed import Packed
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg
 
-TOLERANCE = 1e-4  # of the largest number of an output; float32 in another order of sums takes some 1e-6
-LENGTHS = ((17, 5, 1, 64), (300, 40))  # of sequences that are compared; the second batch is padded at the front
-MOST = 8192  # places in tables of waves, where neither the model nor its tokenizer has a limit
-LARGEST = 2**31 - 2**20  # bytes: a file of this kind is shorter than 2 GiB
-FILE = "model.onnx"  # in a folder
+# largest accepted difference, relative to the largest number of an output; another order of float32 sums makes 1e-6
+TOLERANCE = 1e-4
+LENGTHS = ((17, 5, 1, 64), (300, 40))  # tokens of the compared sequences; the second batch is padded on the left
+MAX_POSITIONS = 8192  # length of sinusoid tables if neither the model nor its tokenizer has a limit
+MAX_BYTES = 2**31 - 2**20  # an ONNX file without external data must be smaller than 2 GiB
+FILE = "model.onnx"  # name of the file in a folder
 
-Grid = Int[np.ndarray, "sequences places"]
+Grid = Int[np.ndarray, "sequences positions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """The exported file, and its largest difference from the model."""
+    """The exported file, and how far its outputs differ from the model's."""
 
     path: Path  # the .onnx file
     size: int  # bytes
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    max_length: int | None  # tokens of a text; None: any number
-    differences: Mapping[str, float]  # of each output, as a part of its largest number
+    inputs: tuple[str, ...]  # names
+    outputs: tuple[str, ...]  # names
+    max_length: int | None  # maximum tokens of a text; None: any number
+    differences: Mapping[str, float]  # largest difference by output, relative to the output's largest number
 
     @property
     def difference(self) -> float:
-        """The largest."""
+        """The largest of the differences."""
         return max(self.differences.values())
 
 
 def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) -> Exported:
-    """Write a graph that takes padded batches: one file if `output` ends with .onnx, or else a folder.
+    """Write a model as an ONNX graph for padded batches.
 
-    A folder has model.onnx, config.json and the tokenizer's files (and those of sentence-transformers). Where any
-    output differs by more than TOLERANCE from the packed model's, nothing is written.
+    Nothing is written if an output differs from the packed model's by more than TOLERANCE.
+
+    Args:
+        loaded: The model, in float32 on the CPU.
+        output: A file that ends with .onnx; otherwise a folder for model.onnx, config.json, the tokenizer's files and,
+            for sentence embeddings, those of sentence-transformers.
+        overwrite: Whether an existing file or folder may be replaced.
+
+    Raises:
+        HeedfulError: If the model cannot be exported, the graph computes something else, or it cannot be written.
     """
     output = Path(output)
     if loaded.early_stages:
         raise cascade_refusal(loaded.source, "exported")
-    _need("onnx")
-    _need("onnxruntime")
+    _require("onnx")
+    _require("onnxruntime")
     _check_free(output, overwrite)
     if {(parameter.dtype, parameter.device.type) for parameter in loaded.parameters()} != {(torch.float32, "cpu")}:
         raise HeedfulError(f"{loaded.source} is exported in float32 from the CPU: load it with dtype=torch.float32")
     limit = _limit(loaded.config.model, loaded.max_length)
     graph = build_graph(loaded, limit or 0)
-    if graph.size > LARGEST:
-        raise HeedfulError(f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {LARGEST:,}")
+    if graph.size > MAX_BYTES:
+        raise HeedfulError(
+            f"{loaded.source} has {graph.size:,} bytes of weights: an ONNX file has at most {MAX_BYTES:,}"
+        )
     config = write_config(loaded.config) | {"dtype": "float32"}
     data = graph.model(_notes(loaded, config, limit)).SerializeToString()
     training = loaded.training
@@ -86,18 +97,19 @@ def export(loaded: ModelBundle, output: str | Path, *, overwrite: bool = False) 
         differences = _differences(loaded, data, graph.outputs, limit)
     finally:
         loaded.train(training)
-    if wrong := {name: part for name, part in differences.items() if not part <= TOLERANCE}:
-        parts = ", ".join(f"{name} by {part:.1e}" for name, part in wrong.items())
+    if too_large := {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}:
+        listed = ", ".join(f"{name} by {difference:.1e}" for name, difference in too_large.items())
         raise HeedfulError(
-            f"the graph of {loaded.source} does not compute what the model does: {parts} of the largest number, and at "
-            f"most {TOLERANCE:.0e} passes. Nothing was written; this is a fault of Heedful: report it with config.json"
+            f"the graph of {loaded.source} does not compute what the model does: {listed} of the largest number, and "
+            f"{TOLERANCE:.0e} is allowed. Nothing was written; this is a fault of Heedful: report it with config.json"
         )
     path = _write(output, data, loaded, config, overwrite)
     names = {"inputs": tuple(graph.inputs), "outputs": tuple(graph.outputs)}
     return Exported(path=path, size=len(data), max_length=limit, differences=differences, **names)
 
 
-def _need(package: str) -> None:
+def _require(package: str) -> None:
+    """Raise a HeedfulError if a package is not installed."""
     try:
         import_module(package)
     except ModuleNotFoundError as error:
@@ -105,6 +117,7 @@ def _need(package: str) -> None:
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
+    """Raise a HeedfulError if the path exists and may not be replaced, or if model weights would be lost."""
     if overwrite and out.is_dir() and (weights := sorted(out.glob("*.safetensors")) + sorted(out.glob("*.bin"))):
         raise HeedfulError(
             f"{out} holds a model's weights ({weights[0].name}), which would be lost: give another folder, or "
@@ -119,15 +132,18 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _limit(model: c.ModelConfig, limit: int | None) -> int | None:
-    """How many tokens the graph takes at once."""
+    """Return the maximum tokens of a text for the graph, None: any number.
+
+    A model without a limit has one in the graph if its positions are in a table: sinusoids, rotary or disentangled.
+    """
     stack = model.encoder or model.decoder
     relation = stack.relation if stack else None
-    waves = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary | c.Disentangled)
-    return MOST if limit is None and waves else limit
+    needs_table = isinstance(model.embedding.positions, c.Sinusoidal) or isinstance(relation, c.Rotary | c.Disentangled)
+    return MAX_POSITIONS if limit is None and needs_table else limit
 
 
 def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None) -> dict[str, str]:
-    """Return the metadata of the file as texts; lists and objects as JSON."""
+    """Return the metadata of the file as texts; lists and objects are written as JSON."""
     head = loaded.config.head
     notes: dict[str, object] = {"head": head.kind if head else "none", "max_length": limit, "config": config}
     if isinstance(head, c.Classes | c.TokenClasses):
@@ -138,8 +154,11 @@ def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None)
         notes["thresholds"] = loaded.thresholds
     if loaded.tokenizer is not None:
         notes["tokenizer"] = loaded.tokenizer.fingerprint
-    present = {name: value for name, value in notes.items() if value is not None}
-    return {n: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for n, v in present.items()}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in notes.items()
+        if value is not None
+    }
 
 
 # -- the comparison -------------------------------------------------------------------------------------------
@@ -148,31 +167,30 @@ def _notes(loaded: ModelBundle, config: Mapping[str, object], limit: int | None)
 def _differences(
     loaded: ModelBundle, data: bytes, outputs: Mapping[str, Output], limit: int | None
 ) -> dict[str, float]:
-    """The largest difference of each output from the packed model's, as a part of the latter's largest number."""
+    """Return the largest difference of each output from the packed model's, relative to the latter's largest number."""
     session = _session(data)
     generator = np.random.default_rng(0)
-    worst = dict.fromkeys(outputs, 0.0)
+    largest = dict.fromkeys(outputs, 0.0)
     for number, lengths in enumerate(LENGTHS):
-        shown = _shown(lengths, limit, front=number == 1)
+        mask = _attention_mask(lengths, limit, pad_left=number == 1)
         embedding = loaded.config.model.embedding
-        tokens = generator.integers(embedding.vocabulary, size=shown.shape)
-        types = generator.integers(max(embedding.types, 1), size=shown.shape)
-        feeds = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (tokens, shown, types), strict=True))
-        results = session.run(
-            list(outputs),
-            {input_value.name: _as(input_value, feeds[input_value.name]) for input_value in session.get_inputs()},
-        )
-        for (name, (_, shape)), exported, packed in zip(
-            outputs.items(), results, _packed(loaded, tokens, types, shown), strict=True
-        ):
+        tokens = generator.integers(embedding.vocabulary, size=mask.shape)
+        types = generator.integers(max(embedding.types, 1), size=mask.shape)
+        arrays = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
+        feeds = {node.name: _shaped_for(node, arrays[node.name]) for node in session.get_inputs()}
+        exported_outputs = session.run(list(outputs), feeds)
+        packed_outputs = _packed_outputs(loaded, tokens, types, mask)
+        for (name, output), exported, packed in zip(outputs.items(), exported_outputs, packed_outputs, strict=True):
             expected = packed.numpy()
-            same = (exported[shown] if SEQUENCE in shape else exported).reshape(expected.shape)
+            without_padding = exported[mask] if SEQUENCE in output.shape else exported
             scale = max(float(np.abs(expected).max()), float(np.finfo(np.float32).tiny))
-            worst[name] = float(np.maximum(worst[name], np.abs(same - expected).max() / scale))  # NaN stays
-    return worst
+            difference = np.abs(without_padding.reshape(expected.shape) - expected).max() / scale
+            largest[name] = float(np.maximum(largest[name], difference))  # unlike max(), it keeps a NaN
+    return largest
 
 
 def _session(data: bytes) -> InferenceSession:
+    """Return an onnxruntime session for the bytes of a file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -181,38 +199,42 @@ def _session(data: bytes) -> InferenceSession:
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def _shown(lengths: tuple[int, ...], limit: int | None, *, front: bool) -> Bool[np.ndarray, "sequences places"]:
-    """Which places of a padded batch hold tokens."""
-    cut = np.array([min(length, limit or length) for length in lengths])
-    shown: Bool[np.ndarray, "sequences places"] = np.arange(cut.max()) < cut[:, None]
-    return shown[:, ::-1] if front else shown
+def _attention_mask(
+    lengths: tuple[int, ...], limit: int | None, *, pad_left: bool
+) -> Bool[np.ndarray, "sequences positions"]:
+    """Return which positions of a padded batch hold tokens; lengths are cut to the limit."""
+    cut_lengths = np.array([min(length, limit or length) for length in lengths])
+    mask: Bool[np.ndarray, "sequences positions"] = np.arange(cut_lengths.max()) < cut_lengths[:, None]
+    return mask[:, ::-1] if pad_left else mask
 
 
-def _as(wanted: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
-    """A grid as this input takes it: two candidates for each question, where it has candidates."""
+def _shaped_for(node: NodeArg, grid: Bool[np.ndarray, ...] | Int[np.ndarray, ...]) -> Int[np.ndarray, ...]:
+    """Return an array as an input of the graph takes it: multiple-choice models get two candidates per question."""
     numbers = grid.astype(np.int64)
-    return numbers.reshape(-1, 2, numbers.shape[-1]) if len(wanted.shape) == 3 else numbers
+    return numbers.reshape(-1, 2, numbers.shape[-1]) if len(node.shape) == 3 else numbers
 
 
-def _packed(
-    loaded: ModelBundle, tokens: Grid, types: Grid, shown: Bool[np.ndarray, "sequences places"]
+def _packed_outputs(
+    loaded: ModelBundle, tokens: Grid, types: Grid, mask: Bool[np.ndarray, "sequences positions"]
 ) -> list[Tensor]:
-    """Yield the outputs of the packed model for the tokens, one after the other."""
-    ids, kinds = ([row[there].tolist() for row, there in zip(grid, shown, strict=True)] for grid in (tokens, types))
-    batch, head = Packed.of(ids, kinds), loaded.config.head
+    """Return the outputs of the packed model for the tokens, in the order of the graph's outputs."""
+    ids = [row[row_mask].tolist() for row, row_mask in zip(tokens, mask, strict=True)]
+    type_ids = [row[row_mask].tolist() for row, row_mask in zip(types, mask, strict=True)]
+    batch, head = Packed.of(ids, type_ids), loaded.config.head
     with torch.inference_mode():
         rows = loaded.hidden_states(batch)
         scores = [] if loaded.head is None else loaded.head(rows, batch)
-    several = [scores] if isinstance(scores, Tensor) else list(scores)
+    head_outputs = [scores] if isinstance(scores, Tensor) else list(scores)
     if isinstance(head, c.SpanScores):
-        return list(several[0].unbind(-1))
-    return [rows, *several] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else several
+        return list(head_outputs[0].unbind(-1))
+    return [rows, *head_outputs] if isinstance(head, c.Pooled | c.SentenceEmbedding | None) else head_outputs
 
 
 # -- writing --------------------------------------------------------------------------------------------------
 
 
 def _write(out: Path, data: bytes, loaded: ModelBundle, config: Mapping[str, object], overwrite: bool) -> Path:
+    """Write the file, or the folder with all its files, and return the path of the ONNX file."""
     try:
         if out.suffix == ".onnx":
             make_folder(out.absolute().parent)

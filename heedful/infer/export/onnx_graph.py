@@ -1,4 +1,4 @@
-"""Graphs of ONNX operators: how they are put together, and the layers that rows go through one by one."""
+"""Graphs of ONNX operators: a builder, and the layers that compute each token by itself."""
 
 from __future__ import annotations
 
@@ -16,80 +16,91 @@ from heedful.nn.layers import Mlp
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-OPSET, IR = 17, 8  # the first with LayerNormalization, and the version of the file that came with it (2022)
-FLOAT, INT64, BOOL = 1, 7, 9  # how ONNX numbers types
+OPSET, IR = 17, 8  # the first opset with LayerNormalization, and the file format version that came with it (2022)
+FLOAT, INT64, BOOL = 1, 7, 9  # ONNX's numbers of types (TensorProto.DataType)
 
 Operand = str | int | float | Sequence[int] | Shaped[np.ndarray, "..."]  # the name of a value, or a constant
 Attribute = int | float | str | Sequence[int]  # of an operator
-Shape = tuple[str | int, ...]
+Shape = tuple[str | int, ...]  # sizes; a name is a size that varies
 
 
 class Node(NamedTuple):
-    """An operator and what it takes."""
+    """An operator with its inputs."""
 
-    kind: str
-    inputs: tuple[str, ...]
-    outputs: int
+    kind: str  # name of the operator
+    inputs: tuple[str, ...]  # names of values
+    outputs: int  # number of outputs
     attributes: tuple[tuple[str, Any], ...]
 
 
 class Output(NamedTuple):
-    """A value that comes out, and its shape."""
+    """An output of the graph."""
 
-    value: str
+    value: str  # name of the value
     shape: Shape
 
 
 class Graph:
-    """Operators and tensors, in order; what is asked for twice is there once."""
+    """A graph of ONNX operators and tensors that grows operator by operator.
+
+    Values are strings, their names. An operator with the same inputs, and a constant, is in the graph once.
+
+    Attributes:
+        inputs: Shapes of the inputs by name; all inputs are int64.
+        outputs: The outputs by name.
+        nodes: The operators in order, with the names of their outputs.
+        tensors: Weights and constants by name.
+    """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self.inputs: dict[str, Shape] = {}  # all of them whole numbers
+        """`names` are the names of the model's parameters, by id()."""
+        self.inputs: dict[str, Shape] = {}
         self.outputs: dict[str, Output] = {}
-        self.nodes: dict[Node, tuple[str, ...]] = {}  # with the names of what comes out
+        self.nodes: dict[Node, tuple[str, ...]] = {}
         self.tensors: dict[str, Shaped[np.ndarray, ...]] = {}
-        self._names = names  # of parameters, by id
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._names = names
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}  # names by dtype, shape and bytes
 
     def op(self, kind: str, *operands: Operand, **attributes: Attribute) -> str:
-        """The output of an operator; numbers and lists become constants."""
+        """Add an operator with one output, and return the output; numbers and arrays become constants."""
         return self._add(Node(kind, tuple(map(self._name, operands)), 1, tuple(attributes.items())))[0]
 
     def split(self, x: str, *sizes: int) -> tuple[str, ...]:
-        """Parts of the last dimension, of these sizes; a single number is a count of equal parts."""
+        """Split the last dimension into parts of these sizes; a single number is the number of equal parts."""
         if len(sizes) == 1:
             return self._add(Node("Split", (x,), sizes[0], (("axis", -1),)))
         return self._add(Node("Split", (x, self._name(sizes)), len(sizes), (("axis", -1),)))
 
-    def weight(self, parameter: Tensor, *, turned: bool = False) -> str:
-        """A parameter, or its transpose, which is an operator where the parameter itself is there already (tied)."""
+    def weight(self, parameter: Tensor, *, transposed: bool = False) -> str:
+        """Return a parameter, or its transpose.
+
+        The transpose is stored; if the parameter itself is stored already (tied weights), it is an operator.
+        """
         if id(parameter) not in self._names:
-            raise HeedfulError(
-                "this model was made ready to answer: give what heedful.load gives, and not an engine's model"
-            )
+            raise HeedfulError("this model belongs to an engine, which changed its layers: export one of heedful.load")
         name = self._names[id(parameter)]
-        if turned and name in self.tensors:
+        if transposed and name in self.tensors:
             return self.op("Transpose", name, perm=(1, 0))
-        key = f"{name}.turned" if turned else name
+        key = f"{name}.transposed" if transposed else name
         if key not in self.tensors:
             values = parameter.detach().numpy()
-            self.tensors[key] = np.ascontiguousarray(values.T) if turned else values
+            self.tensors[key] = np.ascontiguousarray(values.T) if transposed else values
         return key
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """The bytes of all tensors."""
         return sum(array.nbytes for array in self.tensors.values())
 
     def model(self, notes: Mapping[str, str]) -> ModelProto:
-        """The whole as onnx has it, with notes in its metadata."""
+        """Return the graph as an ONNX model, with notes in its metadata."""
         from onnx import TensorProto, checker, helper, numpy_helper
 
         from heedful._version import __version__
 
         nodes = [
-            helper.make_node(node.kind, node.inputs, several, several[0], **dict(node.attributes))
-            for node, several in self.nodes.items()
+            helper.make_node(node.kind, node.inputs, names, names[0], **dict(node.attributes))
+            for node, names in self.nodes.items()
         ]
         nodes += [helper.make_node("Identity", [output.value], [name], name) for name, output in self.outputs.items()]
         graph = helper.make_graph(
@@ -114,13 +125,15 @@ class Graph:
         return model
 
     def _add(self, node: Node) -> tuple[str, ...]:
+        """Add an operator unless an equal one is there, and return the names of its outputs."""
         if node not in self.nodes:
             name = f"{node.kind}_{len(self.nodes)}"
-            several = tuple(f"{name}_{number}" for number in range(node.outputs))
-            self.nodes[node] = (name,) if node.outputs == 1 else several
+            numbered = tuple(f"{name}_{number}" for number in range(node.outputs))
+            self.nodes[node] = (name,) if node.outputs == 1 else numbered
         return self.nodes[node]
 
     def _name(self, operand: Operand) -> str:
+        """Return the name of a value; a number or an array is added as a constant."""
         if isinstance(operand, str):
             return operand
         array = operand if isinstance(operand, np.ndarray) else _constant(operand)
@@ -139,13 +152,13 @@ def _constant(value: int | float | Sequence[int]) -> Shaped[np.ndarray, ...]:
 
 
 def add_linear(g: Graph, layer: nn.Linear, x: str) -> str:
-    """W x + b."""
-    y = g.op("MatMul", x, g.weight(layer.weight, turned=True))
+    """Add a linear layer, W x + b."""
+    y = g.op("MatMul", x, g.weight(layer.weight, transposed=True))
     return y if layer.bias is None else g.op("Add", y, g.weight(layer.bias))
 
 
-def norm(g: Graph, layer: nn.Module, x: str) -> str:
-    """Either norm, or none."""
+def add_norm_layer(g: Graph, layer: nn.Module, x: str) -> str:
+    """Add a LayerNorm or an RMSNorm; an Identity returns x."""
     if isinstance(layer, nn.LayerNorm):
         affine = [g.weight(parameter) for parameter in (layer.weight, layer.bias) if parameter is not None]
         return g.op("LayerNormalization", x, *affine, axis=-1, epsilon=layer.eps)
@@ -157,8 +170,8 @@ def norm(g: Graph, layer: nn.Module, x: str) -> str:
     return x
 
 
-def activate(g: Graph, name: str, x: str) -> str:
-    """The activation of that name, as in nn/layers.py."""
+def add_activation(g: Graph, name: str, x: str) -> str:
+    """Add the activation of this name, as in nn/layers.py."""
     match name:
         case "relu":
             return g.op("Relu", x)
@@ -166,7 +179,7 @@ def activate(g: Graph, name: str, x: str) -> str:
             return g.op("Tanh", x)
         case "silu":
             return g.op("Mul", x, g.op("Sigmoid", x))
-        case "gelu":  # in the order in which runtimes know it again, and take a faster operator for all of it
+        case "gelu":  # operators in the order that runtimes recognize, and replace by one faster operator
             twice_phi = g.op("Add", g.op("Erf", g.op("Div", x, math.sqrt(2))), 1.0)
         case "gelu_tanh":
             cube = g.op("Mul", g.op("Mul", g.op("Mul", x, x), x), 0.044715)
@@ -176,12 +189,12 @@ def activate(g: Graph, name: str, x: str) -> str:
     return g.op("Mul", g.op("Mul", x, twice_phi), 0.5)
 
 
-def mlp(g: Graph, part: Mlp, x: str, activation: str) -> str:
-    """The MLP, gated or not."""
-    inner = add_linear(g, part.up, x)
-    if part.gated:
+def add_mlp(g: Graph, layer: Mlp, x: str, activation: str) -> str:
+    """Add an MLP, gated or not."""
+    inner = add_linear(g, layer.up, x)
+    if layer.gated:
         gate, inner = g.split(inner, 2)
-        inner = g.op("Mul", activate(g, activation, gate), inner)
+        inner = g.op("Mul", add_activation(g, activation, gate), inner)
     else:
-        inner = activate(g, activation, inner)
-    return add_linear(g, part.down, inner)
+        inner = add_activation(g, activation, inner)
+    return add_linear(g, layer.down, inner)

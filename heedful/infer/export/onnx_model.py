@@ -17,7 +17,17 @@ from torch import nn
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
-from heedful.infer.export.onnx_graph import BOOL, FLOAT, INT64, Graph, Output, activate, add_linear, mlp, norm
+from heedful.infer.export.onnx_graph import (
+    BOOL,
+    FLOAT,
+    INT64,
+    Graph,
+    Output,
+    add_activation,
+    add_linear,
+    add_mlp,
+    add_norm_layer,
+)
 from heedful.model import config as c
 from heedful.model import heads as h
 from heedful.model.embedding import EmbeddingLayer
@@ -33,109 +43,125 @@ from heedful.nn.positions import (
 )
 
 BATCH, CHOICES, SEQUENCE = "batch_size", "num_choices", "sequence_length"
-HIDDEN = -3e4  # added to the scores of hidden keys: exp of it is 0, and float16 holds it, should the graph become that
-LEAST = float(np.finfo(np.float32).min)
-WRITING = (c.NextToken, c.NextTokenAndChoice, c.PermutedTokens)
+MASKED_SCORE = -3e4  # added to the scores of masked keys: its exp is 0, and it fits float16 if the graph is converted
+MIN_FLOAT = float(np.finfo(np.float32).min)
+GENERATIVE_HEADS = (c.NextToken, c.NextTokenAndChoice, c.PermutedTokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchInputs:
-    """The batch that comes in, as values of the graph."""
+    """A padded batch, as names of values in the graph."""
 
-    tokens: str  # [batch, sequence]
-    seen: str  # the same shape: which of them are there
-    types: str | None  # None: all are of type 0
-    most: int  # places that tables of waves have
+    tokens: str  # token ids, [batch, sequence]
+    mask: str  # whether a position holds a token, [batch, sequence]
+    types: str | None  # token type ids, [batch, sequence]; None: all are 0
+    max_positions: int  # length of tables of positions
 
 
-def build_graph(loaded: ModelBundle, most: int) -> Graph:
-    """From input_ids, attention_mask and, where the model tells types apart, token_type_ids to what the head says.
+def build_graph(loaded: ModelBundle, max_positions: int) -> Graph:
+    """Return the graph of a model.
 
-    Tables of waves have `most` places. What has no such graph is refused.
+    Its inputs are input_ids, attention_mask and, if the model has token types, token_type_ids; its outputs are those of
+    the head, see `add_head`.
+
+    Args:
+        loaded: The model.
+        max_positions: Length of tables of positions, and so the maximum tokens of a text; 0: there are no tables.
+
+    Raises:
+        HeedfulError: If the model cannot be exported.
     """
-    _check(loaded)
+    _check_exportable(loaded)
     g = Graph({id(parameter): name for name, parameter in loaded.named_tensors().items()})
-    choice = isinstance(loaded.config.head, c.Choice)
+    has_choices = isinstance(loaded.config.head, c.Choice)
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (loaded.config.model.embedding.types > 1)
-    g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if choice else (BATCH, SEQUENCE))
-    inputs = [_lines(g, name) for name in names] if choice else names
-    seen = g.op("Cast", inputs[1], to=BOOL)
-    feed = BatchInputs(tokens=inputs[0], seen=seen, types=inputs[2] if inputs[2:] else None, most=most)
-    only = loaded.model.encoder or loaded.model.decoder
-    assert only is not None
-    rows = stack(g, only, embedding(g, loaded.model.embedding, feed), feed)
-    g.outputs = head(g, loaded, rows, feed)
+    g.inputs = dict.fromkeys(names, (BATCH, CHOICES, SEQUENCE) if has_choices else (BATCH, SEQUENCE))
+    inputs = [_flatten_choices(g, name) for name in names] if has_choices else names
+    batch = BatchInputs(
+        tokens=inputs[0],
+        mask=g.op("Cast", inputs[1], to=BOOL),
+        types=inputs[2] if inputs[2:] else None,
+        max_positions=max_positions,
+    )
+    stack = loaded.model.encoder or loaded.model.decoder
+    assert stack is not None
+    rows = add_stack(g, stack, add_embedding(g, loaded.model.embedding, batch), batch)
+    g.outputs = add_head(g, loaded, rows, batch)
     return g
 
 
-def _check(loaded: ModelBundle) -> None:
-    model, kind = loaded.config.model, loaded.config.head
+def _check_exportable(loaded: ModelBundle) -> None:
+    """Raise a HeedfulError if a model is more than one stack of blocks with a head that can be exported."""
+    model, head = loaded.config.model, loaded.config.head
     entries = FAMILIES[loaded.config.family].heads.values()
-    wrong, without = "", [entry.kind for entry in entries if entry.encoder_only]
+    reason = ""
     if type(loaded.model) is not Transformer:
-        wrong = "is not a Transformer alone"
+        reason = "is not a Transformer alone"
     elif model.encoder is not None and model.decoder is not None:
-        wrong = "has a decoder beside its encoder"
-        if without:
-            wrong += f" (without it, if the folder holds the head: load it with head= one of {', '.join(without)})"
+        reason = "has a decoder beside its encoder"
+        if encoder_heads := [entry.kind for entry in entries if entry.encoder_only]:
+            reason += (
+                f" (without it, if the folder holds the head: load it with head= one of {', '.join(encoder_heads)})"
+            )
     elif isinstance((model.encoder or model.decoder).relation, c.TransformerXl):  # type: ignore[union-attr]
-        wrong = "is made for two streams of rows"
-    elif isinstance(kind, WRITING):
-        wrong = f'has a "{kind.kind}" head'
-    if wrong:
+        reason = "is made for two streams of rows"
+    elif isinstance(head, GENERATIVE_HEADS):
+        reason = f'has a "{head.kind}" head'
+    if reason:
         raise HeedfulError(
-            f"{loaded.source} ({loaded.config.family}) {wrong}: what can be exported is one stack of blocks, alone or "
+            f"{loaded.source} ({loaded.config.family}) {reason}: what can be exported is one stack of blocks, alone or "
             "with a head: classes, tokens, span, choice, embedding, pooled, next, masked, pretraining or replaced"
         )
 
 
-def _lines(g: Graph, name: str) -> str:
-    """The candidates of all questions one below another."""
+def _flatten_choices(g: Graph, name: str) -> str:
+    """Reshape an input [batch, choices, sequence] to [batch * choices, sequence]."""
     length = g.op("Gather", g.op("Shape", name), [2])
     return g.op("Reshape", name, g.op("Concat", [-1], length, axis=0))
 
 
-# -- places ---------------------------------------------------------------------------------------------------
+# -- positions ------------------------------------------------------------------------------------------------
 
 
-def positions(g: Graph, feed: BatchInputs) -> str:
-    """From 0 in each sequence, [batch, sequence]."""
-    count = g.op("CumSum", g.op("Cast", feed.seen, to=INT64), 1)
+def add_position_ids(g: Graph, batch: BatchInputs) -> str:
+    """Add the positions of tokens, counted from 0 among the unmasked tokens of each sequence, [batch, sequence]."""
+    count = g.op("CumSum", g.op("Cast", batch.mask, to=INT64), 1)
     return g.op("Max", g.op("Sub", count, 1), 0)
 
 
-def gaps(g: Graph, feed: BatchInputs) -> str:
-    """Key place minus query place, [sequence, sequence]."""
-    place = g.op("Range", 0, g.op("Gather", g.op("Shape", feed.tokens), 1), 1)
-    return g.op("Sub", g.op("Unsqueeze", place, [0]), g.op("Unsqueeze", place, [1]))
+def add_relative_positions(g: Graph, batch: BatchInputs) -> str:
+    """Add the position of each key minus that of each query, [sequence, sequence]."""
+    position = g.op("Range", 0, g.op("Gather", g.op("Shape", batch.tokens), 1), 1)
+    return g.op("Sub", g.op("Unsqueeze", position, [0]), g.op("Unsqueeze", position, [1]))
 
 
-def distances(g: Graph, feed: BatchInputs, reach: int) -> str:
-    """Return the relative positions as rows of a table over -reach to reach."""
-    return g.op("Add", g.op("Clip", gaps(g, feed), -reach, reach), reach)
+def add_distance_indices(g: Graph, batch: BatchInputs, reach: int) -> str:
+    """Add the relative positions as indices of a table for -reach to reach, [sequence, sequence]."""
+    return g.op("Add", g.op("Clip", add_relative_positions(g, batch), -reach, reach), reach)
 
 
-def embedding(g: Graph, part: EmbeddingLayer, feed: BatchInputs) -> str:
-    """Tokens, positions and types, joined, normalised, projected."""
-    config = part.config
-    x = g.op("Gather", g.weight(part.tokens.weight), feed.tokens)
+def add_embedding(g: Graph, layer: EmbeddingLayer, batch: BatchInputs) -> str:
+    """Add the embeddings of tokens, positions and types, [batch, sequence, width], with norm and projection."""
+    config = layer.config
+    x = g.op("Gather", g.weight(layer.tokens.weight), batch.tokens)
     if config.scale != 1.0:
         x = g.op("Mul", x, config.scale)
-    place = ""
+    position = ""
     match config.positions:
         case c.Learned(offset=offset):
-            place = g.op("Gather", g.weight(part.positions.weight), g.op("Add", positions(g, feed), offset))
+            table = g.weight(layer.positions.weight)
+            position = g.op("Gather", table, g.op("Add", add_position_ids(g, batch), offset))
         case c.Sinusoidal(layout=layout, base=base, offset=offset, width=width):
-            steps = torch.arange(offset, offset + feed.most)
-            waves = sinusoid(steps, width or config.width, layout, base).float().numpy()
-            place = g.op("Gather", waves, positions(g, feed))
+            steps = torch.arange(offset, offset + batch.max_positions)
+            sinusoids = sinusoid(steps, width or config.width, layout, base).float().numpy()
+            position = g.op("Gather", sinusoids, add_position_ids(g, batch))
     if config.positions is not None:
-        joined = config.positions.join == "concatenate"
-        x = g.op("Concat", x, place, axis=-1) if joined else g.op("Add", x, place)
+        concatenates = config.positions.join == "concatenate"
+        x = g.op("Concat", x, position, axis=-1) if concatenates else g.op("Add", x, position)
     if config.types:
-        x = g.op("Add", x, g.op("Gather", g.weight(part.types.weight), 0 if feed.types is None else feed.types))
-    x = norm(g, part.norm, x)
-    return add_linear(g, part.project, x) if isinstance(part.project, nn.Linear) else x
+        x = g.op("Add", x, g.op("Gather", g.weight(layer.types.weight), 0 if batch.types is None else batch.types))
+    x = add_norm_layer(g, layer.norm, x)
+    return add_linear(g, layer.project, x) if isinstance(layer.project, nn.Linear) else x
 
 
 # -- the stack ------------------------------------------------------------------------------------------------
@@ -143,134 +169,155 @@ def embedding(g: Graph, part: EmbeddingLayer, feed: BatchInputs) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionInputs:
-    """How places enter the layers with one window."""
+    """The values that depend on positions, for all layers with the same window."""
 
     bias: str  # added to the scores, [batch, heads or 1, sequence or 1, sequence]
-    waves: tuple[str, ...]  # sines and cosines that turn q and k, [batch, 1, sequence, head width / 2]
-    distances: str  # rows of a table of vectors
-    vectors: torch.Tensor | None = None  # of the distances, which each layer projects by its own matrices
+    rotations: tuple[str, ...]  # sines and cosines for q and k, [batch, 1, sequence, head width / 2]; (): no rotary
+    distance_indices: str  # indices of distances in a table, [sequence, sequence]; "": there is no table
+    distance_vectors: torch.Tensor | None = None  # table of disentangled attention, which each layer projects
 
 
-def stack(g: Graph, part: Stack, x: str, feed: BatchInputs) -> str:
-    """All blocks, as often as they are used, and the final norm."""
-    config = part.config
-    sights: dict[int | None, PositionInputs] = {}
+def add_stack(g: Graph, stack: Stack, x: str, batch: BatchInputs) -> str:
+    """Add all blocks, repeated as often as they are shared, and the final norm."""
+    config = stack.config
+    positions_by_window: dict[int | None, PositionInputs] = {}
     for layer in range(config.layers):
-        number = layer * len(part.blocks) // config.layers
+        number = layer * len(stack.blocks) // config.layers
         window = config.window_of(layer)
-        if window not in sights:
-            sights[window] = _sight(g, part, window, feed)
-        block = part.blocks[number]
+        if window not in positions_by_window:
+            positions_by_window[window] = _position_inputs(g, stack, window, batch)
+        block = stack.blocks[number]
         assert isinstance(block, Block)
-        relation = part.relations[number] if isinstance(config.relation, c.Shaw) else None
-        assert isinstance(relation, ShawPosition | None)
-        x = _block(g, block, x, sights[window], relation, config)
-    return norm(g, part.norm, x)
+        shaw = stack.relations[number] if isinstance(config.relation, c.Shaw) else None
+        assert isinstance(shaw, ShawPosition | None)
+        x = _add_block(g, block, x, positions_by_window[window], shaw, config)
+    return add_norm_layer(g, stack.norm, x)
 
 
-def _sight(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> PositionInputs:
-    waves: tuple[str, ...] = ()
-    match part.config.relation:
+def _position_inputs(g: Graph, stack: Stack, window: int | None, batch: BatchInputs) -> PositionInputs:
+    """Add the values that depend on positions, for layers with this window.
+
+    Raises:
+        HeedfulError: If the rotations depend on the length of the text.
+    """
+    rotations: tuple[str, ...] = ()
+    match stack.config.relation:
         case c.Rotary():
-            rotary = part.relations[0 if window is None else len(part.relations) - 1]
+            rotary = stack.relations[0 if window is None else len(stack.relations) - 1]
             assert isinstance(rotary, RotaryPosition)
             if rotary.by_length is not None:
                 raise HeedfulError(
                     "rotations that depend on a text's length (dynamic NTK, LongRoPE) cannot be exported"
                 )
-            angles = torch.arange(feed.most)[:, None] * rotary.frequencies()
+            angles = torch.arange(batch.max_positions)[:, None] * rotary.frequencies()
             table = (torch.cat([angles.sin(), angles.cos()], -1) * rotary.magnitude).float().numpy()
-            waves = g.split(g.op("Unsqueeze", g.op("Gather", table, positions(g, feed)), [1]), 2)
+            rotations = g.split(g.op("Unsqueeze", g.op("Gather", table, add_position_ids(g, batch)), [1]), 2)
         case c.Disentangled():
-            relation = part.relations[0]
+            relation = stack.relations[0]
             assert isinstance(relation, DisentangledPosition)
-            vectors = relation.norm(relation.table.weight)
-            steps = torch.arange(feed.most - 1, -feed.most, -1)  # query minus key, for key minus query in order
-            rows = relation.rows(steps).numpy()
-            number = g.op("Gather", rows, distances(g, feed, feed.most - 1))
-            return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=number, vectors=vectors)
+            # key minus query from its smallest value; the relation counts query minus key
+            query_minus_key = torch.arange(batch.max_positions - 1, -batch.max_positions, -1)
+            table_rows = relation.rows(query_minus_key).numpy()
+            distances = add_distance_indices(g, batch, batch.max_positions - 1)
+            return PositionInputs(
+                distance_indices=g.op("Gather", table_rows, distances),
+                bias=_add_bias(g, stack, window, batch),
+                rotations=(),
+                distance_vectors=relation.norm(relation.table.weight),
+            )
         case c.Shaw(reach=reach):
-            return PositionInputs(bias=_bias(g, part, window, feed), waves=(), distances=distances(g, feed, reach))
-    return PositionInputs(bias=_bias(g, part, window, feed), waves=waves, distances="")
+            bias = _add_bias(g, stack, window, batch)
+            return PositionInputs(bias=bias, rotations=(), distance_indices=add_distance_indices(g, batch, reach))
+    return PositionInputs(bias=_add_bias(g, stack, window, batch), rotations=rotations, distance_indices="")
 
 
-def _bias(g: Graph, part: Stack, window: int | None, feed: BatchInputs) -> str:
-    config = part.config
-    seen = g.op("Unsqueeze", feed.seen, [1, 2])
+def _add_bias(g: Graph, stack: Stack, window: int | None, batch: BatchInputs) -> str:
+    """Add what is added to attention scores: MASKED_SCORE for masked keys, and the bias of distance buckets."""
+    config = stack.config
+    visible = g.op("Unsqueeze", batch.mask, [1, 2])
     if config.causal:
-        seen = g.op("And", seen, g.op("LessOrEqual", gaps(g, feed), 0))
+        visible = g.op("And", visible, g.op("LessOrEqual", add_relative_positions(g, batch), 0))
     if window is not None:
-        seen = g.op("And", seen, g.op("LessOrEqual", g.op("Abs", gaps(g, feed)), window))
-    bias = g.op("Where", seen, 0.0, HIDDEN)
+        distance = g.op("Abs", add_relative_positions(g, batch))
+        visible = g.op("And", visible, g.op("LessOrEqual", distance, window))
+    bias = g.op("Where", visible, 0.0, MASKED_SCORE)
     if isinstance(config.relation, c.Buckets):
-        relation, reach = part.relations[0], config.relation.reach
+        relation, reach = stack.relations[0], config.relation.reach
         assert isinstance(relation, BucketedPosition)
-        chosen = distance_buckets(torch.arange(-reach, reach + 1), relation.count, reach, relation.causal)
-        table = relation.table(chosen).detach().numpy()
-        bias = g.op("Add", bias, g.op("Transpose", g.op("Gather", table, distances(g, feed, reach)), perm=(2, 0, 1)))
+        buckets = distance_buckets(torch.arange(-reach, reach + 1), relation.count, reach, relation.causal)
+        table = relation.table(buckets).detach().numpy()
+        by_distance = g.op("Gather", table, add_distance_indices(g, batch, reach))
+        bias = g.op("Add", bias, g.op("Transpose", by_distance, perm=(2, 0, 1)))
     return bias
 
 
-def _block(
-    g: Graph, part: Block, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
+def _add_block(
+    g: Graph, block: Block, x: str, positions: PositionInputs, shaw: ShawPosition | None, config: c.StackConfig
 ) -> str:
+    """Add a block: attention and MLP, each with its norm before or after it and a residual connection."""
     layers: tuple[tuple[nn.Module, Callable[[str], str]], ...] = (
-        (part.attention_norm, lambda y: add_attention(g, part.attention, y, sight, vectors, config)),
-        (part.mlp_norm, lambda y: mlp(g, part.mlp, y, config.activation)),
+        (block.attention_norm, lambda y: add_attention(g, block.attention, y, positions, shaw, config)),
+        (block.mlp_norm, lambda y: add_mlp(g, block.mlp, y, config.activation)),
     )
-    for normed, layer in layers:
-        summed = g.op("Add", x, layer(norm(g, normed, x) if part.norm_first else x))
-        x = summed if part.norm_first else norm(g, normed, summed)
+    for norm, add_layer in layers:
+        residual = g.op("Add", x, add_layer(add_norm_layer(g, norm, x) if block.norm_first else x))
+        x = residual if block.norm_first else add_norm_layer(g, norm, residual)
     return x
 
 
-def _disentangled(g: Graph, part: Attention, sight: PositionInputs, q: str, k: str, scores: str) -> str:
-    """q K(p) + k Q(p) for the vectors p of distances; q is scaled already."""
-    assert sight.vectors is not None
-    position_q, position_k, _ = (x.detach() for x in split_qkv(part.qkv(sight.vectors), part.heads))
-    number = g.op("Expand", sight.distances, g.op("Shape", scores))
-    to_position = g.op("Einsum", q, position_k.numpy(), equation="bhid,ghd->bhig")
-    from_position = g.op("Einsum", g.op("Mul", k, part.scale), position_q.numpy(), equation="bhjd,ghd->bhjg")
-    of_query = g.op("GatherElements", to_position, number, axis=-1)
-    swapped = g.op("Transpose", number, perm=(0, 1, 3, 2))
-    of_key = g.op("GatherElements", from_position, swapped, axis=-1)
-    return g.op("Add", of_query, g.op("Transpose", of_key, perm=(0, 1, 3, 2)))
+def _add_disentangled_scores(
+    g: Graph, attention: Attention, positions: PositionInputs, q: str, k: str, scores: str
+) -> str:
+    """Add q K(p) + k Q(p) for the vectors p of distances (He et al. 2021); q is scaled already.
+
+    Only the shape of `scores`, [batch, heads, sequence, sequence], is read.
+    """
+    assert positions.distance_vectors is not None
+    projected = split_qkv(attention.qkv(positions.distance_vectors), attention.heads)
+    position_q, position_k, _ = (x.detach() for x in projected)
+    indices = g.op("Expand", positions.distance_indices, g.op("Shape", scores))
+    content_to_position = g.op("Einsum", q, position_k.numpy(), equation="bhid,ghd->bhig")
+    scaled_k = g.op("Mul", k, attention.scale)
+    position_to_content = g.op("Einsum", scaled_k, position_q.numpy(), equation="bhjd,ghd->bhjg")
+    by_query = g.op("GatherElements", content_to_position, indices, axis=-1)
+    swapped_indices = g.op("Transpose", indices, perm=(0, 1, 3, 2))
+    by_key = g.op("GatherElements", position_to_content, swapped_indices, axis=-1)
+    return g.op("Add", by_query, g.op("Transpose", by_key, perm=(0, 1, 3, 2)))
 
 
 def add_attention(
-    g: Graph, part: Attention, x: str, sight: PositionInputs, vectors: ShawPosition | None, config: c.StackConfig
+    g: Graph, attention: Attention, x: str, positions: PositionInputs, shaw: ShawPosition | None, config: c.StackConfig
 ) -> str:
-    """softmax(scale q k + bias) v of all heads, and the projection."""
+    """Add softmax(scale q k + bias) v of all heads, and the output projection."""
     heads, width = config.heads, config.head_width
-    parts = (
-        g.op("Reshape", projected, [0, 0, size // width, width])
-        for projected, size in zip(g.split(add_linear(g, part.qkv, x), *part.sizes), part.sizes, strict=True)
-    )
+    qkv = zip(g.split(add_linear(g, attention.qkv, x), *attention.sizes), attention.sizes, strict=True)
+    parts = (g.op("Reshape", projected, [0, 0, size // width, width]) for projected, size in qkv)
     q, k, v = (g.op("Transpose", part, perm=(0, 2, 1, 3)) for part in parts)
-    q, k = norm(g, part.q_norm, q), norm(g, part.k_norm, k)
-    if part.kv_heads < heads:
-        shared = np.arange(heads) // (heads // part.kv_heads)  # the key head of each query head
-        k, v = g.op("Gather", k, shared, axis=1), g.op("Gather", v, shared, axis=1)
-    if sight.waves:
-        q, k = _turned(g, q, *sight.waves), _turned(g, k, *sight.waves)
-    if part.scale != 1.0:
-        q = g.op("Mul", q, part.scale)
+    q, k = add_norm_layer(g, attention.q_norm, q), add_norm_layer(g, attention.k_norm, k)
+    if attention.kv_heads < heads:
+        key_head = np.arange(heads) // (heads // attention.kv_heads)  # of each query head
+        k, v = g.op("Gather", k, key_head, axis=1), g.op("Gather", v, key_head, axis=1)
+    if positions.rotations:
+        q, k = _rotate(g, q, *positions.rotations), _rotate(g, k, *positions.rotations)
+    if attention.scale != 1.0:
+        q = g.op("Mul", q, attention.scale)
     scores = g.op("MatMul", q, g.op("Transpose", k, perm=(0, 1, 3, 2)))
-    if sight.vectors is not None:
-        scores = g.op("Add", scores, _disentangled(g, part, sight, q, k, scores))
-    if vectors is not None:
-        far = g.op("Gather", g.weight(vectors.keys.weight), sight.distances)
-        scores = g.op("Add", scores, g.op("Einsum", q, far, equation="bhid,ijd->bhij"))
-    weights = g.op("Softmax", g.op("Add", scores, sight.bias), axis=-1)
+    if positions.distance_vectors is not None:
+        scores = g.op("Add", scores, _add_disentangled_scores(g, attention, positions, q, k, scores))
+    if shaw is not None:
+        distance_keys = g.op("Gather", g.weight(shaw.keys.weight), positions.distance_indices)
+        scores = g.op("Add", scores, g.op("Einsum", q, distance_keys, equation="bhid,ijd->bhij"))
+    weights = g.op("Softmax", g.op("Add", scores, positions.bias), axis=-1)
     mixed = g.op("MatMul", weights, v)
-    if vectors is not None and vectors.has_values:
-        far = g.op("Gather", g.weight(vectors.values.weight), sight.distances)
-        mixed = g.op("Add", mixed, g.op("Einsum", weights, far, equation="bhij,ijd->bhid"))
+    if shaw is not None and shaw.has_values:
+        distance_values = g.op("Gather", g.weight(shaw.values.weight), positions.distance_indices)
+        mixed = g.op("Add", mixed, g.op("Einsum", weights, distance_values, equation="bhij,ijd->bhid"))
     rows = g.op("Reshape", g.op("Transpose", mixed, perm=(0, 2, 1, 3)), [0, 0, heads * width])
-    return add_linear(g, part.out, rows)
+    return add_linear(g, attention.out, rows)
 
 
-def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
+def _rotate(g: Graph, x: str, sin: str, cos: str) -> str:
+    """Rotate pairs of coordinates of x, [batch, heads, sequence, head width]: its two halves are the pairs."""
     first, second = g.split(x, 2)
     left = g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin))
     right = g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin))
@@ -280,89 +327,103 @@ def _turned(g: Graph, x: str, sin: str, cos: str) -> str:
 # -- heads ----------------------------------------------------------------------------------------------------
 
 
-def head(g: Graph, loaded: ModelBundle, x: str, feed: BatchInputs) -> dict[str, Output]:
-    """Names of the outputs, as in transformers."""
+def add_head(g: Graph, loaded: ModelBundle, x: str, batch: BatchInputs) -> dict[str, Output]:
+    """Add the head of a model to its last hidden states; return the outputs by their names in transformers."""
     config, width = loaded.config.head, loaded.config.model.width
-    part: Any = loaded.head
-    rows = {"last_hidden_state": Output(x, (BATCH, SEQUENCE, width))}
+    head: Any = loaded.head
+    hidden_states = {"last_hidden_state": Output(x, (BATCH, SEQUENCE, width))}
     match config:
         case None:
-            return rows
+            return hidden_states
         case c.Pooled():
-            return rows | {"pooler_output": Output(_summary(g, part, c.Summary(), x, feed), (BATCH, width))}
+            pooled = _add_summary(g, head, c.Summary(), x, batch)
+            return hidden_states | {"pooler_output": Output(pooled, (BATCH, width))}
         case c.SentenceEmbedding():
-            vectors = _vectors(g, part, x, feed)
-            return rows | {"sentence_embedding": Output(vectors, (BATCH, config.width(loaded.config.model)))}
+            vectors = _add_sentence_vectors(g, head, x, batch)
+            return hidden_states | {"sentence_embedding": Output(vectors, (BATCH, config.width(loaded.config.model)))}
         case c.MaskedTokens():
-            return {"logits": _masked(g, part, config, x)}
+            return {"logits": _add_masked_tokens(g, head, config, x)}
         case c.NextSentenceScores():
-            return {"logits": _next(g, part, x, feed)}
+            return {"logits": _add_next_sentence(g, head, x, batch)}
         case c.Pretraining():
-            tokens, follows = _masked(g, part.masked, config, x), _next(g, part.next, x, feed)
-            return {"prediction_logits": tokens, "seq_relationship_logits": follows}
+            tokens = _add_masked_tokens(g, head.masked, config, x)
+            return {
+                "prediction_logits": tokens,
+                "seq_relationship_logits": _add_next_sentence(g, head.next, x, batch),
+            }
         case c.Classes():
-            scores = add_linear(g, part.out, _summary(g, part, config, x, feed))
+            scores = add_linear(g, head.out, _add_summary(g, head, config, x, batch))
             return {"logits": Output(scores, (BATCH, len(config.labels)))}
         case c.Choice():
-            scores = add_linear(g, part.out, _summary(g, part, config, x, feed))
+            scores = add_linear(g, head.out, _add_summary(g, head, config, x, batch))
             shape = g.op("Gather", g.op("Shape", "input_ids"), [0, 1])
             return {"logits": Output(g.op("Reshape", scores, shape), (BATCH, CHOICES))}
         case c.TokenClasses() | c.SpanScores() | c.ReplacedTokens():
-            return _rowwise(g, config, add_linear(g, part.out, _transform(g, part.first, config, x)))
+            scores = add_linear(g, head.out, _add_transform(g, head.first, config, x))
+            return _rowwise_outputs(g, config, scores)
     raise AssertionError(f"no operators for {config}")
 
 
-def _rowwise(g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, scores: str) -> dict[str, Output]:
+def _rowwise_outputs(
+    g: Graph, config: c.TokenClasses | c.SpanScores | c.ReplacedTokens, scores: str
+) -> dict[str, Output]:
+    """Return the outputs of a head that scores each token, from its scores [batch, sequence, scores]."""
     if isinstance(config, c.TokenClasses):
         return {"logits": Output(scores, (BATCH, SEQUENCE, len(config.labels)))}
-    parts = {"logits": scores}
+    logits_by_name = {"logits": scores}
     if isinstance(config, c.SpanScores):
-        parts = dict(zip(("start_logits", "end_logits"), g.split(scores, 2), strict=True))
-    return {name: Output(g.op("Squeeze", logits, [-1]), (BATCH, SEQUENCE)) for name, logits in parts.items()}
+        logits_by_name = dict(zip(("start_logits", "end_logits"), g.split(scores, 2), strict=True))
+    return {name: Output(g.op("Squeeze", logits, [-1]), (BATCH, SEQUENCE)) for name, logits in logits_by_name.items()}
 
 
-def _transform(g: Graph, part: h.Transform, config: c.Summary | c.Rowwise, x: str) -> str:
-    if not isinstance(part.dense, nn.Linear):
+def _add_transform(g: Graph, transform: h.Transform, config: c.Summary | c.Rowwise, x: str) -> str:
+    """Add the layer before the output layer: linear, activation and norm; x itself if the head has none."""
+    if not isinstance(transform.dense, nn.Linear):
         return x
-    x = add_linear(g, part.dense, x)
-    return norm(g, part.norm, activate(g, config.activation, x) if config.activation else x)
+    x = add_linear(g, transform.dense, x)
+    return add_norm_layer(g, transform.norm, add_activation(g, config.activation, x) if config.activation else x)
 
 
-def _summary(g: Graph, part: Any, config: c.Summary, x: str, feed: BatchInputs) -> str:
+def _add_summary(g: Graph, head: Any, config: c.Summary, x: str, batch: BatchInputs) -> str:
+    """Add the vector of each sequence that a head scores, [batch, width]: pooling and transform in either order."""
     if config.pools_last:
-        return add_pooling(g, _transform(g, part.first, config, x), feed, config.pooling)
-    return _transform(g, part.first, config, add_pooling(g, x, feed, config.pooling))
+        return add_pooling(g, _add_transform(g, head.first, config, x), batch, config.pooling)
+    return _add_transform(g, head.first, config, add_pooling(g, x, batch, config.pooling))
 
 
-def _masked(g: Graph, part: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretraining, x: str) -> Output:
-    if isinstance(part.dense, nn.Linear):
-        x = norm(g, part.norm, activate(g, config.activation, add_linear(g, part.dense, x)))
-    return Output(add_linear(g, part.decoder, x), (BATCH, SEQUENCE, part.decoder.out_features))
+def _add_masked_tokens(g: Graph, head: h.MaskedTokensHead, config: c.MaskedTokens | c.Pretraining, x: str) -> Output:
+    """Add the scores of a masked language model, [batch, sequence, vocabulary]."""
+    if isinstance(head.dense, nn.Linear):
+        x = add_norm_layer(g, head.norm, add_activation(g, config.activation, add_linear(g, head.dense, x)))
+    return Output(add_linear(g, head.decoder, x), (BATCH, SEQUENCE, head.decoder.out_features))
 
 
-def _next(g: Graph, part: h.NextSentenceHead, x: str, feed: BatchInputs) -> Output:
-    return Output(add_linear(g, part.out, _summary(g, part, c.Summary(), x, feed)), (BATCH, 2))
+def _add_next_sentence(g: Graph, head: h.NextSentenceHead, x: str, batch: BatchInputs) -> Output:
+    """Add the scores of next-sentence prediction, [batch, 2]."""
+    return Output(add_linear(g, head.out, _add_summary(g, head, c.Summary(), x, batch)), (BATCH, 2))
 
 
-def _vectors(g: Graph, part: h.SentenceEmbeddingHead, x: str, feed: BatchInputs) -> str:
-    config = part.config
-    vectors = g.op("Concat", *(add_pooling(g, x, feed, how) for how in config.pooling), axis=-1)
-    for linear, layer in zip(part.dense, config.dense, strict=True):
+def _add_sentence_vectors(g: Graph, head: h.SentenceEmbeddingHead, x: str, batch: BatchInputs) -> str:
+    """Add sentence embeddings, [batch, dimensions]: pooling, linear layers, normalisation and truncation."""
+    config = head.config
+    vectors = g.op("Concat", *(add_pooling(g, x, batch, pooling) for pooling in config.pooling), axis=-1)
+    for linear, layer in zip(head.dense, config.dense, strict=True):
         vectors = add_linear(g, cast(nn.Linear, linear), vectors)
-        vectors = activate(g, layer.activation, vectors) if layer.activation else vectors
+        vectors = add_activation(g, layer.activation, vectors) if layer.activation else vectors
     if config.normalise:
         vectors = g.op("Div", vectors, g.op("Max", g.op("ReduceL2", vectors, axes=(-1,), keepdims=1), 1e-12))
     return vectors if config.dimensions is None else g.op("Slice", vectors, [0], [config.dimensions], [1])
 
 
-def add_pooling(g: Graph, x: str, feed: BatchInputs, how: c.Pooling) -> str:
-    """One vector for each sequence."""
-    mask = g.op("Cast", feed.seen, to=FLOAT)
-    if how in ("first", "last"):
-        place = g.op("ArgMax", mask, axis=1, keepdims=1, select_last_index=int(how == "last"))
-        return g.op("GatherND", x, place, batch_dims=1)
-    if how == "max":
-        return g.op("ReduceMax", g.op("Where", g.op("Unsqueeze", feed.seen, [2]), x, LEAST), axes=(1,), keepdims=0)
+def add_pooling(g: Graph, x: str, batch: BatchInputs, pooling: c.Pooling) -> str:
+    """Add one vector for each sequence, [batch, width], pooled from its unmasked tokens."""
+    mask = g.op("Cast", batch.mask, to=FLOAT)
+    if pooling in ("first", "last"):
+        position = g.op("ArgMax", mask, axis=1, keepdims=1, select_last_index=int(pooling == "last"))
+        return g.op("GatherND", x, position, batch_dims=1)
+    if pooling == "max":
+        visible = g.op("Where", g.op("Unsqueeze", batch.mask, [2]), x, MIN_FLOAT)
+        return g.op("ReduceMax", visible, axes=(1,), keepdims=0)
     sums = g.op("ReduceSum", g.op("Mul", x, g.op("Unsqueeze", mask, [2])), [1], keepdims=0)
     count = g.op("ReduceSum", mask, [1], keepdims=1)
-    return g.op("Div", sums, g.op("Sqrt", count) if how == "mean_sqrt_length" else count)
+    return g.op("Div", sums, g.op("Sqrt", count) if pooling == "mean_sqrt_length" else count)

@@ -1,1 +1,1 @@
-"""The queue of a server: requests of many clients become batches of one engine thread, within limits."""
+"""The queue of a server: it batches the requests of many clients for one engine thread, within limits."""

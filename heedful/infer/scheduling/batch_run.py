@@ -1,4 +1,4 @@
-"""One batch on the engine thread: run in slices, and again in parts where one of its inputs makes it fail."""
+"""One batch on the engine thread: it runs in time slices, and in parts if an input makes it fail."""
 
 from __future__ import annotations
 
@@ -14,200 +14,211 @@ from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFail
 from heedful.infer.scheduling.limits import QueueCounters
 from heedful.model.decode import Decoding
 
-# pieces -> their scores, or a decoding that is to be stepped
+# Chunks -> their scores, or a text generation that the caller runs step by step
 ScoreBatch = Callable[[list[Any]], Sequence[object] | Decoding]
 
 
 @dataclass(kw_only=True, eq=False)
 class PendingRequest:
-    """A request: its pieces are in a heap, or in a batch, or have their scores."""
+    """A request whose chunks wait in a queue, run in a batch, or are scored."""
 
-    model_queue: Any  # a ModelQueue, whose module imports this one
+    model_queue: Any  # its ModelQueue, whose module imports this one
     engine: object
-    deadline: float  # by the event loop's clock, which is time.monotonic
+    deadline: float  # time.monotonic() from which no answer is expected
     future: asyncio.Future[Any]
-    gone: Callable[[], bool]  # whether whoever asked has left, which may be so before the event loop hears of it
-    finish: Callable[[list[object]], object] = lambda scores: scores  # all scores, in order -> what the future gets
-    scores: list[object] = field(default_factory=list)
-    left: int = 0  # pieces without scores
-    waiting: int = 0  # tokens of it that wait
-    dead: bool = False  # nobody waits for it, or it failed
+    is_disconnected: Callable[[], bool]  # whether its client disconnected; may know before the event loop does
+    finish: Callable[[list[object]], object] = lambda scores: scores  # scores of all chunks, in order -> the answer
+    scores: list[object] = field(default_factory=list)  # by chunk; None: not scored yet
+    unscored: int = 0  # chunks without scores
+    waiting_tokens: int = 0  # cost of its chunks that wait
+    discarded: bool = False  # no further chunk is to run: the client left, the request ended, or a chunk failed
     error: Exception | None = None
 
-    def let_go(self) -> None:
-        """Whoever asked has left, and the event loop may not hear of it by itself before the deadline."""
-        self.dead = True
-        with contextlib.suppress(RuntimeError):  # that loop was closed
+    def cancel(self) -> None:
+        """Discard the request and cancel its future; may be called from any thread."""
+        self.discarded = True
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.future.get_loop().call_soon_threadsafe(self.future.cancel)
 
-    def abandoned(self, now: float) -> bool:
-        """Whether nobody waits for it any more."""
-        if self.dead or now >= self.deadline:
+    def is_abandoned(self, now: float) -> bool:
+        """Return whether nobody waits for the answer; cancel the request if its client disconnected."""
+        if self.discarded or now >= self.deadline:
             return True
-        if self.gone():
-            self.let_go()
-        return self.dead
+        if self.is_disconnected():
+            self.cancel()
+        return self.discarded
 
 
 class QueuedChunk(NamedTuple):
-    """A piece that waits; items are in order of `due`."""
+    """A chunk of a request that waits; chunks are ordered by `due`, then by `order`."""
 
-    due: float
-    order: int  # no two are the same
-    size: int
-    job: PendingRequest
-    place: int  # in the job's scores
-    piece: object
-    key: object  # pieces of the same key go into one batch
-    run: ScoreBatch
-    sliced: bool  # whether `run` makes a decoding
+    due: float  # time.monotonic()
+    order: int  # unique, so that no other field is compared
+    cost: int  # tokens, see `token_cost`
+    request: PendingRequest
+    position: int  # of the chunk in the scores of the request
+    chunk: object
+    key: object  # only chunks with the same key share a batch
+    score_batch: ScoreBatch
+    is_decoding: bool  # whether `score_batch` returns a Decoding
 
 
-Ended = tuple[PendingRequest, object, Exception | None]  # with its answers, or what went wrong
-Scored = tuple[QueuedChunk, object, Exception | None]
+FinishedRequest = tuple[PendingRequest, object, Exception | None]  # the answer, or the error
+ScoredChunk = tuple[QueuedChunk, object, Exception | None]  # the scores, or the error
 
 
 class BatchRun:
-    """A batch that was taken up. A decoding is resumed where its last slice ended; anything else is one slice."""
+    """A batch that has left the queue. A text generation resumes after its last slice; anything else is one slice."""
 
     def __init__(self, items: list[QueuedChunk], counts: QueueCounters) -> None:
         self.items = items
-        self.size = sum(item.size for item in items)
+        self.cost = sum(item.cost for item in items)
         self.due = min(item.due for item in items)
-        self.sliced = items[0].sliced
-        self.begun = False
-        self.seconds = 0.0  # of the engine thread, so far
+        self.is_decoding = items[0].is_decoding
+        self.started = False
+        self.seconds = 0.0  # time on the engine thread so far
         self._counts = counts
-        self._decoding: Decoding | None = None
-        self._until = 0.0
-        self._scored = self._isolated(items)
+        self._decoding: Decoding | None = None  # the text generation that is running
+        self._slice_end = 0.0  # time.monotonic()
+        self._results = self._score_isolating_failures(items)
 
     @property
-    def left(self) -> float:
-        """About how many of its tokens are not written yet."""
+    def remaining_cost(self) -> float:
+        """The estimated cost, in tokens, of the steps that have not run yet."""
         if self._decoding is None or not self._decoding.max_new_tokens:
-            return self.size
-        return self.size * (1 - self._decoding.steps / self._decoding.max_new_tokens)
+            return self.cost
+        return self.cost * (1 - self._decoding.steps / self._decoding.max_new_tokens)
 
-    def advance(self, until: float) -> tuple[list[Ended], bool]:
-        """Work until the clock says `until`; returns the requests that ended, and whether the batch has."""
-        self.begun = True
-        self._until = until
-        ended: list[Ended] = []
-        for scored in self._scored:
-            if scored is None:
-                return ended, False
-            ended += self._settled(*scored)
-        return ended, True
+    def advance(self, slice_end: float) -> tuple[list[FinishedRequest], bool]:
+        """Run one slice.
 
-    def _settled(self, item: QueuedChunk, scores: object, error: Exception | None) -> list[Ended]:
-        """Keep the scores of an item; its request, if it ended by it."""
-        job = item.job
-        if job.error is not None:
+        Args:
+            slice_end: time.monotonic() after which a text generation takes no further step.
+
+        Returns:
+            The requests that this slice finished, and whether the batch is done.
+        """
+        self.started = True
+        self._slice_end = slice_end
+        finished: list[FinishedRequest] = []
+        for result in self._results:
+            if result is None:
+                return finished, False
+            finished += self._store_scores(*result)
+        return finished, True
+
+    def _store_scores(self, item: QueuedChunk, scores: object, error: Exception | None) -> list[FinishedRequest]:
+        """Store the scores of a chunk, or its error; return its request if that is now finished."""
+        request = item.request
+        if request.error is not None:
             return []
-        job.scores[item.place], job.left, job.error = scores, job.left - 1, error
+        request.scores[item.position] = scores
+        request.unscored -= 1
+        request.error = error
         if error is not None:
-            self._counts.failed += isinstance(error, InferenceFailedError)  # others tell what a person can mend
-            job.dead = True  # its other pieces are in vain
-            return [(job, None, error)]
-        if job.left or job.dead:
+            self._counts.failed += isinstance(error, InferenceFailedError)  # clients can fix other errors
+            request.discarded = True  # its other chunks are useless
+            return [(request, None, error)]
+        if request.unscored or request.discarded:
             return []
         try:
-            return [(job, job.finish(job.scores), None)]
-        except BaseException as wrong:
-            error = public_error(wrong)
+            return [(request, request.finish(request.scores), None)]
+        except BaseException as failure:
+            error = public_error(failure)
             self._counts.failed += isinstance(error, InferenceFailedError)
-            return [(job, None, error)]
+            return [(request, None, error)]
 
-    def _isolated(self, items: list[QueuedChunk]) -> Iterator[Scored | None]:
-        """Scores of each item, or why it has none; None where a slice ends.
+    def _score_isolating_failures(self, items: list[QueuedChunk]) -> Iterator[ScoredChunk | None]:
+        """Yield the scores or the error of each chunk, and None at the end of each slice.
 
-        An item that fails costs the others at most log2(n) + 1 runs more.
+        A group that fails is searched by halves for one chunk at fault, and the other chunks run again without it. So
+        a chunk that fails costs at most log2(n) + 1 further runs.
         """
-        groups, first = [items], True
+        groups, is_first = [items], True
         while groups:
             group = groups.pop()
-            alone = len(group) == 1
-            group, error = yield from self._tried(group, first)
-            first = False
+            is_single = len(group) == 1
+            group, error = yield from self._run_group(group, is_first)
+            is_first = False
             if error is None:
                 continue
-            suspects, rest = group, []  # one of the suspects makes it fail
+            suspects, others = group, []  # one of the suspects makes the group fail
             while len(suspects) > 1:
-                half, second_half = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-                failed, wrong = yield from self._tried(half, False)
-                if wrong is None:
+                first_half, second_half = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+                failed, half_error = yield from self._run_group(first_half, False)
+                if half_error is None:
                     suspects = second_half
                 else:
-                    suspects, error = failed, wrong
-                    rest += second_half
-            if rest or alone:
+                    suspects, error = failed, half_error
+                    others += second_half
+            if others or is_single:
                 yield suspects[0], None, error
             else:
-                groups.append(suspects)  # all others went well: it may do so alone
-            if rest:
-                groups.append(rest)
+                groups.append(suspects)  # all others succeeded: alone it may succeed, too
+            if others:
+                groups.append(others)
 
-    def _tried(
-        self, group: list[QueuedChunk], first: bool
-    ) -> Generator[Scored | None, None, tuple[list[QueuedChunk], Exception | None]]:
-        """Run a group; returns the items that failed together, and why."""
+    def _run_group(
+        self, group: list[QueuedChunk], is_first: bool
+    ) -> Generator[ScoredChunk | None, None, tuple[list[QueuedChunk], Exception | None]]:
+        """Score a group of chunks; return those that failed together and the error, or ([], None)."""
         now = time.monotonic()
-        if all(item.job.abandoned(now) for item in group):  # nobody waits for what made it fail, either
+        if all(item.request.is_abandoned(now) for item in group):
             for item in group:
-                yield item, None, _expired()
+                yield item, None, _deadline_error()
             return [], None
-        self._counts.retries += not first
+        self._counts.retries += not is_first
         try:
-            outcome = group[0].run([item.piece for item in group])
-            finished: Mapping[int, object] = {} if isinstance(outcome, Decoding) else dict(enumerate(outcome))
-            assert isinstance(outcome, Decoding) or len(finished) == len(group)
+            outcome = group[0].score_batch([item.chunk for item in group])
+            scores_by_number: Mapping[int, object] = {} if isinstance(outcome, Decoding) else dict(enumerate(outcome))
+            assert isinstance(outcome, Decoding) or len(scores_by_number) == len(group)
         except BaseException as error:
             return group, public_error(error)
-        waiting = dict(enumerate(group))
-        for number, scores in finished.items():
-            yield _checked(waiting.pop(number), scores)
+        unscored = dict(enumerate(group))
+        for number, scores in scores_by_number.items():
+            yield _check_finite(unscored.pop(number), scores)
         self._decoding = outcome if isinstance(outcome, Decoding) else None
         while self._decoding is not None and not self._decoding.done:
             try:
-                finished = self._decoding.step()  # at least one in each slice
+                scores_by_number = self._decoding.step()  # at least one step in each slice
             except BaseException as error:
-                return list(waiting.values()), public_error(error)
-            for number, scores in finished.items():
-                yield _checked(waiting.pop(number), scores)
-            if self._decoding.done or time.monotonic() < self._until:
+                return list(unscored.values()), public_error(error)
+            for number, scores in scores_by_number.items():
+                yield _check_finite(unscored.pop(number), scores)
+            if self._decoding.done or time.monotonic() < self._slice_end:
                 continue
             yield None
             now = time.monotonic()
-            for number in [number for number, item in waiting.items() if item.job.abandoned(now)]:
+            for number in [number for number, item in unscored.items() if item.request.is_abandoned(now)]:
                 self._decoding.cancel([number])
-                yield waiting.pop(number), None, _expired()
+                yield unscored.pop(number), None, _deadline_error()
         return [], None
 
 
-def _checked(item: QueuedChunk, scores: object) -> Scored:
+def _check_finite(item: QueuedChunk, scores: object) -> ScoredChunk:
+    """Return the scores of a chunk, with an error if they are not finite."""
     return item, scores, None if scores_are_finite(scores) else InferenceFailedError("its scores are not finite")
 
 
-def _expired() -> DeadlineExceededError:
+def _deadline_error() -> DeadlineExceededError:
     return DeadlineExceededError("the deadline passed before the answer was there")
 
 
-def deliver(ended: list[Ended]) -> None:
-    """Wake who waits, in one call for each event loop."""
-    loops: dict[asyncio.AbstractEventLoop, list[Ended]] = {}
-    for outcome in ended:
-        loops.setdefault(outcome[0].future.get_loop(), []).append(outcome)
-    for loop, mine in loops.items():
-        with contextlib.suppress(RuntimeError):  # that loop was closed
-            loop.call_soon_threadsafe(_settle, mine)
+def deliver(finished: list[FinishedRequest]) -> None:
+    """Complete the futures of finished requests, with one call for each event loop; for any thread."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[FinishedRequest]] = {}
+    for result in finished:
+        by_loop.setdefault(result[0].future.get_loop(), []).append(result)
+    for loop, results in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(_complete_futures, results)
 
 
-def _settle(ended: list[Ended]) -> None:
-    for job, value, error in ended:
-        if job.future.done():
+def _complete_futures(finished: list[FinishedRequest]) -> None:
+    for request, answer, error in finished:
+        if request.future.done():
             continue
         if error is not None:
-            job.future.set_exception(error)
+            request.future.set_exception(error)
         else:
-            job.future.set_result(value)
+            request.future.set_result(answer)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from heedful.errors import HeedfulError
 
 
-class RequestRefusedError(Exception):  # a base of several
-    """A request that is not answered; the message may be shown to whoever asked."""
+class RequestRefusedError(Exception):
+    """Base of the errors of requests that are not answered; the message may be shown to the client."""
 
 
 class QueueFullError(RequestRefusedError):
-    """Too much waits already; `retry` says in how many seconds less will."""
+    """The queue is full."""
 
     def __init__(self, message: str, retry: float = 1.0) -> None:
+        """`retry` is the number of seconds after which the client should try again."""
         super().__init__(message)
         self.retry = retry
 
@@ -22,17 +23,18 @@ class UnavailableError(RequestRefusedError):
 
 
 class DeadlineExceededError(RequestRefusedError):
-    """The deadline passed; what had not been started never will be."""
+    """The deadline of the request passed; chunks that had not started are never run."""
 
 
 class TooLongError(RequestRefusedError):
-    """More tokens than one request may have."""
+    """The request is larger than a limit: too many tokens, characters or inputs."""
 
 
 class InferenceFailedError(RequestRefusedError):
-    """The model, or its tokenizer, failed on this request; `reason` is for the log alone."""
+    """The model or its tokenizer failed on this request."""
 
     def __init__(self, reason: str) -> None:
+        """`reason` is for the log only; the client gets a general message."""
         super().__init__("the model failed on this input; other requests are not affected")
         self.reason = reason
 
@@ -45,7 +47,7 @@ def public_error(error: BaseException) -> Exception:
         if error.__cause__ is None or isinstance(error.__cause__, HeedfulError):
             return error
         error = error.__cause__
-    frames, last = error.__traceback__, ""
-    while frames is not None:  # where it was raised, without what was given
-        last, frames = f"{frames.tb_frame.f_code.co_name}:{frames.tb_lineno}", frames.tb_next
-    return InferenceFailedError(f"{type(error).__name__} in {last}")
+    frame, location = error.__traceback__, ""
+    while frame is not None:  # the message is left out: it may quote the client's text
+        location, frame = f"{frame.tb_frame.f_code.co_name}:{frame.tb_lineno}", frame.tb_next
+    return InferenceFailedError(f"{type(error).__name__} in {location}")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from heedful.infer.bundle_engine import TOKEN_BUDGET, Chunk, EncodedInput
+from heedful.infer.bundle_engine import TOKEN_BUDGET
+from heedful.infer.encoded_input import Chunk, EncodedInput
 from heedful.model.decode import BeamSearch, Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
@@ -16,11 +17,11 @@ from heedful.tasks.generation import GenerationConfig
 class QueueLimits:
     """Limits of the queue, which are never exceeded."""
 
-    max_concurrent_requests: int = 512  # that wait or run
-    max_queued_tokens: int = 262_144  # that wait
-    max_request_tokens: int = 16_384  # of one request
-    max_queued_characters: int = 4_194_304  # of long requests, that wait to be tokenised or are
-    max_batch_tokens: int = TOKEN_BUDGET  # of a batch, or one window that alone has more
+    max_concurrent_requests: int = 512  # requests that wait or run
+    max_queued_tokens: int = 262_144  # tokens of waiting requests
+    max_request_tokens: int = 16_384  # tokens of one request, over all windows
+    max_queued_characters: int = 4_194_304  # characters of long requests that are not tokenised yet
+    max_batch_tokens: int = TOKEN_BUDGET  # tokens of a batch; a single window that has more is a batch by itself
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,41 +30,41 @@ class QueueCounters:
 
     batches: int = 0
     sequences: int = 0  # windows that reached the model
-    tokens: int = 0
-    retries: int = 0  # batches that were run again in parts, since one of their inputs made them fail
-    failed: int = 0
-    full: int = 0
-    expired: int = 0
-    cancelled: int = 0
+    tokens: int = 0  # cost of the batches, see `token_cost`
+    retries: int = 0  # parts of batches that ran again because an input made the batch fail
+    failed: int = 0  # inputs on which the model failed
+    full: int = 0  # requests refused because too many waited
+    expired: int = 0  # requests whose deadline passed
+    cancelled: int = 0  # requests whose client disconnected
 
 
 @runtime_checkable
 class ScheduledEngine(Protocol):
     """The part of `Engine` that a queue uses."""
 
-    writing: GenerationConfig  # how texts are written where a request does not say
+    writing: GenerationConfig  # generation settings of requests that have none
 
     @property
     def stages(self) -> Sequence[tuple[ScheduledEngine, float]]:
-        """The stages of a cascade, each with the least probability with which it answers; else the engine alone."""
+        """The stages of a cascade with their confidence thresholds; the engine alone if it is no cascade."""
 
     def tokenize(self, inputs: Sequence[object]) -> list[EncodedInput]:
-        """Inputs become windows."""
+        """Tokenize inputs into windows."""
 
     def score(
-        self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None, *, top_k: int | None = None
+        self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None, *, top_k: int | None = None
     ) -> list[object]:
-        """One batch."""
+        """Return the scores of one batch."""
 
-    def decode(self, pieces: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
-        """One batch for which texts are written, to be taken step by step."""
+    def decode(self, chunks: Sequence[Chunk], writing: GenerationConfig | None = None) -> Decoding:
+        """Start the text generation of one batch, which the caller runs step by step."""
 
-    def answer(self, asked: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
-        """Scores become an answer."""
+    def answer(self, encoded_input: EncodedInput, scores: Sequence[object], *, top_k: int = 5) -> Answer:
+        """Return the answer to an input from the scores of its chunks."""
 
 
 def token_cost(tokens: int, writing: GenerationConfig | None) -> int:
-    """Return the cost of a piece: its tokens and those that may be generated for it, times the beams."""
+    """Return the cost of a chunk: its tokens and those that may be generated for it, times the beams."""
     if writing is None:
         return tokens
     beams = writing.how.num_beams if isinstance(writing.how, BeamSearch) else 1

@@ -1,4 +1,4 @@
-"""A pool of tokenizing threads: short texts pass long ones, long texts take several turns, and the queue is bounded."""
+"""A pool of tokenizing threads: short texts overtake long ones, which take several turns; the queue is bounded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TokenizerPool:
 
     If a function returns a generator, each of its steps is a turn, and functions that are due earlier run between them.
     Functions with an indivisible text, longer than TURN_CHARACTERS, occupy all threads but one, so that short texts
-    pass them.
+    overtake them.
     """
 
     def __init__(self, threads: int, max_characters: int) -> None:
@@ -64,8 +64,8 @@ class TokenizerPool:
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._closed = False
-        self._measured_characters = 0.0  # of finished long requests, decayed: with the seconds below, the speed
-        self._measured_seconds = 0.0  # that a thread took for them, decayed
+        self._measured_characters = 0.0  # characters of finished long requests, decayed by SPEED_DECAY
+        self._measured_seconds = 0.0  # seconds that threads took for them, decayed in the same way
         self._threads = [
             threading.Thread(target=self._work, name=f"heedful-tokens_{number}", daemon=True)
             for number in range(threads)

@@ -1,1 +1,1 @@
-"""How a model is computed fastest on this machine: execution plans, the precision, and what was measured."""
+"""How a model is computed fastest on this machine: execution plans, precisions, and a cache of measurements."""

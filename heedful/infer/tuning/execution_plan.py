@@ -1,4 +1,4 @@
-"""How a model is computed: the precision, the kernels of its linear layers and of attention, and applying them."""
+"""Execution plans: precision, linear kernel and attention kernel of a model, and how they are applied."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ LinearKernel = Literal["plain", "onednn", "native", "int8"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutionPlan:
-    """How a model is computed, and why so."""
+    """How a model is computed, and why."""
 
     precision: Precision
     linears: LinearKernel = "plain"
-    attention: str = ""  # the kernel that is tried first; none: in the order of the kernel table
-    why: tuple[str, ...] = ()
+    attention: str = ""  # attention kernel that is tried first; "": the order of the kernel table
+    why: tuple[str, ...] = ()  # one reason for each choice
 
 
 class _LinearKernelSpec(NamedTuple):
-    make: Callable[[nn.Linear, str | None], nn.Module]
-    applies: tuple[str, ...]  # activations
-    cannot: Callable[[nn.Linear], str]
+    make: Callable[[nn.Linear, str | None], nn.Module]  # a linear layer, an activation to fuse -> the layer for it
+    activations: tuple[str, ...]  # activations that can be fused
+    cannot: Callable[[nn.Linear], str]  # why a layer cannot be replaced, or ""
 
 
 LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
@@ -55,21 +55,21 @@ LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
 
 
 def activation_dtype(precision: Precision) -> torch.dtype:
-    """Return the activation dtype of a precision; with int8, bfloat16 if the processor has it."""
+    """Return the activation dtype of a precision; for int8 it is bfloat16 if the processor has it, else float32."""
     return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
 
 
 def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
-    """Why such a model does not answer in that precision on that device, or nothing."""
+    """Return why a model cannot be computed in a precision on a device, or ""."""
     if precision == "int8" and device.type != "cpu":
-        return f"int8 is for the processor: on {device.type} take float32, bfloat16 or auto"
+        return f"int8 is for CPUs: on {device.type} use float32, bfloat16 or auto"
     if precision == "int8" and model.encoder is None and model.decoder is None:
-        return "int8 rounds the linear layers of blocks, and this model has none: take float32, bfloat16 or auto"
+        return "int8 rounds the linear layers of blocks, and this model has none: use float32, bfloat16 or auto"
     return ""
 
 
 def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
-    """Replace linear layers of a model and set its execution options; it can no longer be trained."""
+    """Replace linear layers of a model and set its execution options; the model can no longer be trained."""
     model = loaded.model
     for stack in (model.encoder, model.decoder):
         if stack is not None:
@@ -88,7 +88,10 @@ def apply_plan(loaded: ModelBundle, plan: ExecutionPlan) -> None:
 
 
 def _project_distances(stack: nn.Module) -> None:
-    """Project the vectors of distances by each block once; the original is kept, with its parameters."""
+    """Append to the relations of a stack with disentangled attention its distance vectors, projected by each block.
+
+    The original relation is kept with its parameters.
+    """
     if isinstance(stack, Stack) and isinstance(position := stack.relations[-1], DisentangledPosition):
         for block in stack.blocks:
             assert isinstance(block, Block)
@@ -96,30 +99,43 @@ def _project_distances(stack: nn.Module) -> None:
 
 
 def exchange_linears(blocks: nn.ModuleList, linears: LinearKernel) -> None:
-    """Replace the linear layers of blocks in place, where the kernel can compute them."""
-    for above in list(blocks.modules()):
-        way = LINEAR_KERNELS[linears]
-        if isinstance(above, Mlp) and (name := _fused(above)) in way.applies and not way.cannot(above.up):
-            above.add_module("up", way.make(above.up, name))
-            above.activation = _as_it_is
-        if isinstance(above, nn.LayerNorm) and usable_kernels(above.weight) is not None:
-            above.float()  # as the kernels read it
-        for name, child in above.named_children():
-            if isinstance(child, nn.Linear) and not way.cannot(child):
-                above.add_module(name, way.make(child, None))
+    """Replace the linear layers of blocks in place where the kernel can compute them."""
+    kernel = LINEAR_KERNELS[linears]
+    for module in list(blocks.modules()):
+        if isinstance(module, Mlp):
+            activation = _fusible_activation(module)
+            if activation in kernel.activations and not kernel.cannot(module.up):
+                module.add_module("up", kernel.make(module.up, activation))
+                module.activation = _identity
+        if isinstance(module, nn.LayerNorm) and usable_kernels(module.weight) is not None:
+            module.float()  # the C++ kernels read float32
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and not kernel.cannot(child):
+                module.add_module(name, kernel.make(child, None))
 
 
-def _fused(mlp: Mlp) -> str:
-    """The name of the activation that the product before it can apply."""
+def _fusible_activation(mlp: Mlp) -> str:
+    """Return the name of the activation if the linear layer before it can apply it, or ""."""
     return next((name for name in FUSED if mlp.activation is ACTIVATIONS[name] and not mlp.gated), "")
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
 def example_bias(config: StackConfig, rows: int, longest: int, dtype: torch.dtype, device: torch.device) -> Bias | None:
-    """Return a bias of zeros, of the kind and shape that a stack adds to the scores of texts with `rows` tokens."""
+    """Return a bias of zeros, with the kind and shape of the bias that a stack adds to attention scores.
+
+    Args:
+        config: The stack.
+        rows: Tokens of all texts.
+        longest: Tokens of the longest text.
+        dtype: Dtype of the bias.
+        device: Its device.
+
+    Returns:
+        The bias; None if the stack adds none.
+    """
     match config.relation:
         case Buckets(reach=reach):
             heads: tuple[int, ...] = (config.heads,)

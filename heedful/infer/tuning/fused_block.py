@@ -1,4 +1,4 @@
-"""A block of an encoder that the kernels in C++ compute in one call."""
+"""An encoder block that the C++ kernels compute in one call."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from heedful.nn.layout import AttentionArgs
 from heedful.nn.positions import RelativePosition
 
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+# The structures of csrc that describe a block; their fields are in the order of the C++ structs.
 
 
 class _Linear(ctypes.Structure):
@@ -42,70 +45,76 @@ class _Block(ctypes.Structure):
 
 
 class _Descriptor(NamedTuple):
+    """The C++ description of a block, and what keeps its addresses valid."""
+
     block: _Block
-    norms: list[
-        dict[str, nn.Parameter | None]
-    ]  # their parameters by name, without what asking the module costs each time
-    addresses: list[int]  # of these, which may come to lie elsewhere: in another dtype, or in shared memory
-    held: list[Tensor]  # the memory that it points into, so that nothing else comes to lie there
-    dtype: torch.dtype | None  # of the rows that its weights multiply; None: any, as int8 weights do
+    norms: list[dict[str, nn.Parameter | None]]  # parameters of the norms by name: quicker to read than the modules
+    addresses: list[int]  # of these parameters; they change with another dtype or in shared memory
+    tensors: list[Tensor]  # all tensors that the description points to, so that their memory is not reused
+    dtype: torch.dtype | None  # dtype of the rows that native layers multiply; None: int8 layers take any
 
 
 class FusedBlock:
-    """Computes a block of a model in one call; keeps the addresses of the weights of each block."""
+    """Computes a block of a model in one call; keeps a description with the addresses of the weights of each block."""
 
     def __init__(self) -> None:
-        self._described: dict[int, _Descriptor] = {}  # by the identity of the block
+        self._descriptors: dict[int, _Descriptor] = {}  # by id() of the block
 
     def __reduce__(self) -> tuple[type[FusedBlock], tuple[()]]:
-        """Forget the addresses: a copy of a block has its weights elsewhere, and so has a block sent to a process."""
-        self._described.clear()
+        """Forget the descriptions: the weights of a copied or pickled block have other addresses."""
+        self._descriptors.clear()
         return FusedBlock, ()
 
-    def __call__(self, block: Block, x: Tensor, sight: AttentionContext, placed: LayerContext) -> Tensor | None:
-        """Return the block's rows, or None if it has to be computed part by part."""
+    def __call__(self, block: Block, x: Tensor, context: AttentionContext, layer: LayerContext) -> Tensor | None:
+        """Return the output of a block, [rows, width]; None if it must be computed layer by layer."""
         if torch.is_grad_enabled() or block.training:
             return None
-        if sight.cache is not None or sight.memory is not None or sight.trace is not None:
+        if context.cache is not None or context.memory is not None or context.trace is not None:
             return None
         if usable_kernels(x) is None or not x.is_contiguous() or len(x) == 0:
             return None
-        if type(placed.relation) is not RelativePosition:
+        if type(layer.relation) is not RelativePosition:
             return None
-        call = AttentionArgs(layout=sight.layout, scale=block.attention.scale)
+        args = AttentionArgs(layout=context.layout, scale=block.attention.scale)
         heads = x[:, None]
-        if cannot_attend(heads, heads, heads, call):
+        if cannot_attend(heads, heads, heads, args):
             return None
-        descriptor = self._described.get(id(block))
+        descriptor = self._descriptors.get(id(block))
         if descriptor is None or _addresses(descriptor.norms) != descriptor.addresses:
             if not can_fuse(block):
                 return None
-            descriptor = self._described[id(block)] = _described(block)
+            descriptor = self._descriptors[id(block)] = _describe(block)
         if descriptor.dtype not in (None, x.dtype):
             return None
-        described = ctypes.addressof(descriptor.block)
-        library, where = kernels(), span_table(sight.layout)
+        block_address = ctypes.addressof(descriptor.block)
+        library, spans = kernels(), span_table(context.layout)
         assert library is not None
-        half = DTYPE_CODES[x.dtype]
-        z, space = torch.empty_like(x), empty(library.block_space(described, len(x), half), dtype=torch.uint8)
-        window = -1 if placed.window is None else placed.window
+        dtype_code = DTYPE_CODES[x.dtype]
+        workspace_bytes = library.block_space(block_address, len(x), dtype_code)
+        y, workspace = torch.empty_like(x), empty(workspace_bytes, dtype=torch.uint8)
+        window = -1 if layer.window is None else layer.window
         library.block(
-            described,
-            half,
+            block_address,
+            dtype_code,
             x.data_ptr(),
             len(x),
-            len(where),
-            where.data_ptr(),
+            len(spans),
+            spans.data_ptr(),
             window,
-            z.data_ptr(),
-            space.data_ptr(),
+            y.data_ptr(),
+            workspace.data_ptr(),
             torch.get_num_threads(),
         )
-        return z
+        return y
 
 
 def can_fuse(block: Block) -> bool:
-    """Whether its parts are of those kinds."""
+    """Return whether the C++ kernels can compute a block in one call.
+
+    It must be a post-norm encoder block with LayerNorms in float32, native layers of one dtype or int8 layers, a GELU
+    that its linear layer applies, as many key heads as query heads, a head width that is a multiple of the processor's
+    vector length, and no cross-attention.
+    """
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms = [block.attention_norm, block.mlp_norm]
@@ -129,31 +138,44 @@ def _addresses(norms: list[dict[str, nn.Parameter | None]]) -> list[int]:
     return [parameter.data_ptr() for norm in norms for parameter in norm.values() if parameter is not None]
 
 
-def _described(block: Block) -> _Descriptor:
+def _describe(block: Block) -> _Descriptor:
+    """Return the C++ description of a block for which `can_fuse` holds."""
     attention, mlp = block.attention, block.mlp
     layers: list[Any] = [attention.qkv, attention.out, mlp.up, mlp.down]
     norms: list[Any] = [block.attention_norm, block.mlp_norm]
-    native = _Block(
+    native_block = _Block(
         *(_linear(layer) for layer in layers),
         *(_Norm(address(norm.weight), address(norm.bias), norm.eps) for norm in norms),
         attention.heads,
         attention.causal,
         attention.scale,
     )
-    parts = [layer.panels if isinstance(layer, Int8Linear) else layer for layer in layers]
-    read = [getattr(part, name, None) for part in parts for name in ("panels", "bias", "scales", "sums")]
-    read += [parameter for norm in norms for parameter in norm.parameters()]
-    held, named = [tensor.detach() for tensor in read if tensor is not None], [norm._parameters for norm in norms]
-    dtype = next((layer.dtype for layer in layers if isinstance(layer, NativeLinear)), None)
-    return _Descriptor(native, named, _addresses(named), held, dtype)
+    packed_layers = [layer.panels if isinstance(layer, Int8Linear) else layer for layer in layers]
+    tensors = [getattr(layer, name, None) for layer in packed_layers for name in ("panels", "bias", "scales", "sums")]
+    tensors += [parameter for norm in norms for parameter in norm.parameters()]
+    norm_parameters = [norm._parameters for norm in norms]
+    return _Descriptor(
+        block=native_block,
+        norms=norm_parameters,
+        addresses=_addresses(norm_parameters),
+        tensors=[tensor.detach() for tensor in tensors if tensor is not None],
+        dtype=next((layer.dtype for layer in layers if isinstance(layer, NativeLinear)), None),
+    )
 
 
 def _linear(layer: NativeLinear | Int8Linear) -> _Linear:
+    """Return the C++ description of a linear layer."""
     if isinstance(layer, NativeLinear):
         return _Linear(address(layer.panels), address(layer.bias), 0, 0, layer.width, layer.out, layer.gelu)
-    assert layer.panels is not None
-    part = layer.panels
+    panels = layer.panels
+    assert panels is not None
     width, out = layer.weight.shape
     return _Linear(
-        address(part.panels), address(part.bias), address(part.scales), address(part.sums), width, out, part.gelu
+        address(panels.panels),
+        address(panels.bias),
+        address(panels.scales),
+        address(panels.sums),
+        width,
+        out,
+        panels.gelu,
     )

@@ -1,7 +1,7 @@
-"""Which precision a model answers in: another than float32 is taken only where it is faster here and changes little.
+"""The choice of a precision: bfloat16 or int8 is accepted if it is faster on this machine and changes scores little.
 
-Measured on a calibration sample: what the model was measured on, or what ships with Heedful. What was found holds for
-this machine and these weights, and is tuning_cache.
+Precisions are measured on a calibration sample: inputs that the run of the model was evaluated on, or texts that ship
+with Heedful. The measurements of a machine and a model are kept in the tuning cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from heedful.checkpoint import RUN_MODEL, ModelBundle, load, weight_files
 from heedful.checkpoint.bundle import EarlyStage
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.bundle_engine import BundleEngine, Chunk
+from heedful.infer.bundle_engine import BundleEngine
+from heedful.infer.encoded_input import Chunk
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import autotune_enabled, median_times, tuned_plan
@@ -37,18 +38,21 @@ from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.metrics import format_difference, format_metric
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SAMPLE_INPUTS, SAMPLE_TOKENS, ROUNDS = 64, 4096, 3  # of the calibration sample; how often it is timed
-BRIEF_TOKENS, HOPELESS_RATIO = 256, 3  # a precision that takes 3 times as long for 256 tokens is measured no further
+SAMPLE_INPUTS = 64  # maximum inputs of the calibration sample
+SAMPLE_TOKENS = 4096  # maximum tokens of the calibration sample
+ROUNDS = 3  # timed runs of each precision
+BRIEF_TOKENS = 256  # tokens of the part of the sample that is timed first
+HOPELESS_RATIO = 3  # a precision that takes this many times as long as float32 for that part is measured no further
 NamedMetric = tuple[str, float]  # name and value; larger is better
 TIMED_GENERATION = GenerationConfig(max_new_tokens=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """Largest accepted changes of a precision."""
+    """Largest changes with which a precision is accepted."""
 
     scores: float = 0.05  # root mean square of the change over the standard deviation of float32's scores
-    metric: float = 0.005  # largest drop of the task's metric, where it is measured
+    metric: float = 0.005  # drop of the task's metric, if it is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +60,12 @@ class Measurement:
     """Speed and changes of one precision."""
 
     precision: Precision
-    speed: float  # tokens a second of the calibration sample, in batches
-    scores: float  # by how much they differ from float32's
-    metric_name: str = ""  # of the task; "": not measured
+    speed: float  # tokens per second for the calibration sample
+    scores: float  # change of the scores from float32's, see `Tolerance`
+    metric_name: str = ""  # metric of the task; "": not measured
     metric_value: float | None = None
-    refused: str = ""  # why it is not taken
-    brief: bool = False  # only a look was taken, at a few texts
+    refused: str = ""  # why the precision is refused; "": it is accepted
+    brief: bool = False  # whether only BRIEF_TOKENS were measured
 
     def line(self) -> str:
         """Describe the measurement in one line."""
@@ -73,35 +77,46 @@ class Measurement:
 
 def choose_precision(
     name: str | Path,
-    asked: PrecisionOrAuto,
+    requested: PrecisionOrAuto,
     *,
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
 ) -> tuple[Precision, tuple[Measurement, ...]]:
-    """The precision to answer in, and what it was decided on; one that was asked for by name and is refused is an
-    error with its measurement."""
-    if asked == "float32":
+    """Return the precision for a model on this machine, and the measurements by which it was chosen.
+
+    Args:
+        name: A run, a folder, or a model on the hub.
+        requested: A precision, or "auto": the fastest that is accepted.
+        revision: Commit or branch on the hub.
+        head: Kind of the head; None: the model's own.
+        device: Device that runs the model.
+
+    Raises:
+        HeedfulError: If the requested precision is not supported, or is refused by its measurement.
+    """
+    if requested == "float32":
         return "float32", ()
     measurements = measure_precisions(name, revision=revision, head=head, device=device)
-    if asked == "auto":
+    if requested == "auto":
         return fastest_accepted(measurements), measurements
-    trial = next((measurement for measurement in measurements if measurement.precision == asked), None)
-    if trial is None:
+    by_precision = {measurement.precision: measurement for measurement in measurements}
+    if requested not in by_precision:
         model = load(name, revision=revision, head=head).config.model
-        raise HeedfulError(f"{name}: {unsupported_reason(asked, model, device)}")
-    if trial.refused:
+        raise HeedfulError(f"{name}: {unsupported_reason(requested, model, device)}")
+    if refused := by_precision[requested].refused:
         lines = "\n  ".join(measurement.line() for measurement in measurements)
         raise HeedfulError(
-            f"{name} is not answered in {asked} on this machine: {trial.refused}. Measured:\n  {lines}\n"
-            "Take float32, or auto: the fastest that is not refused"
+            f"{name} is not answered in {requested} on this machine: {refused}. Measured:\n  {lines}\n"
+            "Use float32, or auto: the fastest that is not refused"
         )
-    return asked, measurements
+    return requested, measurements
 
 
-def fastest_accepted(trials: Sequence[Measurement]) -> Precision:
+def fastest_accepted(measurements: Sequence[Measurement]) -> Precision:
     """Return the fastest precision that is not refused; float32 never is."""
-    return max((trial for trial in trials if not trial.refused), key=lambda measurement: measurement.speed).precision
+    accepted = (measurement for measurement in measurements if not measurement.refused)
+    return max(accepted, key=lambda measurement: measurement.speed).precision
 
 
 def measure_precisions(
@@ -110,76 +125,81 @@ def measure_precisions(
     revision: str | None = None,
     head: str | None = None,
     device: torch.device = CPU,
-    bounds: Tolerance | None = None,
+    tolerance: Tolerance | None = None,
     measure_metric: Callable[[BundleEngine], NamedMetric] | None = None,
-    anew: bool = False,
+    ignore_cache: bool = False,
 ) -> tuple[Measurement, ...]:
-    """Every precision, measured in turn on this machine, or as it was measured before.
+    """Return a measurement of every precision that the model supports, from the tuning cache or measured now.
 
-    `measure_metric` returns the metric of an engine on the task; with it, or `anew`,
-    nothing that was kept is taken, but what `measure_metric` returned for these weights before, where it is not given.
+    Args:
+        name: A run, a folder, or a model on the hub.
+        revision: Commit or branch on the hub.
+        head: Kind of the head; None: the model's own.
+        device: Device that runs the model.
+        tolerance: Changes with which a precision is accepted; None: the defaults of `Tolerance`.
+        measure_metric: Returns the metric of an engine on the task. With it, the cache is not read. Without it, metrics
+            of earlier measurements of the same weights are used again.
+        ignore_cache: Measure even if the cache has the measurements.
     """
-    limits = bounds or Tolerance()
-    weights = _stamps(weight_files(name, revision=revision))
+    accepted_changes = tolerance or Tolerance()
     facts: dict[str, object] = {
         "machine": tuning_cache.machine_facts(device),
-        "weights": weights,
-        "sample": _stamps(_predictions(name)),
+        "weights": _file_stamps(weight_files(name, revision=revision)),
+        "sample": _file_stamps(_prediction_files(name)),
+        "head": head,
+        "bounds": asdict(accepted_changes),
+        "measured": autotune_enabled(),
     }
-    facts |= {"head": head, "bounds": asdict(limits), "measured": autotune_enabled()}
 
-    def before() -> tuple[Measurement, ...] | None:
-        return None if measure_metric is not None else tuning_cache.read_entry(facts, _read)
+    def read_cached() -> tuple[Measurement, ...] | None:
+        return None if measure_metric is not None else tuning_cache.read_entry(facts, _measurements_from_record)
 
-    measurements = None if anew else before()
-    if measurements is None:
-        with tuning_cache.measuring_lock(
-            facts
-        ) as lasting:  # processes that begin at once would be measured beside each other
-            measurements = before()
-            if anew or measurements is None:
-                plain = BundleEngine(load(name, revision=revision, head=head))
-                inputs, model = calibration_inputs(plain), plain.loaded.config.model
-                several = [precision for precision in PRECISIONS if not unsupported_reason(precision, model, device)]
-                engines = {
-                    precision: open_in_precision(name, precision, revision=revision, head=head, device=device)
-                    for precision in several
-                }
-                known_metrics = {
-                    measurement.precision: (measurement.metric_name, measurement.metric_value)
-                    for measurement in measurements or ()
-                    if measurement.metric_value is not None
-                }
-                metrics = {
-                    precision: known_metrics.get(precision)
-                    if measure_metric is None
-                    else partial(measure_metric, engines[precision])
-                    for precision in several
-                }
-                measurements = tuple(_trials(engines, inputs, limits, metrics))
-                if lasting:
-                    tuning_cache.write_entry(facts, {"trials": [asdict(measurement) for measurement in measurements]})
-    return measurements
+    if not ignore_cache and (cached := read_cached()) is not None:
+        return cached
+    # processes that start together would disturb each other's measurements
+    with tuning_cache.measuring_lock(facts) as can_keep:
+        cached = read_cached()
+        if cached is not None and not ignore_cache:
+            return cached
+        reference = BundleEngine(load(name, revision=revision, head=head))
+        inputs, model = calibration_inputs(reference), reference.loaded.config.model
+        engines = {
+            precision: open_in_precision(name, precision, revision=revision, head=head, device=device)
+            for precision in PRECISIONS
+            if not unsupported_reason(precision, model, device)
+        }
+        metrics: dict[Precision, NamedMetric | Callable[[], NamedMetric] | None] = dict.fromkeys(engines)
+        for measurement in cached or ():
+            if measurement.metric_value is not None and measurement.precision in engines:
+                metrics[measurement.precision] = measurement.metric_name, measurement.metric_value
+        if measure_metric is not None:
+            metrics = {precision: partial(measure_metric, engine) for precision, engine in engines.items()}
+        measurements = tuple(_measure_engines(engines, inputs, accepted_changes, metrics))
+        if can_keep:
+            tuning_cache.write_entry(facts, {"trials": [asdict(measurement) for measurement in measurements]})
+        return measurements
 
 
-def _read(record: Any) -> tuple[Measurement, ...]:
-    """Return trials from plain data; raises a TypeError, KeyError or ValueError for anything else."""
-    trials = tuple(Measurement(**fields) for fields in record["trials"])
-    names = [trial.precision for trial in trials]
+def _measurements_from_record(record: Any) -> tuple[Measurement, ...]:
+    """Return measurements from plain data; raises a TypeError, KeyError or ValueError for damaged data."""
+    measurements = tuple(Measurement(**fields) for fields in record["trials"])
+    names = [measurement.precision for measurement in measurements]
     if names.count("float32") != 1 or len({*names}) != len(names) or not {*names} <= {*PRECISIONS}:
-        raise ValueError(f"trials of {names}")
-    for trial in trials:
-        if not isinstance(trial.refused, str) or not isinstance(trial.brief, bool):
-            raise ValueError(f"{trial} says neither yes nor no")
-        if trial.refused and trial.precision == "float32":
+        raise ValueError(f"the precisions are {names}")
+    for measurement in measurements:
+        if not isinstance(measurement.refused, str) or not isinstance(measurement.brief, bool):
+            raise ValueError(f"{measurement} has a field of another type")
+        if measurement.refused and measurement.precision == "float32":
             raise ValueError("float32 is never refused")
-        numbers = [trial.scores] if trial.metric_value is None else [trial.scores, trial.metric_value]
-        if any(isinstance(number, bool) for number in (trial.speed, *numbers)):
-            raise ValueError(f"{trial} has no numbers")
-        # numbers that are not finite are why a precision is refused
-        if not 0 < trial.speed < math.inf or not (trial.refused or all(map(math.isfinite, numbers))):
-            raise ValueError(f"{trial} has numbers that cannot be measured")
-    return trials
+        numbers = [measurement.scores]
+        if measurement.metric_value is not None:
+            numbers.append(measurement.metric_value)
+        if any(isinstance(number, bool) for number in (measurement.speed, *numbers)):
+            raise ValueError(f"{measurement} has no numbers")
+        # only a precision that is refused may have changes that are not finite
+        if not 0 < measurement.speed < math.inf or not (measurement.refused or all(map(math.isfinite, numbers))):
+            raise ValueError(f"{measurement} has numbers that cannot be measured")
+    return measurements
 
 
 def open_in_precision(
@@ -190,7 +210,7 @@ def open_in_precision(
     head: str | None = None,
     device: torch.device = CPU,
 ) -> BundleEngine:
-    """Return an engine in a precision that is not checked against float32."""
+    """Return an engine in a precision, without comparing it with float32."""
     bundle, plan = load_with_plan(name, precision, revision=revision, head=head, device=device)
     return BundleEngine(bundle, plan=plan)
 
@@ -203,97 +223,120 @@ def load_with_plan(
     head: str | None = None,
     device: torch.device = CPU,
 ) -> tuple[ModelBundle, ExecutionPlan]:
-    """Load a model for a precision, and return it with its fastest plan, which is yet to be applied.
+    """Load a model for a precision, and return it with its fastest plan, which is not applied yet.
 
-    The early stages of a cascade answer in the same precision, or in float32 where it is refused for them.
+    The early stages of a cascade use the same precision, or float32 if that is faster or the precision is refused for
+    them; their plans are applied.
     """
     bundle = load(name, revision=revision, head=head, dtype=activation_dtype(precision), device=device)
     stages = []
     for stage in bundle.early_stages:
-        accepted = early_stage_precision(stage.bundle.source, precision, device)
-        own, plan = load_with_plan(stage.bundle.source, accepted, device=device)
-        apply_plan(own, plan)
-        stages.append(EarlyStage(bundle=own, threshold=stage.threshold))
+        stage_precision = early_stage_precision(stage.bundle.source, precision, device)
+        stage_bundle, plan = load_with_plan(stage.bundle.source, stage_precision, device=device)
+        apply_plan(stage_bundle, plan)
+        stages.append(EarlyStage(bundle=stage_bundle, threshold=stage.threshold))
     bundle.early_stages = tuple(stages)
     return bundle, tuned_plan(bundle, precision)
 
 
 def early_stage_precision(name: str | Path, precision: Precision, device: torch.device = CPU) -> Precision:
-    """Return the faster of float32 and a precision that is not refused for a model on this machine."""
+    """Return the precision for an early stage of a cascade: this one or float32, the faster that is not refused."""
     if precision == "float32":
         return precision
-    trials = measure_precisions(name, device=device)
-    return fastest_accepted([trial for trial in trials if trial.precision in ("float32", precision)])
+    measurements = measure_precisions(name, device=device)
+    return fastest_accepted(
+        [measurement for measurement in measurements if measurement.precision in ("float32", precision)]
+    )
 
 
-def _stamps(files: Iterable[Path]) -> list[list[str | int]]:
+def _file_stamps(files: Iterable[Path]) -> list[list[str | int]]:
     """Return path, size and modification time of files."""
     return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
 
 
-def _trials(
+def _measure_engines(
     engines: dict[Precision, BundleEngine],
     inputs: Sequence[object],
-    bounds: Tolerance,
+    tolerance: Tolerance,
     metrics: Mapping[Precision, NamedMetric | Callable[[], NamedMetric] | None],
 ) -> list[Measurement]:
-    pieces = calibration_chunks(engines["float32"], inputs)
-    few = _first(pieces, BRIEF_TOKENS)
-    looks = median_times(
-        {name: partial(engine.score, few, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
+    """Return a measurement of each engine.
+
+    Args:
+        engines: The model in each precision, float32 among them.
+        inputs: The calibration sample.
+        tolerance: Changes with which a precision is accepted.
+        metrics: The metric of each engine, known, to be measured, or None.
+
+    Raises:
+        HeedfulError: If the scores or the metric of float32 are not finite.
+    """
+    chunks = calibration_chunks(engines["float32"], inputs)
+    brief_chunks = _first_chunks(chunks, BRIEF_TOKENS)
+    brief_times = median_times(
+        {name: partial(engine.score, brief_chunks, TIMED_GENERATION) for name, engine in engines.items()}, ROUNDS
     )
-    brief = {name for name in engines if looks[name] > HOPELESS_RATIO * looks["float32"]}
-    whole = {name: engine for name, engine in engines.items() if name not in brief}
-    scores = {name: _scores(engine, few if name in brief else pieces) for name, engine in engines.items()}
+    hopeless = {name for name in engines if brief_times[name] > HOPELESS_RATIO * brief_times["float32"]}
+    promising = {name: engine for name, engine in engines.items() if name not in hopeless}
+    scores = {
+        name: _sample_scores(engine, brief_chunks if name in hopeless else chunks) for name, engine in engines.items()
+    }
     times = median_times(
-        {name: partial(engine.score, pieces, TIMED_GENERATION) for name, engine in whole.items()}, ROUNDS
+        {name: partial(engine.score, chunks, TIMED_GENERATION) for name, engine in promising.items()}, ROUNDS
     )
-    measured = {name: _measure(metric) for name, metric in metrics.items() if name in whole}
-    numbers = {name: metric[1] for name, metric in measured.items() if metric is not None}
-    metric_name = measured["float32"][0] if measured["float32"] is not None else ""
-    least, trials = numbers.get("float32"), []
-    if not (scores["float32"].isfinite().all() and math.isfinite(least or 0.0)):
+    named_metrics = {name: _metric_value(metric) for name, metric in metrics.items() if name in promising}
+    values = {name: metric[1] for name, metric in named_metrics.items() if metric is not None}
+    metric_name = named_metrics["float32"][0] if named_metrics["float32"] is not None else ""
+    reference_value = values.get("float32")
+    if not (scores["float32"].isfinite().all() and math.isfinite(reference_value or 0.0)):
         raise HeedfulError(
-            f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({least}), are not finite; "
-            "expected finite ones, which other precisions are compared with: check its weights, or take float32"
+            f"{engines['float32'].loaded.source}: in float32 its scores, or its metric ({reference_value}), are not "
+            "finite, so that no precision can be compared with them: check its weights, or use float32"
         )
-    for name in engines:
-        off = _relative_change(scores["float32"], scores[name])
-        read, seen = (few, looks) if name in brief else (pieces, times)
-        speed, fair = (_tokens(engines[precision], read) / seen[precision] for precision in (name, "float32"))
-        metric = numbers.get(name)
-        refused = "" if name == "float32" else _refusal(off, metric_name, (least, metric), (fair, speed), bounds)
-        trials.append(
+    measurements = []
+    for name, engine in engines.items():
+        change = _relative_change(scores["float32"], scores[name])
+        timed_chunks, seconds = (brief_chunks, brief_times) if name in hopeless else (chunks, times)
+        speed = _count_tokens(engine, timed_chunks) / seconds[name]
+        reference_speed = _count_tokens(engines["float32"], timed_chunks) / seconds["float32"]
+        value = values.get(name)
+        refused = ""
+        if name != "float32":
+            refused = _refusal(change, metric_name, (reference_value, value), (reference_speed, speed), tolerance)
+        measurements.append(
             Measurement(
                 precision=name,
                 speed=speed,
-                scores=off,
-                metric_name="" if metric is None else metric_name,
-                metric_value=metric,
+                scores=change,
+                metric_name="" if value is None else metric_name,
+                metric_value=value,
                 refused=refused,
-                brief=name in brief,
+                brief=name in hopeless,
             )
         )
-    return trials
+    return measurements
 
 
 def _relative_change(scores: Tensor, changed: Tensor) -> float:
-    """Return the root mean square of the change over the standard deviation of the scores; `changed` may be fewer."""
-    spread = scores.std(correction=0).clamp(min=1e-6)
-    return float((changed - scores[: len(changed)]).square().mean().sqrt() / spread)
+    """Return the root mean square of the change over the standard deviation of the scores.
+
+    `changed` may have fewer scores than `scores`: it is compared with the first ones.
+    """
+    deviation = scores.std(correction=0).clamp(min=1e-6)
+    return float((changed - scores[: len(changed)]).square().mean().sqrt() / deviation)
 
 
 def score_change(engine: BundleEngine, changed: BundleEngine) -> float:
-    """Return by how much the scores of a changed model differ from the original's on the calibration sample.
+    """Return the relative change of a changed model's scores on the calibration sample.
 
     It is the root mean square of the change over the standard deviation of the original scores.
     """
-    pieces = calibration_chunks(engine, calibration_inputs(engine))
-    return _relative_change(_scores(engine, pieces), _scores(changed, pieces))
+    chunks = calibration_chunks(engine, calibration_inputs(engine))
+    return _relative_change(_sample_scores(engine, chunks), _sample_scores(changed, chunks))
 
 
-def _measure(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
-    """Return the metric, measured where it is a callable; NaN where the engine's numbers are not finite."""
+def _metric_value(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMetric | None:
+    """Return the metric, measured now if it is a callable; its value is NaN if the engine's scores are not finite."""
     if not callable(metric):
         return metric
     try:
@@ -305,68 +348,79 @@ def _measure(metric: NamedMetric | Callable[[], NamedMetric] | None) -> NamedMet
 
 
 def _refusal(
-    off: float,
+    change: float,
     metric_name: str,
-    numbers: tuple[float | None, float | None],
+    metric_values: tuple[float | None, float | None],
     speeds: tuple[float, float],
-    bounds: Tolerance,
+    tolerance: Tolerance,
 ) -> str:
-    """Return why a precision is refused, or ""; `numbers` and `speeds` are those of float32 and its own."""
-    (least, metric), (fair, speed) = numbers, speeds
-    if not off <= bounds.scores:
-        return f"its scores differ by {off:.4f} of their spread, and {bounds.scores} is allowed"
-    if least is not None and metric is not None and not metric >= least - bounds.metric:
-        before, after = (format_metric(metric_name, value) for value in (least, metric))
-        allowed = format_difference(metric_name, bounds.metric, sign="")
+    """Return why a precision is refused, or "".
+
+    Args:
+        change: Change of its scores.
+        metric_name: Name of the metric.
+        metric_values: The metric in float32 and in this precision.
+        speeds: Tokens per second in float32 and in this precision.
+        tolerance: Changes with which a precision is accepted.
+    """
+    (reference_value, value), (reference_speed, speed) = metric_values, speeds
+    if not change <= tolerance.scores:
+        return f"its scores differ by {change:.4f} of their spread, and {tolerance.scores} is allowed"
+    if reference_value is not None and value is not None and not value >= reference_value - tolerance.metric:
+        before, after = format_metric(metric_name, reference_value), format_metric(metric_name, value)
+        allowed = format_difference(metric_name, tolerance.metric, sign="")
         return f"{metric_name} falls from {before} to {after}, and {allowed} is allowed"
-    if speed <= fair:
-        return f"it is not faster: {speed:,.0f} tokens/s of the sample texts against {fair:,.0f} in float32"
+    if speed <= reference_speed:
+        return f"it is not faster: {speed:,.0f} tokens/s of the sample texts against {reference_speed:,.0f} in float32"
     return ""
 
 
-def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], most: int = SAMPLE_TOKENS) -> list[Chunk]:
-    """Return windows of inputs for one answerer, up to `most` tokens; fewer if it generates text.
+def calibration_chunks(engine: BundleEngine, inputs: Sequence[object], max_tokens: int = SAMPLE_TOKENS) -> list[Chunk]:
+    """Return windows of inputs for one answer head, up to `max_tokens`; up to BRIEF_TOKENS if it generates text.
 
-    Of an input that is too long the beginning is taken, and what this model cannot read is passed over.
+    Only the beginning of an input that is too long is used; an input that the model cannot read is skipped.
+
+    Raises:
+        HeedfulError: If the model can read none of the inputs.
     """
-    pieces: list[Chunk] = []
-    cutting = copy.copy(engine)
-    cutting.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
+    chunks: list[Chunk] = []
+    truncating_engine = copy.copy(engine)
+    truncating_engine.max_length = engine.limit and engine.limit // 2  # leaves room for generated tokens
     for engine_input in inputs:
         with suppress(HeedfulError):
             try:
-                asked = engine.tokenize([engine_input])
+                encoded_inputs = engine.tokenize([engine_input])
             except InputError:
-                asked = cutting.tokenize([engine_input])
-            pieces += (piece for encoded in asked for piece in encoded.pieces)
-    if not pieces:
-        raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: take float32")
-    answerer = pieces[0].answerer
-    own = [piece for piece in pieces if piece.answerer is answerer]
-    return _first(own, most if answerer.generate is None else min(most, BRIEF_TOKENS))
+                encoded_inputs = truncating_engine.tokenize([engine_input])
+            chunks += (chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks)
+    if not chunks:
+        raise HeedfulError(f"{engine.loaded.source} can read none of {len(inputs)} inputs: use float32")
+    answerer = chunks[0].answerer
+    own_chunks = [chunk for chunk in chunks if chunk.answerer is answerer]
+    return _first_chunks(own_chunks, max_tokens if answerer.generate is None else min(max_tokens, BRIEF_TOKENS))
 
 
-def _first(pieces: list[Chunk], most: int) -> list[Chunk]:
-    """Return the first pieces, up to `most` tokens, and at least one piece."""
-    totals = accumulate(len(piece.encoded) for piece in pieces)
-    return [piece for piece, total in zip(pieces, totals, strict=True) if total <= most] or pieces[:1]
+def _first_chunks(chunks: list[Chunk], max_tokens: int) -> list[Chunk]:
+    """Return the first chunks, up to `max_tokens`, and at least one chunk."""
+    totals = accumulate(len(chunk.encoded) for chunk in chunks)
+    return [chunk for chunk, total in zip(chunks, totals, strict=True) if total <= max_tokens] or chunks[:1]
 
 
-def _tokens(engine: BundleEngine, pieces: Sequence[Chunk]) -> int:
-    """Return the number of tokens that are read and generated."""
-    read = sum(len(piece.encoded) for piece in pieces)
-    if pieces[0].answerer.generate is None:
-        return read
-    return read + sum(
-        len(texts[0].tokens) for texts in engine.score(pieces, TIMED_GENERATION) if isinstance(texts, list)
-    )
+def _count_tokens(engine: BundleEngine, chunks: Sequence[Chunk]) -> int:
+    """Return the number of tokens that an engine reads and generates for chunks."""
+    tokens_read = sum(len(chunk.encoded) for chunk in chunks)
+    if chunks[0].answerer.generate is None:
+        return tokens_read
+    generated = engine.score(chunks, TIMED_GENERATION)
+    return tokens_read + sum(len(texts[0].tokens) for texts in generated if isinstance(texts, list))
 
 
-def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
-    if pieces[0].answerer.generate is None:
-        return torch.cat([scores.flatten() for scores in engine.score(pieces) if isinstance(scores, Tensor)])
+def _sample_scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
+    """Return all scores of chunks in one vector; of a model that generates text, those of each next token."""
+    if chunks[0].answerer.generate is None:
+        return torch.cat([scores.flatten() for scores in engine.score(chunks) if isinstance(scores, Tensor)])
     device = next(engine.loaded.parameters()).device
-    batch = Packed.of([piece.encoded.ids for piece in pieces]).to(device)
+    batch = Packed.of([chunk.encoded.ids for chunk in chunks]).to(device)
     with torch.inference_mode():
         scores: Tensor = engine.loaded(batch, batch if engine.loaded.needs_target else None)
     return scores.float().cpu().flatten()
@@ -376,50 +430,56 @@ def _scores(engine: BundleEngine, pieces: Sequence[Chunk]) -> Tensor:
 
 
 def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[object]:
-    """Return up to `count` inputs of the run that trained the model, spread over its split; else inputs that ship."""
-    for path in _predictions(engine.loaded.source):
-        if inputs := _spread(path, count):
-            pairs = engine.kind != "token_classification"  # a list of two is a pair there, in JSON, and not two words
-            return [
-                tuple(engine_input) if pairs and isinstance(engine_input, list) else engine_input
-                for engine_input in inputs
-            ]
-    return _shipped(engine)
+    """Return the calibration sample of a model.
+
+    It is up to `count` evenly spaced inputs that the run of the model was evaluated on, or else texts that ship with
+    Heedful.
+    """
+    for path in _prediction_files(engine.loaded.source):
+        if inputs := _evenly_spaced_inputs(path, count):
+            if engine.kind == "token_classification":  # a list is a list of words
+                return inputs
+            # JSON has no tuples: a list is a pair of texts
+            return [tuple(value) if isinstance(value, list) else value for value in inputs]
+    return _shipped_inputs(engine)
 
 
-def _predictions(name: str | Path) -> list[Path]:
-    """Return the prediction files of the run that trained a model."""
+def _prediction_files(name: str | Path) -> list[Path]:
+    """Return the prediction files of the run that trained a model; none if it is no run."""
     folder = Path(name).absolute()
-    places = [folder, folder.parent] if folder.name == RUN_MODEL else [folder]
-    files = [place / f"predictions-{split}.jsonl" for place in places for split in ("dev", "test")]
+    folders = [folder, folder.parent] if folder.name == RUN_MODEL else [folder]
+    files = [parent / f"predictions-{split}.jsonl" for parent in folders for split in ("dev", "test")]
     return [path for path in files if path.is_file()]
 
 
-def _spread(path: Path, most: int) -> list[object]:
-    """Return up to `most` inputs of a prediction file, evenly spaced."""
+def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
+    """Return up to `max_count` inputs of a prediction file, evenly spaced."""
     with path.open("rb") as file:
         count = sum(1 for _ in file)
     with path.open("rb") as file:
-        lines = islice(file, 0, None, max(1, count // most))
+        lines = islice(file, 0, None, max(1, count // max_count))
         try:
-            return [json.loads(line)["input"] for line in islice(lines, most)]
+            return [json.loads(line)["input"] for line in islice(lines, max_count)]
         except (ValueError, KeyError, TypeError) as error:
             raise HeedfulError(
                 f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "
-                "the file away to measure precisions on what ships"
+                "the file away to measure precisions on texts that ship with Heedful"
             ) from None
 
 
-def _shipped(engine: BundleEngine) -> list[object]:
+def _shipped_inputs(engine: BundleEngine) -> list[object]:
+    """Return inputs for an engine, made of sample data that ships with Heedful."""
     assets = files("heedful") / "assets"
     texts = [row["text"] for row in csv.DictReader((assets / "intents" / "dev.csv").read_text("utf-8").splitlines())]
-    split = [text.split() for text in texts]
+    words_of_texts = [text.split() for text in texts]
     match engine.kind:
         case "next_sentence":
-            return [(" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in split]
+            return [
+                (" ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])) for words in words_of_texts
+            ]
         case "masked_lm" | "pretraining":
             mask = mask_name(engine.tokenizer)
-            return [" ".join([*words[:-1], mask]) for words in split]
+            return [" ".join([*words[:-1], mask]) for words in words_of_texts]
         case "multiple_choice":
             return [{"prompt": text, "choices": [text, following]} for text, following in pairwise(texts)]
         case "question_answering":

@@ -1,4 +1,4 @@
-"""Measurements of this machine in small files, in HEEDFUL_CACHE or the user's cache folder."""
+"""The tuning cache: measurements of this machine in small files, in HEEDFUL_CACHE or the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Record = TypeVar("Record")
 
 def machine_facts(device: torch.device = CPU) -> dict[str, object]:
     """Return the facts that a measurement depends on: processor, threads, versions, and the GPU if it is used."""
-    there = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    return there | {
+    gpu = {"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return gpu | {
         "processor": dict(sorted(torch.cpu.get_capabilities().items())),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -35,25 +35,29 @@ def machine_facts(device: torch.device = CPU) -> dict[str, object]:
 
 
 def read_entry(facts: Mapping[str, object], read: Callable[[Any], Record]) -> Record | None:
-    """Return what was found under exactly these facts, as `read` makes it of plain data.
+    """Return the cached record for exactly these facts.
 
-    None if there is nothing, if others than this user and root may have written it, or if it is damaged: `read` raises
-    a KeyError, TypeError or ValueError for what has another shape.
+    Args:
+        facts: What the measurement depends on.
+        read: Converts plain data to the record; raises a KeyError, TypeError or ValueError for damaged data.
+
+    Returns:
+        The record; None if it is missing or damaged, or if others than this user and root may have written the file.
     """
     try:
         path = _path(facts)
-        held = json.loads(cache.read_file(path)) if path else None
-        if isinstance(held, dict) and held.get("facts") == _plain(facts):
-            return read(held["found"])
+        entry = json.loads(cache.read_file(path)) if path else None
+        if isinstance(entry, dict) and entry.get("facts") == _plain(facts):
+            return read(entry["found"])
     except (OSError, KeyError, TypeError, ValueError, RecursionError):  # a CacheError is a ValueError
         pass
     return None
 
 
 def write_entry(facts: Mapping[str, object], record: Mapping[str, object]) -> None:
-    """Write down what was found; a disk that cannot be written to costs measuring again, and nothing else.
+    """Write a record for these facts; if the disk cannot be written, the next process measures again.
 
-    Warns where the cache cannot be trusted.
+    Warns if the cache cannot be trusted.
     """
     text = json.dumps({"facts": _plain(facts), "found": record}, indent=1) + "\n"
     try:
@@ -63,15 +67,16 @@ def write_entry(facts: Mapping[str, object], record: Mapping[str, object]) -> No
     except OSError:
         return
     except cache.CacheError as error:
-        warnings.warn(f"what was measured is not kept: {error}", HeedfulWarning, stacklevel=2)
+        warnings.warn(f"the measurement is not kept: {error}", HeedfulWarning, stacklevel=2)
 
 
 @contextmanager
 def measuring_lock(facts: Mapping[str, object]) -> Iterator[bool]:
-    """Hold off other processes that want to measure under the same facts; they wait, a minute at most.
+    """Hold a lock, so that other processes do not measure for the same facts; they wait, a minute at most.
 
-    Yields whether what is measured can be kept: not where no lock can be had, so that another process may be measuring
-    at the same time.
+    Yields:
+        Whether the measurement may be kept; not without a lock, since another process may be measuring at the same
+        time.
     """
     with ExitStack() as stack:
         try:
@@ -81,16 +86,18 @@ def measuring_lock(facts: Mapping[str, object]) -> Iterator[bool]:
         except OSError:
             path = None
         except cache.CacheError as error:
-            warnings.warn(f"what is measured now is not kept: {error}", HeedfulWarning, stacklevel=3)
+            warnings.warn(f"the measurement is not kept: {error}", HeedfulWarning, stacklevel=3)
             path = None
         yield path is not None
 
 
 def _plain(facts: Mapping[str, object]) -> object:
+    """Return facts as they are after reading them from JSON: tuples become lists."""
     return json.loads(json.dumps(facts))
 
 
 def _path(facts: Mapping[str, object]) -> Path | None:
-    under = cache.folder()
+    """Return the path of the file for these facts; None without a cache folder."""
+    folder = cache.folder()
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return under / f"measured-{digest[:32]}.json" if under else None
+    return folder / f"measured-{digest[:32]}.json" if folder else None

@@ -376,7 +376,9 @@ class TeacherLearner:
             vector_group_size=group_size if compares_similarities else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)
-        samples = objective.add_teacher_targets(inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled)
+        samples = objective.add_teacher_targets(
+            inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled
+        )
         return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:

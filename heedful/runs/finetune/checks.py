@@ -63,6 +63,6 @@ def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, cla
         unused["train.gradient_checkpointing"] = "a classic model has no blocks to recompute"
     if train.compile and classic:
         unused["train.compile"] = "a classic model has no blocks to compile"
-    unused_settings |= {f"task.{name}": reason for name, reason in settings.task.unused_settings(stats).items()}
-    for path, reason in unused_settings.items():
+    unused |= {f"task.{name}": reason for name, reason in settings.task.unused_settings(stats).items()}
+    for path, reason in unused.items():
         raise SettingError(f"{path} would change nothing: {reason}; leave it out", path=path)

@@ -208,7 +208,7 @@ class TeacherRun:
             vectors=vectors,
             mask_prob=phase.mask_prob,
             mask_unit=phase.mask_unit,
-            target_count=target_count,
+            target_count=count,
         )
 
     def _load_statistics(self, rows: Sequence[Sample]) -> None:

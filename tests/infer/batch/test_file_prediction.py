@@ -622,7 +622,7 @@ def test_two_at_once_share_the_parts(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(shared_output, "POLL", 0.05)
+    monkeypatch.setattr(shared_output, "POLL_SECONDS", 0.05)
     file = texts(tmp_path / "in.jsonl", 60)
     predict_files(single, file, tmp_path / "whole", JSONL)
     expected = contents(tmp_path / "whole")
@@ -643,7 +643,7 @@ def test_the_part_of_one_that_was_killed_is_taken_over(
     single: Engine, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_prediction, "CHUNK_ROWS", 2)
-    monkeypatch.setattr(shared_output, "POLL", 0.05)
+    monkeypatch.setattr(shared_output, "POLL_SECONDS", 0.05)
     file, out = texts(tmp_path / "in.jsonl", 60), tmp_path / "out"
     waited = []
     with child(folders["single"], file, out, 100) as second:  # holds the first parts

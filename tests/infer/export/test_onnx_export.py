@@ -146,7 +146,7 @@ MIXTURES: dict[str, tuple[EmbeddingConfig, StackConfig, Head]] = {
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_equal_the_packed_model(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 70)  # so that the second batch is cut to it
+    monkeypatch.setattr(module, "MAX_POSITIONS", 70)  # so that the second batch is cut to it
     embedding, encoder, head = MIXTURES[name]
     loaded = create(BundleConfig(family="heedful", model=ModelConfig(embedding=embedding, encoder=encoder), head=head))
     randomise(loaded)

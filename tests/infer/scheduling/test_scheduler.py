@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import heedful.infer.scheduling.scheduler as queue_module
 from heedful.errors import HeedfulError
-from heedful.infer.bundle_engine import Chunk, EncodedInput
+from heedful.infer.encoded_input import Chunk, EncodedInput
 from heedful.infer.engine import Engine
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
@@ -38,7 +38,7 @@ from tests.support.model_folders import make, make_writer
 
 
 class Fake:
-    """An engine whose tokens are letters: each input is one piece, or as many as there are spaces between them."""
+    """An engine whose tokens are letters: each input is one chunk, or as many as there are spaces between them."""
 
     def __init__(self, seconds: float = 0.0, name: str = "") -> None:
         self.seconds, self.name = seconds, name
@@ -60,8 +60,8 @@ class Fake:
             for text in inputs
         ]
 
-    def score(self, pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
-        texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
+    def score(self, chunks: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
+        texts = [bytes(chunk.encoded.ids).decode() for chunk in chunks]
         self.batches.append(texts)
         assert self.go.wait(20)
         time.sleep(self.seconds)
@@ -80,8 +80,8 @@ class Slow(Fake):
         super().__init__(name=name)
         self.clock, self.step, self.order = clock, step, order
 
-    def score(self, pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
-        scores = super().score(pieces, writing, **more)
+    def score(self, chunks: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
+        scores = super().score(chunks, writing, **more)
         self.clock[0] += self.step
         self.order.append(self.name)
         return scores
@@ -137,7 +137,7 @@ def test_requests_are_batched_and_answered_in_order(make_scheduler: Any) -> None
     async def main() -> None:
         first = await held(model_queue, engine)
         tasks = [asyncio.create_task(model_queue.ask([f"{n}", "ab cde"], deadline=soon())) for n in range(20)]
-        await until(lambda: queue.requests == 21 and queue.tokens == 130)
+        await until(lambda: queue.active_requests == 21 and queue.waiting_tokens == 130)
         engine.go.set()
         for n, (answers, tokens) in enumerate(await asyncio.gather(*tasks)):
             assert [answer["text"] for answer in answers] == [f"{n}", "ab cde"]
@@ -147,7 +147,7 @@ def test_requests_are_batched_and_answered_in_order(make_scheduler: Any) -> None
 
     asyncio.run(main())
     assert [len(batch) for batch in engine.batches] == [1, 60]
-    assert (queue.requests, queue.tokens, model_queue.waiting, model_queue.heap) == (0, 0, 0, [])
+    assert (queue.active_requests, queue.waiting_tokens, model_queue.waiting_tokens, model_queue.heap) == (0, 0, 0, [])
 
 
 def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> None:
@@ -157,9 +157,11 @@ def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> Non
 
     async def main() -> None:
         first = await held(model_queue, engine)
-        gone = asyncio.create_task(model_queue.ask(["gone"], deadline=soon(), left=lambda: queue.tokens >= 9))
-        stays = asyncio.create_task(model_queue.ask(["stays"], deadline=soon(), left=lambda: False))
-        await until(lambda: queue.tokens == 9)
+        gone = asyncio.create_task(
+            model_queue.ask(["gone"], deadline=soon(), is_disconnected=lambda: queue.waiting_tokens >= 9)
+        )
+        stays = asyncio.create_task(model_queue.ask(["stays"], deadline=soon(), is_disconnected=lambda: False))
+        await until(lambda: queue.waiting_tokens == 9)
         engine.go.set()
         assert (await stays)[0][0]["text"] == "stays"
         await asyncio.wait([first, gone], timeout=10)  # the event loop alone might not hear of it before the deadline
@@ -167,7 +169,7 @@ def test_no_batch_takes_what_somebody_asked_who_left(make_scheduler: Any) -> Non
 
     asyncio.run(main())
     assert engine.batches == [["held"], ["stays"]]
-    assert (queue.requests, queue.tokens, model_queue.waiting, model_queue.heap) == (0, 0, 0, [])
+    assert (queue.active_requests, queue.waiting_tokens, model_queue.waiting_tokens, model_queue.heap) == (0, 0, 0, [])
 
 
 def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
@@ -184,7 +186,7 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
         except QueueFullError:
             return "full"
         finally:
-            seen.append((queue.requests, queue.tokens))
+            seen.append((queue.active_requests, queue.waiting_tokens))
         return "answered"
 
     async def main() -> list[str]:
@@ -200,7 +202,7 @@ def test_the_caps_are_never_exceeded(make_scheduler: Any) -> None:
     assert max(requests for requests, _ in seen) <= 8 and max(tokens for _, tokens in seen) <= 60
     assert max(sum(map(len, batch)) for batch in engine.batches) <= 20
     assert queue.counts.full == ends.count("full")
-    assert (queue.requests, queue.tokens) == (0, 0)
+    assert (queue.active_requests, queue.waiting_tokens) == (0, 0)
 
 
 def test_loading_and_draining_are_unavailable(make_scheduler: Any) -> None:
@@ -221,7 +223,7 @@ def test_loading_and_draining_are_unavailable(make_scheduler: Any) -> None:
         assert (await first)[0][0]["text"] == "held" and (await second)[0][0]["text"] == "b"
 
     asyncio.run(main())
-    assert queue.requests == 0
+    assert queue.active_requests == 0
 
 
 def test_an_expired_request_is_told_at_once_and_never_started(make_scheduler: Any) -> None:
@@ -234,7 +236,7 @@ def test_an_expired_request_is_told_at_once_and_never_started(make_scheduler: An
         with pytest.raises(DeadlineExceededError):
             await model_queue.ask(["late"], deadline=start + 0.05)
         assert time.monotonic() - start < 10  # the batch before it takes 20 s
-        assert queue.tokens == 0
+        assert queue.waiting_tokens == 0
         with pytest.raises(DeadlineExceededError):
             await model_queue.ask(["too late"], deadline=time.monotonic())
         engine.go.set()
@@ -253,26 +255,26 @@ def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> 
 
     async def main() -> None:
         first = await held(model_queue, engine)
-        model_queue.lately, model_queue.took = 1.0, 1.0  # a token a second
+        model_queue.recent_tokens, model_queue.recent_seconds = 1.0, 1.0  # a token a second
         deadline = soon(100)
         tasks = [asyncio.create_task(model_queue.ask(["x" * 10], deadline=deadline)) for _ in range(20)]
         await until(lambda: sum(task.done() for task in tasks) == 16)  # 4 of them fit into half of 100 s
         refused = [task.exception() for task in tasks if task.done()]
-        assert all(isinstance(error, QueueFullError) for error in refused) and queue.wait() == 40
+        assert all(isinstance(error, QueueFullError) for error in refused) and queue.estimated_wait() == 40
         with pytest.raises(QueueFullError):  # before its words are looked up, or what is wrong with it
             await model_queue.ask(["wrong"], deadline=soon(60))
         with queue._changed:
             now = time.monotonic()
-            late = model_queue._take(4096, now + 75)
+            late = model_queue._pop_batch(4096, now + 75)
             assert len(late) == 1  # half of 25 s is enough for one
-            taken = late + model_queue._take(4096, now)
-            assert [item.size for item in taken] == [10] * 4
+            taken = late + model_queue._pop_batch(4096, now)
+            assert [item.cost for item in taken] == [10] * 4
             for item in taken:
                 queue_module.heapq.heappush(model_queue.heap, item)
         engine.go.set()
         await first
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert sum(task.exception() is None for task in tasks) == 4 and queue.wait() == 0
+        assert sum(task.exception() is None for task in tasks) == 4 and queue.estimated_wait() == 0
 
     asyncio.run(main())
 
@@ -284,11 +286,11 @@ def test_cancelled_clients_never_reach_the_model(make_scheduler: Any) -> None:
     async def main() -> None:
         first = await held(model_queue, engine)
         tasks = [asyncio.create_task(model_queue.ask([f"{n:03}"], deadline=soon())) for n in range(200)]
-        await until(lambda: queue.tokens == 600)
+        await until(lambda: queue.waiting_tokens == 600)
         for task in tasks[::2]:
             task.cancel()
         ends = asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: queue.tokens == 300)
+        await until(lambda: queue.waiting_tokens == 300)
         engine.go.set()
         assert [isinstance(end, asyncio.CancelledError) for end in await ends] == [True, False] * 100
         await first
@@ -296,7 +298,7 @@ def test_cancelled_clients_never_reach_the_model(make_scheduler: Any) -> None:
     asyncio.run(main())
     reached = {text for batch in engine.batches[1:] for text in batch}
     assert reached == {f"{n:03}" for n in range(1, 200, 2)}
-    assert queue.counts.cancelled == 100 and model_queue.heap == [] and queue.tokens == 0
+    assert queue.counts.cancelled == 100 and model_queue.heap == [] and queue.waiting_tokens == 0
 
 
 @pytest.mark.parametrize("step", [0.01, 0.05])
@@ -320,7 +322,7 @@ def test_what_is_short_goes_first_but_what_is_long_is_not_starved(
         feeders = [asyncio.create_task(shorts()) for _ in range(4)]
         start = clock[0]
         long = asyncio.create_task(model_queue.ask([" ".join(["l" * 32] * 20)], deadline=start + 4))
-        await until(lambda: queue.tokens == 4 * 30 + 20 * 32)
+        await until(lambda: queue.waiting_tokens == 4 * 30 + 20 * 32)
         engine.go.set()
         await long
         took = clock[0] - start
@@ -350,7 +352,7 @@ def test_a_poisoned_input_fails_alone(n: int, poison: set[int], nan: set[int]) -
         texts = [f"{number}" + "!" * (number in poison) + "?" * (number in nan) for number in range(n)]
         late = soon(100_000)  # time enough for all of them in one batch, however slow the first one was
         tasks = [asyncio.create_task(model_queue.ask([text], deadline=late)) for text in texts]
-        await until(lambda: queue.tokens == sum(map(len, texts)))
+        await until(lambda: queue.waiting_tokens == sum(map(len, texts)))
         engine.go.set()
         await first
         return await asyncio.gather(*tasks, return_exceptions=True)
@@ -369,18 +371,18 @@ def test_a_batch_that_fails_once_is_no_ones_fault(make_scheduler: Any) -> None:
     model_queue = queue.add_model(engine)
     score, calls = engine.score, []
 
-    def flaky(pieces: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
-        calls.append(len(pieces))
+    def flaky(chunks: Sequence[Chunk], writing: Any = None, **more: Any) -> list[Any]:
+        calls.append(len(chunks))
         if len(calls) == 2:
             raise MemoryError
-        return score(pieces, writing)
+        return score(chunks, writing)
 
     engine.score = flaky  # type: ignore[method-assign]
 
     async def main() -> None:
         first = await held(model_queue, engine)
         tasks = [asyncio.create_task(model_queue.ask([f"{n}"], deadline=soon())) for n in range(8)]
-        await until(lambda: queue.tokens == 8)
+        await until(lambda: queue.waiting_tokens == 8)
         engine.go.set()
         assert [answers[0]["text"] for answers, _ in await asyncio.gather(*tasks)] == [f"{n}" for n in range(8)]
         await first
@@ -404,10 +406,10 @@ def test_errors_are_the_askers_or_ours(make_scheduler: Any) -> None:
         with pytest.raises(InferenceFailedError):
             await model_queue.call(lambda engine: 1 / 0, tokens=5, deadline=soon())
         assert await model_queue.call(lambda engine_: engine_ is engine, tokens=5, deadline=soon())
-        assert await model_queue.read(lambda engine_: engine_ is engine, deadline=soon())
+        assert await model_queue.tokenize(lambda engine_: engine_ is engine, deadline=soon())
 
     asyncio.run(main())
-    assert queue.requests == queue.tokens == 0
+    assert queue.active_requests == queue.waiting_tokens == 0
 
 
 def test_models_take_turns_by_the_time_they_use(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,7 +426,7 @@ def test_models_take_turns_by_the_time_they_use(make_scheduler: Any, monkeypatch
             for n in range(40)
             for model_queue in model_queues
         ]
-        await until(lambda: queue.tokens == 4 * 80)
+        await until(lambda: queue.waiting_tokens == 4 * 80)
         slow.go.set()
         await asyncio.gather(first, *tasks)
 
@@ -514,8 +516,8 @@ class Writer(Fake):
     def tokenize(self, inputs: Sequence[Any]) -> list[EncodedInput]:
         return [EncodedInput(text, SEQ2SEQ_HEAD, [Chunk(SEQ2SEQ_HEAD, encoded(text), [])]) for text in inputs]
 
-    def decode(self, pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
-        texts = [bytes(piece.encoded.ids).decode() for piece in pieces]
+    def decode(self, chunks: Sequence[Chunk], writing: Any = None) -> Decoding:
+        texts = [bytes(chunk.encoded.ids).decode() for chunk in chunks]
         self.batches.append(texts)
         return Steps(texts, writing.max_new_tokens, self.seconds, self.steps)
 
@@ -568,7 +570,7 @@ def test_a_short_decoding_passes_a_long_one_of_its_model(make_scheduler: Any, mo
 
     asyncio.run(main())
     assert ends[-1] == "l" * 300 and len(ends) == 4
-    assert len(writer.batches) <= 4 and (queue.tokens, queue.requests) == (0, 0)
+    assert len(writer.batches) <= 4 and (queue.waiting_tokens, queue.active_requests) == (0, 0)
 
 
 def test_decodings_held_at_once_are_few(make_scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,11 +613,11 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
         first = await held(model_queue, writer_gate(writer))
         how: Any = {"writing": GenerationConfig(max_new_tokens=100)}
         cancelled = asyncio.create_task(model_queue.ask(["c" * 100], deadline=soon(), **how))
-        left = asyncio.create_task(model_queue.ask(["g" * 100], deadline=soon(), left=gone.is_set, **how))
+        left = asyncio.create_task(model_queue.ask(["g" * 100], deadline=soon(), is_disconnected=gone.is_set, **how))
         late = asyncio.create_task(model_queue.ask(["d" * 100], deadline=soon(1.0), **how))
         stays = asyncio.create_task(model_queue.ask(["s" * 60], deadline=soon(), **how))
         brief = asyncio.create_task(model_queue.ask(["b" * 3], deadline=soon(), **how))
-        await until(lambda: queue.tokens >= 860)
+        await until(lambda: queue.waiting_tokens >= 860)
         writer.go.set()
         await brief
         assert not stays.done() and len(writer.steps) < 30  # as soon as it is written, whatever the others do
@@ -631,15 +633,15 @@ def test_texts_leave_a_decoding_when_nobody_waits_and_when_they_are_done(
 
     asyncio.run(main())
     rows = [set(step) - {"+"} for step in writer.steps if "held" not in step]
-    assert rows[0] == set("cgdsb") and rows[40] <= set("ds") and (queue.tokens, queue.requests) == (0, 0)
+    assert rows[0] == set("cgdsb") and rows[40] <= set("ds") and (queue.waiting_tokens, queue.active_requests) == (0, 0)
 
 
 def writer_gate(writer: Writer) -> Writer:
     """One whose next batch waits until writer.go is set."""
     decode = writer.decode
 
-    def gated(pieces: Sequence[Chunk], writing: Any = None) -> Decoding:
-        decoded = decode(pieces, writing)
+    def gated(chunks: Sequence[Chunk], writing: Any = None) -> Decoding:
+        decoded = decode(chunks, writing)
         assert writer.go.wait(20)
         return decoded
 
@@ -664,7 +666,7 @@ def test_a_text_on_which_a_decoding_fails_fails_alone(n: int, poison: set[int], 
         ]
         how: Any = {"deadline": soon(100_000), "writing": GenerationConfig(max_new_tokens=9)}
         tasks = [asyncio.create_task(model_queue.ask([text], **how)) for text in texts]
-        await until(lambda: queue.tokens == sum(map(len, texts)) + 9 * n)
+        await until(lambda: queue.waiting_tokens == sum(map(len, texts)) + 9 * n)
         writer.go.set()
         await first
         ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -713,12 +715,16 @@ def test_what_other_models_have_to_do_counts_as_far_as_their_turns(make_schedule
     queue = make_scheduler()
     busy, calm = queue.add_model(Fake()), queue.add_model(Fake())
     for model_queue, waiting in ((busy, 1_000), (calm, 20)):
-        model_queue.lately, model_queue.took, model_queue.waiting = 10.0, 1.0, waiting  # ten tokens a second
-    assert queue.wait() == pytest.approx(102)
-    assert queue.wait(calm) == pytest.approx(2 + 2) and queue.wait(calm, 10) == pytest.approx(3 + 3)
-    assert queue.wait(busy) == pytest.approx(100 + 2)
+        model_queue.recent_tokens, model_queue.recent_seconds, model_queue.waiting_tokens = (
+            10.0,
+            1.0,
+            waiting,
+        )  # ten tokens a second
+    assert queue.estimated_wait() == pytest.approx(102)
+    assert queue.estimated_wait(calm) == pytest.approx(2 + 2) and queue.estimated_wait(calm, 10) == pytest.approx(3 + 3)
+    assert queue.estimated_wait(busy) == pytest.approx(100 + 2)
     for model_queue in (busy, calm):
-        model_queue.waiting = 0
+        model_queue.waiting_tokens = 0
 
 
 def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any) -> None:
@@ -739,7 +745,7 @@ def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any
             asyncio.create_task(model_queue.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode))
             for _ in range(2)
         ]
-        await until(lambda: len(read) == 2 and queue.tokens >= 76)
+        await until(lambda: len(read) == 2 and queue.waiting_tokens >= 76)
         read.clear()
         with pytest.raises(QueueFullError):
             await model_queue.ask(["x" * 38], deadline=soon(), sizes=[38], encode=encode)
@@ -748,4 +754,4 @@ def test_what_does_not_fit_is_refused_before_it_is_tokenised(make_scheduler: Any
         await asyncio.gather(first, *fits)
 
     asyncio.run(main())
-    assert queue.counts.full == 1 and queue.tokens == model_queue.waiting == 0
+    assert queue.counts.full == 1 and queue.waiting_tokens == model_queue.waiting_tokens == 0

@@ -165,7 +165,7 @@ def test_a_measurement_is_kept(folder: Path, measuring: Path, monkeypatch: pytes
     assert first is not None and first.attention in ("bmm", "fused") and len(first.why) == 2
     assert len(list(measuring.iterdir())) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_measured", lambda *arguments: pytest.fail("it was measured again"))
+        patch.setattr(module, "_measure_plan", lambda *arguments: pytest.fail("it was measured again"))
         assert Engine(folder).plan == first
         patch.setattr(tuning_cache, "machine_facts", lambda: {"threads": 9})
         with pytest.raises(pytest.fail.Exception):
@@ -190,7 +190,7 @@ DAMAGED: list[Any] = [
 def test_a_damaged_measurement_counts_as_none(
     folder: Path, measuring: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_measured", lambda *arguments: expected)
+    monkeypatch.setattr(module, "_measure_plan", lambda *arguments: expected)
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured",))
     assert Engine(folder).plan == expected
     (file,) = measuring.iterdir()
@@ -200,7 +200,7 @@ def test_a_damaged_measurement_counts_as_none(
     file.write_text(json.dumps(held))
     expected = ExecutionPlan(precision="float32", attention="fused", why=("measured again",))
     assert Engine(folder).plan == expected
-    monkeypatch.setattr(module, "_measured", lambda *arguments: pytest.fail("it was measured again"))
+    monkeypatch.setattr(module, "_measure_plan", lambda *arguments: pytest.fail("it was measured again"))
     assert Engine(folder).plan == expected
 
 
@@ -209,13 +209,13 @@ def test_a_measurement_that_others_may_have_written_is_not_believed(
 ) -> None:
     ways = [ExecutionPlan(precision="float32", why=(str(number),)) for number in range(3)]
     left = iter(ways)
-    monkeypatch.setattr(module, "_measured", lambda *arguments: next(left))
+    monkeypatch.setattr(module, "_measure_plan", lambda *arguments: next(left))
     assert Engine(folder).plan == ways[0]
     (file,) = measuring.iterdir()
     file.chmod(0o666)
     assert Engine(folder).plan == ways[1] == Engine(folder).plan  # it was written anew
     measuring.chmod(0o777)
-    with pytest.warns(HeedfulWarning, match="what was measured is not kept: .* can be written by everybody"):
+    with pytest.warns(HeedfulWarning, match="the measurement is not kept: .* can be written by everybody"):
         assert Engine(folder).plan == ways[2]
     assert file.stat().st_mode & 0o777 == 0o600 and json.loads(file.read_text())["found"]["why"] == ["1"]
 

@@ -81,7 +81,7 @@ def test_it_computes_what_the_parts_do(
     loaded = ready(monkeypatch, linears, dtype=dtype, **more)
     assert fused(loaded)
     outputs = rows(loaded, batch)
-    assert len(fused(loaded)._described) == len(loaded.model.encoder.blocks)  # type: ignore[union-attr]  # it was used
+    assert len(fused(loaded)._descriptors) == len(loaded.model.encoder.blocks)  # type: ignore[union-attr]  # it was used
     loaded.model.execution = replace(loaded.model.execution, fused_block=None)
     assert torch.equal(outputs, rows(loaded, batch))
 
@@ -145,12 +145,12 @@ def test_a_copy_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_looks_inside_goes_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = ready(monkeypatch, "native")
     expected = rows(loaded)
-    fused(loaded)._described.clear()
+    fused(loaded)._descriptors.clear()
     trace = Trace()
     with torch.inference_mode():
         traced = loaded.hidden_states(BATCH, trace=trace)
     assert torch.equal(traced, expected)
-    assert not fused(loaded)._described
+    assert not fused(loaded)._descriptors
 
 
 def test_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def verdicts(trials: tuple[Measurement, ...]) -> dict[str, str]:
 
 def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
-    trials = measure_precisions(folder, bounds=Tolerance(scores=0.5))
+    trials = measure_precisions(folder, tolerance=Tolerance(scores=0.5))
     assert verdicts(trials)["bfloat16"] == "" and "it is not faster: " in verdicts(trials)["int8"]
     assert trials[0].scores == 0 and 0 < trials[1].scores < 0.05 and 0 < trials[2].scores < 0.5
     assert fastest_accepted(trials) == "bfloat16"
@@ -54,11 +54,11 @@ def test_a_precision_has_to_be_faster(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
-    usual = module._scores
+    usual = module._sample_scores
     monkeypatch.setattr(
         module,
-        "_scores",
-        lambda engine, pieces: asked.append((engine.plan.precision, len(pieces))) or usual(engine, pieces),
+        "_sample_scores",
+        lambda engine, chunks: asked.append((engine.plan.precision, len(chunks))) or usual(engine, chunks),
     )
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=3.5)
     trials = measure_precisions(
@@ -72,7 +72,7 @@ def test_what_is_far_slower_is_looked_at_briefly(folder: Path, monkeypatch: pyte
 
 def test_a_precision_may_not_change_the_scores_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    trials = measure_precisions(folder, bounds=Tolerance(scores=1e-9))
+    trials = measure_precisions(folder, tolerance=Tolerance(scores=1e-9))
     assert "of their spread, and 1e-09 is allowed" in verdicts(trials)["int8"]
     assert fastest_accepted(trials) == "float32" and verdicts(trials)["float32"] == ""
 
@@ -81,7 +81,7 @@ def test_a_precision_may_not_lose_quality(folder: Path, monkeypatch: pytest.Monk
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     trials = measure_precisions(
-        folder, bounds=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+        folder, tolerance=Tolerance(scores=9.0), measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
     )  # type: ignore[union-attr]
     assert verdicts(trials) == {
         "float32": "",
@@ -112,10 +112,10 @@ def test_what_was_found_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     trials = measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it was measured again"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it was measured again"))
     assert measure_precisions(folder) == trials
     with pytest.raises(pytest.fail.Exception):
-        measure_precisions(folder, anew=True)
+        measure_precisions(folder, ignore_cache=True)
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(make(tmp_path / "another", "single"))
 
@@ -126,7 +126,7 @@ def test_it_is_measured_anew_on_another_sample(tmp_path: Path, monkeypatch: pyte
     folder = make(tmp_path / "model", "single")
     assert measure_precisions(folder) == measure_precisions(folder)
     (tmp_path / "predictions-dev.jsonl").write_text('{"input": "the cat"}\n')
-    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it is measured anew"))
     with pytest.raises(pytest.fail.Exception):
         measure_precisions(folder)
 
@@ -141,7 +141,7 @@ def test_of_those_that_begin_at_once_one_measures(
         time.sleep(0.3)
         return [Measurement(precision="float32", speed=1.0, scores=0.0)]
 
-    monkeypatch.setattr(module, "_trials", slowly)
+    monkeypatch.setattr(module, "_measure_engines", slowly)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(measure_precisions, [folder, folder])
@@ -157,7 +157,9 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
     monkeypatch.setattr(cache, "WARN_AFTER", 0.05)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER", 0.2)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    monkeypatch.setattr(
+        module, "_measure_engines", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)]
+    )
     measure_precisions(folder)
     (lock,) = tmp_path.glob("*.lock")
     (file,) = tmp_path.glob("*.json")
@@ -166,7 +168,7 @@ def test_a_measurement_of_another_process_is_waited_for_and_not_for_ever(
         assert [trial.speed for trial in measure_precisions(folder)] == [1.0]
     first, second = (str(warning.message) for warning in warned)
     assert first.startswith("waiting for process ") and "which is measuring and holds" in first
-    assert second.startswith("what is measured now is not kept: process ") and not file.exists()
+    assert second.startswith("the measurement is not kept: process ") and not file.exists()
     measure_precisions(folder)
     assert file.exists()
 
@@ -200,7 +202,9 @@ def test_a_damaged_measurement_counts_as_none(
     folder: Path, tmp_path: Path, damage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_trials", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)])
+    monkeypatch.setattr(
+        module, "_measure_engines", lambda *arguments: [Measurement(precision="float32", speed=1.0, scores=0.0)]
+    )
     expected = measure_precisions(folder)
     (file,) = tmp_path.glob("*.json")
     held = json.loads(file.read_text())
@@ -219,17 +223,17 @@ def test_a_precision_whose_scores_are_not_finite_is_kept_as_refused(
         Measurement(precision="float32", speed=1.0, scores=0.0),
         Measurement(precision="int8", speed=2.0, scores=float("inf"), refused="its scores differ"),
     ]
-    monkeypatch.setattr(module, "_trials", lambda *arguments: trials)
+    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: trials)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it was measured again"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it was measured again"))
     assert list(measure_precisions(folder)) == trials
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "bare"])
 def test_every_head_has_a_sample_that_ships(name: str, tmp_path: Path) -> None:
     engine = open_in_precision(make(tmp_path, name), "int8")
-    pieces = calibration_chunks(engine, calibration_inputs(engine))
-    assert len(pieces) >= 9 and len(engine.score(pieces)) == len(pieces)
+    chunks = calibration_chunks(engine, calibration_inputs(engine))
+    assert len(chunks) >= 9 and len(engine.score(chunks)) == len(chunks)
 
 
 @pytest.mark.parametrize(
@@ -261,16 +265,16 @@ def test_a_model_that_writes_is_timed_while_it_writes(tmp_path: Path, monkeypatc
         return {"float32": 1.0, "bfloat16": 0.5, "int8": 2.0}
 
     monkeypatch.setattr(module, "median_times", timing)
-    trials = measure_precisions(make_writer(tmp_path), bounds=Tolerance(scores=0.5))
+    trials = measure_precisions(make_writer(tmp_path), tolerance=Tolerance(scores=0.5))
     assert fastest_accepted(trials) == "bfloat16" and 0 < trials[1].scores < 0.5
     assert written and all(len(best.tokens) <= 16 for best, *_ in written)
 
 
 def test_scores_of_whole_vocabularies_are_of_few_tokens(tmp_path: Path) -> None:
     engine = Engine(make_writer(tmp_path))
-    pieces = calibration_chunks(engine, ["a b c d"] * 1000)
+    chunks = calibration_chunks(engine, ["a b c d"] * 1000)
     assert (
-        len(pieces)
+        len(chunks)
         == module.BRIEF_TOKENS // 4
         < len(calibration_chunks(open_in_precision(make(tmp_path / "b", "single"), "float32"), ["a"] * 1000))
     )
@@ -313,19 +317,23 @@ def test_a_bench_without_data_keeps_what_one_with_data_refused(
     main = {"float32": 0.90, "bfloat16": 0.896, "int8": 0.88}
     wide = Tolerance(scores=9.0)
     first = measure_precisions(
-        folder, bounds=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
+        folder, tolerance=wide, measure_metric=lambda engine: ("accuracy", main[engine.plan.precision])
     )  # type: ignore[union-attr]
-    assert fastest_accepted(measure_precisions(folder, bounds=wide, anew=True)) == fastest_accepted(first) == "bfloat16"
-    assert fastest_accepted(measure_precisions(folder, bounds=wide)) == "bfloat16"
     assert (
-        verdicts(measure_precisions(folder, bounds=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
+        fastest_accepted(measure_precisions(folder, tolerance=wide, ignore_cache=True))
+        == fastest_accepted(first)
+        == "bfloat16"
+    )
+    assert fastest_accepted(measure_precisions(folder, tolerance=wide)) == "bfloat16"
+    assert (
+        verdicts(measure_precisions(folder, tolerance=Tolerance(scores=9.0, metric=0.1)))["int8"] == ""
     )  # other bounds, another verdict
 
 
 def test_one_number_is_something_to_compare_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
-    usual = module._scores
-    monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces)[:1])
+    usual = module._sample_scores
+    monkeypatch.setattr(module, "_sample_scores", lambda engine, chunks: usual(engine, chunks)[:1])
     trials = measure_precisions(folder)
     assert verdicts(trials)["float32"] == "" and all(trial.scores == trial.scores for trial in trials)
     assert fastest_accepted(trials) in verdicts(trials)
@@ -337,8 +345,8 @@ def test_float32_that_is_not_finite_is_an_error(
 ) -> None:
     clock(monkeypatch, float32=3.0, bfloat16=2.0, int8=1.0)
     if main is None:
-        usual = module._scores
-        monkeypatch.setattr(module, "_scores", lambda engine, pieces: usual(engine, pieces) * float("nan"))
+        usual = module._sample_scores
+        monkeypatch.setattr(module, "_sample_scores", lambda engine, chunks: usual(engine, chunks) * float("nan"))
     with pytest.raises(HeedfulError, match=r"in float32 its scores, or its metric \(.*\), are not finite"):
         measure_precisions(folder, measure_metric=None if main is None else lambda engine: ("accuracy", main))
 
@@ -349,7 +357,7 @@ def test_what_was_found_without_measuring_ways_is_kept_apart(
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path))
     clock(monkeypatch, float32=1.0, bfloat16=0.5, int8=2.0)
     measure_precisions(folder)
-    monkeypatch.setattr(module, "_trials", lambda *arguments: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(module, "_measure_engines", lambda *arguments: pytest.fail("it is measured anew"))
     measure_precisions(folder)
     monkeypatch.setattr(module, "autotune_enabled", lambda: True)
     with pytest.raises(pytest.fail.Exception):
