@@ -89,14 +89,14 @@ def _read_rotary(reader: ConfigReader, head_width: int) -> Rotary:
         kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
     }
     parameters = reader.mapping("rope_parameters") if reader.values.get("rope_parameters") is not None else {}
-    scaling = reader.mapping("rope_scaling") if reader.values.get("rope_scaling") is not None else {}
+    common_values = reader.mapping("rope_scaling") if reader.values.get("rope_scaling") is not None else {}
     for kind, kind_parameters in parameters.items():
         if kind in rope_values and isinstance(kind_parameters, dict):
             rope_values[kind] |= kind_parameters
         elif kind not in rope_values or kind_parameters is not None:
             reader.only("rope_parameters", None, why=f"expected objects under {FULL} and {LOCAL}")
     for values in rope_values.values():
-        values |= scaling
+        values |= common_values
         part = ConfigReader(values, f"{reader.source}: rope_parameters or rope_scaling")
         part.only("type", values["rope_type"], why="transformers reads rope_type and not type here: rename the key")
         part.only("truncate", True, None, why="transformers ignores it here")

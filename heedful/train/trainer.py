@@ -167,7 +167,7 @@ class Trainer:
     def total_steps(self) -> int | None:
         """Number of steps of the whole training; None: there is a time budget."""
         if self.settings.epochs is not None:
-            return max(1, round(self.settings.epochs * self._orders[0].steps))
+            return max(1, round(self.settings.epochs * self._orders[0].steps_per_epoch))
         return self.settings.max_steps
 
     @property

@@ -370,7 +370,7 @@ class TeacherLearner:
             base_objective=task,
             kind=kind,
             losses=losses,
-            ask_teacher=inputs.ask_teacher,
+            ask_teacher=inputs.ask,
             alignment=inputs.alignment,
             projections=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
             vector_group_size=group_size if compares_similarities else 1,

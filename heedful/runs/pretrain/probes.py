@@ -116,9 +116,9 @@ def _tagged_rows(example: TaggedExample, encoding: Encoding) -> tuple[list[int],
     left out.
     """
     row_at_offset: dict[int, int] = {}  # character where a token starts -> position of the token
-    for row, (start, stop) in enumerate(encoding.offsets):
+    for position, (start, stop) in enumerate(encoding.offsets):
         if stop > start:
-            row_at_offset.setdefault(start, row)
+            row_at_offset.setdefault(start, position)
     rows: list[int] = []
     tags: list[str] = []
     word_start = 0
