@@ -58,12 +58,12 @@ static void add_norm(const Norm& n, const T* x, const T* y, int64_t rows, int64_
                      threads);
 }
 
-static constexpr int64_t FEW = 512;   // up to this many rows, all threads share each part
-static constexpr int64_t LINES = 96;  // above, a thread takes at most this many rows at a time
+static constexpr int64_t FEW_ROWS = 512;   // up to this many rows, all threads compute each operation together
+static constexpr int64_t CHUNK_ROWS = 96;  // above, a thread takes at most this many rows at a time
 
 // from the attention to the end of the block
 template <class T>
-static void rest(const Block& b, const T* x, const T* mixed, int64_t rows, T* z, char* space, int threads) {
+static void after_attention(const Block& b, const T* x, const T* mixed, int64_t rows, T* z, char* space, int threads) {
     int64_t width = b.qkv.depth;
     T *y = (T*)space, *attended = y + rows * width, *up = attended + rows * width;
     space = (char*)(up + rows * b.up.columns);
@@ -75,26 +75,27 @@ static void rest(const Block& b, const T* x, const T* mixed, int64_t rows, T* z,
 }
 
 // bytes for each row: what `rest` keeps, and a row of the widest input as int8 with its scales
-template <class T> static int64_t kept(const Block& b) {
+template <class T> static int64_t row_bytes(const Block& b) {
     int64_t widest = std::max(b.qkv.depth, std::max(b.out.depth, b.down.depth));
     return (int64_t)sizeof(T) * (2 * b.qkv.depth + b.up.columns) + widest + 8;
 }
 
-// some(first, count, space, threads) of all rows
-template <class T, class Some>
-static void each_part(const Block& b, int64_t rows, char* space, int threads, Some some) {
-    if (rows <= FEW) return some(0, rows, space, threads);
-    int64_t parts = (rows + LINES * threads - 1) / (LINES * threads) * threads, size = (rows + parts - 1) / parts;
+// calls function(first, count, space, threads) for chunks of all rows
+template <class T, class Function>
+static void for_each_chunk(const Block& b, int64_t rows, char* space, int threads, Function function) {
+    if (rows <= FEW_ROWS) return function(0, rows, space, threads);
+    int64_t chunks = (rows + CHUNK_ROWS * threads - 1) / (CHUNK_ROWS * threads) * threads;
+    int64_t size = (rows + chunks - 1) / chunks;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t first = 0; first < rows; first += size) {
         static thread_local Scratch scratch;
-        scratch.begin(size * kept<T>(b) + 64);
-        some(first, std::min(size, rows - first), scratch.take<char>(0), 1);
+        scratch.begin(size * row_bytes<T>(b) + 64);
+        function(first, std::min(size, rows - first), scratch.take<char>(0), 1);
     }
 }
 
 template <class T> static int64_t space_of(const Block& b, int64_t rows) {
-    return rows * (int64_t)sizeof(T) * (b.qkv.columns + b.out.depth) + (rows <= FEW ? rows * kept<T>(b) : 0);
+    return rows * (int64_t)sizeof(T) * (b.qkv.columns + b.out.depth) + (rows <= FEW_ROWS ? rows * row_bytes<T>(b) : 0);
 }
 
 template <class T>
@@ -103,14 +104,14 @@ static void block(const Block& b, const T* x, int64_t rows, int64_t sequences, c
     int64_t width = b.qkv.depth, inner = b.out.depth;
     T *qkv = (T*)space, *mixed = qkv + rows * 3 * inner;
     space = (char*)(mixed + rows * inner);
-    each_part<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+    for_each_chunk<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
         apply(b.qkv, x + first * width, count, qkv + first * 3 * inner, to, shared);
     });
     heedful_attention(sequences, b.heads, b.heads, inner / b.heads, spans, qkv, 3 * inner, qkv + inner, 3 * inner,
                       qkv + 2 * inner, 3 * inner, (float)b.scale, (int)b.causal, window, 0, 0, HALF<T>, mixed, inner,
                       nullptr, threads);
-    each_part<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
-        rest(b, x + first * width, mixed + first * inner, count, z + first * width, to, shared);
+    for_each_chunk<T>(b, rows, space, threads, [&](int64_t first, int64_t count, char* to, int shared) {
+        after_attention(b, x + first * width, mixed + first * inner, count, z + first * width, to, shared);
     });
 }
 

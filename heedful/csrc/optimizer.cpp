@@ -1,7 +1,7 @@
 // AdamW (Loshchilov and Hutter 2019) of many tensors at once, and of the rows of an embedding that a step touches.
 //
-// Rows without a gradient move too: their moments fade and they decay. That is done when a row is next needed, step by
-// step with the numbers of each step, so a row has the same bits as if it had been moved in every step.
+// Rows without a gradient change too: their moments fade and they decay. That is done when a row is next needed, step
+// by step with the numbers of each step, so a row has the same bits as if it had been updated in every step.
 #include "vectors.h"
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -17,7 +17,7 @@ struct Adam {
         : b1((float)b1), b2((float)b2), new1((float)(1 - b1)), new2((float)(1 - b2)), eps((float)eps) {}
 };
 
-static inline V root_of(V x) {
+static inline V square_root(V x) {
 #if defined(__AVX512F__)
     return (V)_mm512_sqrt_ps((__m512)x);
 #else
@@ -33,10 +33,10 @@ static inline bool any(V x) {
     return false;
 }
 
-static inline void move(V& p, V& m, V& v, V g, Adam a, Step s) {
+static inline void update(V& p, V& m, V& v, V g, Adam a, Step s) {
     m = m * a.b1 + g * a.new1;
     v = v * a.b2 + g * g * a.new2;
-    p = p * s.decay - m / (root_of(v) * s.root + a.eps) * s.rate;
+    p = p * s.decay - m / (square_root(v) * s.root + a.eps) * s.rate;
 }
 
 // The next `count` numbers as a vector: LANES of them at most, and 0 in place of those that are missing.
@@ -55,8 +55,8 @@ static inline void store_some(float* to, V x, int64_t count) {
         memcpy(to, &x, count * sizeof(float));
 }
 
-// Move a row of `count` numbers through steps without a gradient, 4 vectors at a time; the last may be partial.
-static void fade(float* p, float* m, float* v, int64_t count, const Step* steps, int64_t many, Adam a) {
+// Update a row of `count` numbers in steps without a gradient, 4 vectors at a time; the last may be partial.
+static void fade(float* p, float* m, float* v, int64_t count, const Step* steps, int64_t num_steps, Adam a) {
     for (int64_t first = 0; first < count; first += 4 * LANES) {
         V P[4], M[4], W[4];
         int n = (int)std::min<int64_t>(4, (count - first + LANES - 1) / LANES);
@@ -68,9 +68,9 @@ static void fade(float* p, float* m, float* v, int64_t count, const Step* steps,
             W[i] = load_some(v + at, left);
             moves = moves || any(M[i]) || any(W[i]);
         }
-        for (int64_t s = 0; s < many; s++) {
+        for (int64_t s = 0; s < num_steps; s++) {
             if (moves)
-                for (int i = 0; i < n; i++) move(P[i], M[i], W[i], V{}, a, steps[s]);
+                for (int i = 0; i < n; i++) update(P[i], M[i], W[i], V{}, a, steps[s]);
             else  // never touched: 0 / eps is 0
                 for (int i = 0; i < n; i++) P[i] *= steps[s].decay;
         }
@@ -83,39 +83,40 @@ static void fade(float* p, float* m, float* v, int64_t count, const Step* steps,
     }
 }
 
-static constexpr int64_t PIECE = 1 << 14;  // numbers that a thread updates at a time
+static constexpr int64_t CHUNK = 1 << 14;  // numbers that a thread updates at a time
 
 struct Tensors {
     float *p, *m, *v;
     const float* g;
-    int64_t count, before;  // pieces of the tensors before this one
+    int64_t count, before;  // chunks of the tensors before this one
 };
 
 extern "C" {
 
-// One step of `many` tensors of any size, each with the gradient g times `scale`.
-void heedful_adamw(int64_t many, const void* tensors, const void* step, float scale, double b1, double b2, double eps,
-                   int threads) {
-    const Tensors* all_of_them = (const Tensors*)tensors;
+// One step of `num_tensors` tensors of any size, each with the gradient g times `scale`.
+void heedful_adamw(int64_t num_tensors, const void* tensors, const void* step, float scale, double b1, double b2,
+                   double eps, int threads) {
+    const Tensors* all_tensors = (const Tensors*)tensors;
     Step s = *(const Step*)step;
     Adam a(b1, b2, eps);
-    const Tensors& end = all_of_them[many - 1];
-    int64_t pieces = end.before + (end.count + PIECE - 1) / PIECE;
+    const Tensors& end = all_tensors[num_tensors - 1];
+    int64_t chunks = end.before + (end.count + CHUNK - 1) / CHUNK;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t piece = 0; piece < pieces; piece++) {
-        const Tensors* of = std::upper_bound(all_of_them, all_of_them + many, piece,
-                                             [](int64_t x, const Tensors& t) { return x < t.before; }) - 1;
-        int64_t first = (piece - of->before) * PIECE, last = std::min(of->count, first + PIECE), i = first;
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        const Tensors* of = std::upper_bound(all_tensors, all_tensors + num_tensors, chunk,
+                                             [](int64_t x, const Tensors& t) { return x < t.before; }) -
+                            1;
+        int64_t first = (chunk - of->before) * CHUNK, last = std::min(of->count, first + CHUNK), i = first;
         for (; i + LANES <= last; i += LANES) {
             V P = *(AnyV*)(of->p + i), M = *(AnyV*)(of->m + i), W = *(AnyV*)(of->v + i);
-            move(P, M, W, *(const AnyV*)(of->g + i) * scale, a, s);
+            update(P, M, W, *(const AnyV*)(of->g + i) * scale, a, s);
             *(AnyV*)(of->p + i) = P;
             *(AnyV*)(of->m + i) = M;
             *(AnyV*)(of->v + i) = W;
         }
         if (int64_t left = last - i; left > 0) {  // the end of a tensor, as a partial vector
             V P = load_some(of->p + i, left), M = load_some(of->m + i, left), W = load_some(of->v + i, left);
-            move(P, M, W, load_some(of->g + i, left) * scale, a, s);
+            update(P, M, W, load_some(of->g + i, left) * scale, a, s);
             store_some(of->p + i, P, left);
             store_some(of->m + i, M, left);
             store_some(of->v + i, W, left);
@@ -123,11 +124,11 @@ void heedful_adamw(int64_t many, const void* tensors, const void* step, float sc
     }
 }
 
-// Rows `chosen` (null: the first `count`) of p, m and v [?, width], that have had the first moved[row] of the steps of
-// this history, are brought to have had `many` of them: without a gradient; but where `g` [count, width] is given, it
-// is that of the last step. The width is any: a row that is no whole number of vectors ends in a part of one.
+// Brings rows of p, m and v [?, width] up to date: row `chosen[i]` (null: row i) had the first moved[row] steps of the
+// history and has `num_steps` afterwards. Its gradient is 0 in all of them; where `g` [count, width] is given, it is
+// the gradient of the last one. The width may be any number: a row may end in a part of a vector.
 void heedful_adamw_rows(float* p, float* m, float* v, int32_t* moved, int64_t width, const int64_t* chosen,
-                        int64_t count, const void* steps, int64_t many, const float* g, float scale, double b1,
+                        int64_t count, const void* steps, int64_t num_steps, const float* g, float scale, double b1,
                         double b2, double eps, int threads) {
     const Step* history = (const Step*)steps;
     Adam a(b1, b2, eps);
@@ -140,19 +141,19 @@ void heedful_adamw_rows(float* p, float* m, float* v, int32_t* moved, int64_t wi
 #pragma omp for schedule(dynamic, 64)
         for (int64_t i = 0; i < count; i++) {
             int64_t row = chosen ? chosen[i] : i, at = row * width;
-            int64_t without = g ? many - 1 : many;
-            if (moved[row] < without)
-                fade(p + at, m + at, v + at, width, history + moved[row], without - moved[row], a);
+            int64_t without_gradient = g ? num_steps - 1 : num_steps;
+            if (moved[row] < without_gradient)
+                fade(p + at, m + at, v + at, width, history + moved[row], without_gradient - moved[row], a);
             if (g)
                 for (int64_t j = 0; j < width; j += LANES) {
                     int64_t place = at + j, left = width - j;
                     V P = load_some(p + place, left), M = load_some(m + place, left), W = load_some(v + place, left);
-                    move(P, M, W, load_some(g + i * width + j, left) * scale, a, history[many - 1]);
+                    update(P, M, W, load_some(g + i * width + j, left) * scale, a, history[num_steps - 1]);
                     store_some(p + place, P, left);
                     store_some(m + place, M, left);
                     store_some(v + place, W, left);
                 }
-            moved[row] = (int32_t)many;
+            moved[row] = (int32_t)num_steps;
         }
 #if defined(__SSE__)
         _mm_setcsr(before);

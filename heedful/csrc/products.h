@@ -9,22 +9,23 @@
 
 #include "vectors.h"
 
-constexpr int64_t PANEL = VECTORS * LANES;  // columns of a panel
-constexpr int64_t TALL = 6;                 // lines of a tile: 6 x 4 sums of AVX-512's 32 registers, 6 x 2 of AVX2's 16
+constexpr int64_t PANEL = TILE_VECTORS * LANES;  // columns of a panel
+constexpr int64_t TILE_ROWS = 6;  // in a tile: 6 x 4 sums of the 32 registers of AVX-512, 6 x 2 of the 16 of AVX2
 
 #define INLINE __attribute__((always_inline))  // a tile and the use of its sums are one function
 
 static inline int64_t panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 static inline int64_t words(int64_t count, int64_t in_word) { return (count + in_word - 1) / in_word; }
 
-struct Left {
+struct LeftOperand {
     const uint32_t* at;
     int64_t row, step;
 };
 
-// R x W vectors of the product; done(line, vector, sums) takes each
-template <class E, int R, int W, class Done>
-static inline INLINE void tile(Left a, const uint32_t* panel, int64_t width, int64_t depth, Done done) {
+// R x W vectors of the product; store(line, vector, sums) takes each
+template <class E, int R, int W, class Store>
+static inline INLINE void multiply_tile(LeftOperand a, const uint32_t* panel, int64_t width, int64_t depth,
+                                        Store store) {
     typename E::Sum sums[R][W] = {};
     for (int64_t k = 0; k < depth; k++) {
         VU b[W];
@@ -35,17 +36,20 @@ static inline INLINE void tile(Left a, const uint32_t* panel, int64_t width, int
         }
     }
     for (int r = 0; r < R; r++)
-        for (int j = 0; j < W; j++) done(r, j, sums[r][j]);
+        for (int j = 0; j < W; j++) store(r, j, sums[r][j]);
 }
 
 // as many lines at once as fit in registers; W is the number of vectors in a line
-template <class E, int W, class Done>
-static inline INLINE void tiles(Left a, int64_t rows, const uint32_t* panel, int64_t width, int64_t depth, Done done) {
-    constexpr int64_t MOST = TALL * VECTORS / W > 12 ? 12 : TALL * VECTORS / W;
+template <class E, int W, class Store>
+static inline INLINE void multiply_panel(LeftOperand a, int64_t rows, const uint32_t* panel, int64_t width,
+                                         int64_t depth, Store store) {
+    constexpr int64_t MOST = TILE_ROWS * TILE_VECTORS / W > 12 ? 12 : TILE_ROWS * TILE_VECTORS / W;
     int64_t row = 0;
     auto some = [&](auto lines) INLINE {
-        tile<E, decltype(lines)::value, W>({a.at + row * a.row, a.row, a.step}, panel, width, depth,
-                                           [&](int r, int j, typename E::Sum x) INLINE { done(row + r, j, x); });
+        multiply_tile<E, decltype(lines)::value, W>({a.at + row * a.row, a.row, a.step}, panel, width, depth,
+                                                    [&](int r, int j, typename E::Sum x) INLINE {
+                                                        store(row + r, j, x);
+                                                    });
         row += decltype(lines)::value;
     };
     while (row + MOST <= rows) some(std::integral_constant<int, MOST>{});
@@ -55,19 +59,19 @@ static inline INLINE void tiles(Left a, int64_t rows, const uint32_t* panel, int
     if (row < rows) some(std::integral_constant<int, 1>{});
 }
 
-// the panels from `first` to `last` of a product with `columns` columns; done(row, column, LANES sums)
-template <class E, class Done>
-static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
-                                  int64_t first, int64_t last, Done done) {
+// the panels from `first` to `last` of a product with `columns` columns; store(row, column, LANES sums)
+template <class E, class Store>
+static inline INLINE void multiply(LeftOperand a, int64_t rows, const uint32_t* b, int64_t depth, int64_t columns,
+                                   int64_t first, int64_t last, Store store) {
     for (int64_t p = first; p < last; p++) {
         const uint32_t* panel = b + p * depth * PANEL;
-        auto here = [&](int64_t row, int j, typename E::Sum x) INLINE { done(row, p * PANEL + j * LANES, x); };
-        switch (std::min(VECTORS, (columns - p * PANEL + LANES - 1) / LANES)) {
-            case 1: tiles<E, 1>(a, rows, panel, PANEL, depth, here); break;
-            case 2: tiles<E, 2>(a, rows, panel, PANEL, depth, here); break;
+        auto here = [&](int64_t row, int j, typename E::Sum x) INLINE { store(row, p * PANEL + j * LANES, x); };
+        switch (std::min(TILE_VECTORS, (columns - p * PANEL + LANES - 1) / LANES)) {
+            case 1: multiply_panel<E, 1>(a, rows, panel, PANEL, depth, here); break;
+            case 2: multiply_panel<E, 2>(a, rows, panel, PANEL, depth, here); break;
 #if defined(__AVX512F__)
-            case 3: tiles<E, 3>(a, rows, panel, PANEL, depth, here); break;
-            default: tiles<E, 4>(a, rows, panel, PANEL, depth, here); break;
+            case 3: multiply_panel<E, 3>(a, rows, panel, PANEL, depth, here); break;
+            default: multiply_panel<E, 4>(a, rows, panel, PANEL, depth, here); break;
 #endif
         }
     }
@@ -76,7 +80,7 @@ static inline INLINE void product(Left a, int64_t rows, const uint32_t* b, int64
 // -- packing ----------------------------------------------------------------------------------------------------------
 
 // transpose LANES x LANES words
-static inline void turn(const VU* in, uint32_t* out, int64_t width) {
+static inline void transpose_block(const VU* in, uint32_t* out, int64_t width) {
 #if defined(__AVX512F__)
     __m512i t[16], u[16], v[16];
     const __m512i* a = (const __m512i*)in;
@@ -108,10 +112,10 @@ static inline void turn(const VU* in, uint32_t* out, int64_t width) {
 #endif
 }
 
-constexpr int64_t AHEAD = 256;  // prefetch distance in bytes: the processor does not prefetch LANES rows by itself
+constexpr int64_t PREFETCH_BYTES = 256;  // distance; the processor does not prefetch LANES rows by itself
 
 // the two cache lines of a row's next numbers
-static inline void soon(const void* from) {
+static inline void prefetch_row(const void* from) {
     __builtin_prefetch(from);
     __builtin_prefetch((const char*)from + 64);
 }
@@ -128,29 +132,29 @@ template <class E, class From> static inline VU words_of(const typename From::T*
         return *(const AnyVU*)row;
     } else {
         uint16_t halves[NUMBERS];
-        for (int64_t i = 0; i < NUMBERS; i += LANES) Half::store(halves + i, From::load(row + i));
+        for (int64_t i = 0; i < NUMBERS; i += LANES) BFloat16::store(halves + i, From::load(row + i));
         return *(const AnyVU*)halves;
     }
 }
 
 // panels of the transpose of x [count, depth]: columns are the rows of x; panel p of them, whole vectors of it
 template <class E, class From>
-static inline void pack_turned(const typename From::T* x, int64_t stride, int64_t count, int64_t depth, int64_t p,
-                               uint32_t* out) {
+static inline void pack_transposed(const typename From::T* x, int64_t stride, int64_t count, int64_t depth, int64_t p,
+                                   uint32_t* out) {
     int64_t steps = words(depth, E::IN_WORD);
     for (int64_t column = 0; column < PANEL && p * PANEL + column < count; column += LANES)
         for (int64_t k = 0; k < steps; k += LANES) {
             VU in[LANES];
             for (int64_t i = 0; i < LANES; i++) {
                 int64_t row = p * PANEL + column + i, from = k * E::IN_WORD;
-                soon(x + row * stride + from + AHEAD / sizeof(typename From::T));
+                prefetch_row(x + row * stride + from + PREFETCH_BYTES / sizeof(typename From::T));
                 in[i] = row < count ? words_of<E, From>(x + row * stride + from, depth - from) : VU{};
             }
             if (k + LANES <= steps) {
-                turn(in, out + k * PANEL + column, PANEL);
+                transpose_block(in, out + k * PANEL + column, PANEL);
             } else {
                 uint32_t made[LANES * LANES];
-                turn(in, made, LANES);
+                transpose_block(in, made, LANES);
                 for (int64_t i = 0; k + i < steps; i++)
                     memcpy(out + (k + i) * PANEL + column, made + i * LANES, LANES * 4);
             }
@@ -162,8 +166,8 @@ template <class E, class From>
 static inline void pack(const typename From::T* x, int64_t stride, int64_t depth, int64_t columns, int64_t p,
                         uint32_t* out, float* sums = nullptr) {
     int64_t steps = words(depth, E::IN_WORD);
-    int64_t vectors = std::min(VECTORS, (columns - p * PANEL) / LANES);
-    V totals[VECTORS] = {};
+    int64_t vectors = std::min(TILE_VECTORS, (columns - p * PANEL) / LANES);
+    V totals[TILE_VECTORS] = {};
     for (int64_t k = 0; k < steps; k++) {
         const typename From::T* row = x + k * E::IN_WORD * stride + p * PANEL;
         bool two = E::IN_WORD == 2 && 2 * k + 1 < depth;

@@ -2,10 +2,10 @@
 // Hamming distances of bits. Rows are read from memory once for all queries.
 #include "vectors.h"
 
-static constexpr int64_t ROWS = 512;  // that stay in the cache while all queries are compared with them
+static constexpr int64_t BLOCK_ROWS = 512;  // rows that stay in the cache while all queries are compared with them
 
-static constexpr int AT_ONCE = 4;     // rows whose sums are independent of each other
-static constexpr int64_t AHEAD = 16;  // prefetch distance in rows
+static constexpr int UNROLLED_ROWS = 4;       // rows whose sums are independent of each other
+static constexpr int64_t PREFETCH_ROWS = 16;  // prefetch distance in rows
 
 // exact dot products of N rows with a query, below 2^31 for up to 1024 coordinates of at most 127 and 2^14
 template <int N> static inline void dots(const int8_t* rows, const int16_t* query, int64_t width, int32_t* totals) {
@@ -17,7 +17,7 @@ template <int N> static inline void dots(const int8_t* rows, const int16_t* quer
         __m512i y = _mm512_loadu_si512(query + i);
         for (int n = 0; n < N; n++) {
             const int8_t* row = rows + n * width + i;
-            __builtin_prefetch(row + AHEAD * width);
+            __builtin_prefetch(row + PREFETCH_ROWS * width);
             __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)row));
             sums[n] = _mm512_add_epi32(sums[n], _mm512_madd_epi16(x, y));
         }
@@ -33,16 +33,16 @@ extern "C" {
 // out [queries, count] = rows [count, width] times queries [queries, width], times the scales of both
 void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int64_t width, const int16_t* queries,
                      const float* query_scales, int64_t query_count, float* out, int threads) {
-    const int64_t blocks = (count + ROWS - 1) / ROWS;
+    const int64_t blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
-        int64_t first = block * ROWS, last = std::min(count, first + ROWS);
+        int64_t first = block * BLOCK_ROWS, last = std::min(count, first + BLOCK_ROWS);
         for (int64_t q = 0; q < query_count; q++) {
-            int32_t sums[ROWS];
+            int32_t sums[BLOCK_ROWS];
             const int16_t* query = queries + q * width;
             int64_t row = first;
-            for (; row + AT_ONCE <= last; row += AT_ONCE)
-                dots<AT_ONCE>(rows + row * width, query, width, sums + row - first);
+            for (; row + UNROLLED_ROWS <= last; row += UNROLLED_ROWS)
+                dots<UNROLLED_ROWS>(rows + row * width, query, width, sums + row - first);
             for (; row < last; row++) dots<1>(rows + row * width, query, width, sums + row - first);
             for (row = first; row < last; row++)
                 out[q * count + row] = (float)sums[row - first] * scales[row] * query_scales[q];
@@ -53,10 +53,10 @@ void heedful_scores8(const int8_t* rows, const float* scales, int64_t count, int
 // out [queries, count]: negated Hamming distances of rows [count, words] and queries [queries, words]
 void heedful_matches(const uint64_t* rows, int64_t count, int64_t words, const uint64_t* queries, int64_t query_count,
                      float* out, int threads) {
-    const int64_t blocks = (count + ROWS - 1) / ROWS;
+    const int64_t blocks = (count + BLOCK_ROWS - 1) / BLOCK_ROWS;
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
-        int64_t first = block * ROWS, last = std::min(count, first + ROWS);
+        int64_t first = block * BLOCK_ROWS, last = std::min(count, first + BLOCK_ROWS);
         for (int64_t q = 0; q < query_count; q++)
             for (int64_t row = first; row < last; row++) {
                 int64_t different = 0;

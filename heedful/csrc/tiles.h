@@ -60,7 +60,7 @@ static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int6
         _tile_loadd(7, b + LANES, PANEL * 4);
         _tile_loadd(4, a + k, stride * 4);
         if (two) _tile_loadd(5, a + TILE * stride + k, stride * 4);
-        if constexpr (std::is_same_v<E, Half>) {
+        if constexpr (std::is_same_v<E, BFloat16>) {
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if (!two) continue;
@@ -76,10 +76,10 @@ static inline INLINE void multiply_tiles(const uint32_t* a, int64_t stride, int6
     }
 }
 
-// the product of the configured rows with `columns` columns of a panel; done(row, first column, LANES sums) takes it
-template <class E, class Done>
-static inline INLINE void product_tiles(const TileShapes& shapes, const uint32_t* a, int64_t stride, int64_t depth,
-                                        const uint32_t* panel, int64_t columns, Done done) {
+// the product of the configured rows with `columns` columns of a panel; store(row, first column, LANES sums) takes it
+template <class E, class Store>
+static inline INLINE void multiply_by_tiles(const TileShapes& shapes, const uint32_t* a, int64_t stride, int64_t depth,
+                                            const uint32_t* panel, int64_t columns, Store store) {
     alignas(64) typename E::Sum sums[4][TILE];
     for (int64_t column = 0; column < columns; column += 2 * LANES) {
         multiply_tiles<E>(a, stride, depth, shapes.lower, panel + column);
@@ -91,7 +91,7 @@ static inline INLINE void product_tiles(const TileShapes& shapes, const uint32_t
         }
         for (int64_t i = 0; i < shapes.upper + shapes.lower; i++)
             for (int64_t j = 0; j < 2 && column + j * LANES < columns; j++)
-                done(i, column + j * LANES, sums[i / TILE * 2 + j][i % TILE]);
+                store(i, column + j * LANES, sums[i / TILE * 2 + j][i % TILE]);
     }
 }
 #endif

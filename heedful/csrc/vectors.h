@@ -16,10 +16,10 @@
 
 #if defined(__AVX512F__)
 constexpr int64_t LANES = 16;   // floats in a vector
-constexpr int64_t VECTORS = 4;  // vectors in a line of a tile
+constexpr int64_t TILE_VECTORS = 4;  // vectors in a line of a tile
 #else
 constexpr int64_t LANES = 8;
-constexpr int64_t VECTORS = 2;
+constexpr int64_t TILE_VECTORS = 2;
 #endif
 
 typedef float V __attribute__((vector_size(LANES * 4)));
@@ -30,17 +30,17 @@ typedef float AnyV __attribute__((vector_size(LANES * 4), aligned(4), may_alias)
 typedef uint32_t AnyVU __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t AnyVH __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
-static inline V all(float x) { return x - V{}; }
-static inline VU all_u(uint32_t x) { return x - VU{}; }
+static inline V broadcast(float x) { return x - V{}; }
+static inline VU broadcast_u32(uint32_t x) { return x - VU{}; }
 static inline V where(VI which, V x, V y) { return which ? x : y; }
-static inline V larger(V x, V y) {  // y where either is NaN
+static inline V vector_max(V x, V y) {  // y where either is NaN
 #if defined(__AVX512F__)
     return (V)_mm512_max_ps((__m512)x, (__m512)y);
 #else
     return where(x > y, x, y);
 #endif
 }
-static inline V smaller(V x, V y) {  // the same
+static inline V vector_min(V x, V y) {  // the same
 #if defined(__AVX512F__)
     return (V)_mm512_min_ps((__m512)x, (__m512)y);
 #else
@@ -64,21 +64,21 @@ static inline VI lanes() {
     return numbers;
 }
 
-// to memory without reading it first, for what is not needed again soon; `published` comes before others read it
-static inline void stream(float* to, V x) {
+// to memory without reading it first, for what is not needed again soon; `store_fence` comes before others read it
+static inline void store_nontemporal(float* to, V x) {
 #if defined(__AVX512F__)
     if (((uintptr_t)to & 63) == 0) return _mm512_stream_ps(to, (__m512)x);
 #endif
     *(AnyV*)to = x;
 }
-static inline void published() {
+static inline void store_fence() {
 #if defined(__AVX512F__)
     _mm_sfence();
 #endif
 }
 
 // add halves until one number is left, so that the order of summation does not depend on the compiler
-template <class Fold> static inline float folded(V x, Fold fold) {
+template <class Fold> static inline float reduce(V x, Fold fold) {
 #if defined(__AVX__)
 #if defined(__AVX512F__)
     auto upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)x), 1));
@@ -99,16 +99,16 @@ template <class Fold> static inline float folded(V x, Fold fold) {
 }
 
 static inline float sum(V x) {
-    return folded(x, [](auto a, auto b) { return a + b; });
+    return reduce(x, [](auto a, auto b) { return a + b; });
 }
 
-static inline float largest(V x) {  // NaN if the last value is NaN, and possibly if another one is
-    return folded(x, [](auto a, auto b) { return a > b ? a : b; });
+static inline float max_element(V x) {  // NaN if the last value is NaN, and possibly if another one is
+    return reduce(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // -- kinds of numbers; a "word" is 32 bits: two bfloat16 that follow each other, one float32, or four bytes ---------
 
-struct Half {
+struct BFloat16 {
     typedef uint16_t T;
     typedef V Sum;
     static constexpr int64_t IN_WORD = 2;
@@ -132,7 +132,7 @@ struct Half {
     static inline VU pair(V one, V other) {
         return __builtin_convertvector(rounded(one), VU) | (__builtin_convertvector(rounded(other), VU) << 16);
     }
-    static inline float one(T x) {
+    static inline float scalar(T x) {
         uint32_t bits = (uint32_t)x << 16;
         float made;
         memcpy(&made, &bits, 4);
@@ -145,19 +145,19 @@ struct Half {
 #endif
 };
 
-struct Single {
+struct Float32 {
     typedef float T;
     typedef V Sum;
     static constexpr int64_t IN_WORD = 1;
     static inline V load(const T* from) { return *(const AnyV*)from; }
     static inline void store(T* to, V x) { *(AnyV*)to = x; }
     static inline VU pair(V one, V) { return (VU)one; }
-    static inline float one(T x) { return x; }
-    static inline V dot(V sum, VU words, uint32_t word) { return sum + (V)words * (V)all_u(word); }
+    static inline float scalar(T x) { return x; }
+    static inline V dot(V sum, VU words, uint32_t word) { return sum + (V)words * (V)broadcast_u32(word); }
 };
 
 #if defined(__AVX512VNNI__)
-struct Byte {  // integers: the left side is 0 to 255, the right side -128 to 127
+struct Int8 {  // integers: the left side is 0 to 255, the right side -128 to 127
     typedef int8_t T;
     typedef VI Sum;
     static constexpr int64_t IN_WORD = 4;
@@ -171,13 +171,13 @@ struct Byte {  // integers: the left side is 0 to 255, the right side -128 to 12
 
 // 2^x for x <= 127, within 2 units in the last place; below -126 it is as for -126, about 1e-38; of NaN it is NaN
 static inline V exp2_of(V x) {
-    x = larger(all(-126.f), x);
+    x = vector_max(broadcast(-126.f), x);
 #if defined(__AVX512F__)
     V whole = (V)_mm512_roundscale_ps((__m512)x, 0);
 #else
     V whole = (x + 12582912.f) - 12582912.f;  // 1.5 * 2^23: rounds to a whole number
 #endif
-    V part = x - whole, y = all(1.5403530e-4f);
+    V part = x - whole, y = broadcast(1.5403530e-4f);
     y = y * part + 1.3333558e-3f;
     y = y * part + 9.6181291e-3f;
     y = y * part + 5.5504109e-2f;
@@ -211,8 +211,8 @@ static inline V normal(V x, V& bell) {
 // fitted to the largest error; half the time of the above
 static inline V gelu_of(V x) {
     constexpr float EDGE = 4.8f;
-    V near = smaller(all(EDGE), larger(all(-EDGE), x));
-    V u = near * near * (2 / (EDGE * EDGE)) - 1.f, y = all(0.00144375314f);
+    V near = vector_min(broadcast(EDGE), vector_max(broadcast(-EDGE), x));
+    V u = near * near * (2 / (EDGE * EDGE)) - 1.f, y = broadcast(0.00144375314f);
     for (float each : {-0.00419462379f, 0.00539230974f, -0.00744336518f, 0.0138641298f,
                        -0.0221875459f, 0.0307208113f, -0.0405659266f, 0.0529040992f,
                        -0.0729797632f, 0.147212788f})
@@ -223,7 +223,7 @@ static inline V gelu_of(V x) {
 // -- dropout: a number for each position, from a key; drawn again in the backward pass, not stored --------------------
 
 // the finaliser of MurmurHash3 (Appleby 2011): every bit of the input changes half of the bits of the output
-static inline uint32_t mixed(uint32_t x) {
+static inline uint32_t murmur_mix(uint32_t x) {
     x ^= x >> 16;
     x *= 0x85ebca6bu;
     x ^= x >> 13;
@@ -232,17 +232,17 @@ static inline uint32_t mixed(uint32_t x) {
 }
 
 static inline uint32_t key_of(uint64_t seed, uint64_t number) {
-    uint32_t key = mixed((uint32_t)seed ^ mixed((uint32_t)(seed >> 32) + 0x9e3779b9u));
-    key = mixed(key ^ mixed((uint32_t)number + 0x7f4a7c15u));
-    return mixed(key ^ (uint32_t)(number >> 32));
+    uint32_t key = murmur_mix((uint32_t)seed ^ murmur_mix((uint32_t)(seed >> 32) + 0x9e3779b9u));
+    key = murmur_mix(key ^ murmur_mix((uint32_t)number + 0x7f4a7c15u));
+    return murmur_mix(key ^ (uint32_t)(number >> 32));
 }
 
-struct Drop {
-    uint32_t below;  // a position is dropped if its number is below this; 0: no dropout
-    float kept;      // factor of the positions that stay
-    explicit Drop(double p)
-        : below((uint32_t)std::min(4294967295.0, p * 4294967296.0)), kept(p < 1 ? 1 / (1 - p) : 0) {}
-    // 0 or `kept` for the positions from `first` on
+struct Dropout {
+    uint32_t threshold;  // a position is dropped if its number is below this; 0: no dropout
+    float scale;         // factor of the positions that stay
+    explicit Dropout(double p)
+        : threshold((uint32_t)std::min(4294967295.0, p * 4294967296.0)), scale(p < 1 ? 1 / (1 - p) : 0) {}
+    // 0 or `scale` for the positions from `first` on
     inline V factors(uint32_t key, int64_t first) const {
         VU x = (VU)(lanes() + (int32_t)first) * 0x9e3779b9u + key;
         x ^= x >> 16;
@@ -250,7 +250,7 @@ struct Drop {
         x ^= x >> 13;
         x *= 0xc2b2ae35u;
         x ^= x >> 16;
-        return where((VI)(x < all_u(below)), V{}, all(kept));
+        return where((VI)(x < broadcast_u32(threshold)), V{}, broadcast(scale));
     }
 };
 
