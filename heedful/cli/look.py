@@ -46,7 +46,7 @@ def look(
         Path | None, typer.Option(help="Write the attention of one layer as a figure instead: .svg, .png or .pdf.")
     ] = None,
     part: Annotated[
-        str, typer.Option(help="With --figure: encoder, decoder or cross; by default the first that the model has.")
+        str, typer.Option(help="With --figure: encoder, decoder or cross; by default that of the shown head.")
     ] = "",
     layer: Annotated[
         list[int] | None,
@@ -91,7 +91,7 @@ def look(
     folder = checkpoint_path(run, checkpoint)
     if analogy is not None or positions:
         _refuse(
-            "--analogy and --positions take a RUN and --json alone, one of them at a time",
+            "--analogy and --positions take a RUN, --checkpoint and --json alone, one of them at a time",
             head_kind=head_kind,
             html=html,
             figure=figure,
@@ -104,7 +104,9 @@ def look(
             against=against,
             layer=layer,
             head=head,
+            part=part,
             port=port,
+            no_browser=no_browser,
             with_model=with_model,
             precision=precision,
             output=out,
@@ -113,26 +115,23 @@ def look(
             analogy=analogy if positions else None,
         )
         if texts:
-            raise HeedfulError(f'the text "{texts[0]}" was given: --analogy and --positions read none, leave it out')
+            raise HeedfulError(f'the text "{texts[0]}" was given: --analogy and --positions take no text, leave it out')
         return _print_positions(folder, as_json) if analogy is None else _print_analogy(folder, analogy, as_json)
     for file in (html, figure):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise HeedfulError(f"{file} cannot be written: give the name of a file in an existing folder")
     if html is None and figure is None:
-        _refuse("they select what the file of --html or --figure holds", layer=layer, head=head)
+        _refuse("only --html and --figure select layers and heads", layer=layer, head=head)
     else:
-        _refuse("a file has no port", port=port)
+        _refuse("only the page that is served has a port and opens in a browser", port=port, no_browser=no_browser)
     if html is None:
-        _refuse("it limits the file of --html", megabytes=megabytes)
-        _refuse("it is for the file of --html", with_model=with_model)
+        _refuse("only for --html", megabytes=megabytes, with_model=with_model)
     if with_model:
-        _refuse(
-            "a file with a model computes all layers and heads, of one model", layer=layer, head=head, against=against
-        )
+        _refuse("a file with a model has all layers and heads of one model", layer=layer, head=head, against=against)
     else:
-        _refuse("it is for --with-model", precision=precision)
+        _refuse("only for --with-model", precision=precision)
     if figure is None:
-        _refuse("it belongs to --figure", part=part)
+        _refuse("only for --figure", part=part)
     else:
         _refuse("a figure shows one text in one model", html=html, against=against, word=word, choice=choice)
         if len(layer or ()) > 1:
@@ -140,7 +139,7 @@ def look(
         if len(texts or ()) > 1:
             raise HeedfulError(f"{len(texts or ())} texts were given: a figure shows one text")
     if heads is None:
-        _refuse("they are for the report of --heads DATA", output=out, json=as_json, max_texts=max_texts)
+        _refuse("only for --heads DATA", output=out, json=as_json, max_texts=max_texts)
     else:
         reason = "the report of --heads takes a RUN, one TEXT, --max-texts, --head-kind, --output and --json"
         _refuse(
@@ -153,7 +152,9 @@ def look(
             target=target,
             against=against,
             word=word,
+            part=part,
             port=port,
+            no_browser=no_browser,
         )
         if texts and len(texts) > 1:
             raise HeedfulError(f"{len(texts)} texts were given: {reason}")

@@ -75,6 +75,11 @@ class PackedRows(Sequence[Sample]):
         lengths = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) + special_tokens
         self.tokens = int(lengths.sum())
         room, max_sequences = (size, None) if shape is None else shape.room(size)
+        if shape is not None and len(lengths) and lengths.max() > room:
+            raise HeedfulError(
+                f"a sequence has {lengths.max()} tokens, but a row has {room} beside those that are reserved for "
+                f"padding: raise pack_length from {size} to {size + int(lengths.max()) - room}, or shorten sequences"
+            )
         rows = pack_best_fit(lengths, room, seed, max_sequences)
         # the numbers of all rows' sequences end to end, and where each row begins in them
         self._sequence_numbers = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
@@ -121,9 +126,10 @@ class FixedShape:
         Raises:
             HeedfulError: If `sequences` leaves no room for text.
         """
-        if self.sequences < 2 or size <= self.total(size):
+        most = size - 1 - (self.total(size) - self.sequences)
+        if not 2 <= self.sequences <= most:
             raise HeedfulError(
-                f"sequences_per_pack is {self.sequences}; expected a number from 2 to below the {size} of a row"
+                f"sequences_per_pack is {self.sequences}; expected a number from 2 to {most} for rows of {size} tokens"
             )
         return size - self.total(size), self.sequences - 1
 
@@ -394,4 +400,6 @@ class _RotatedRows(Sequence[Sample]):
         return self._count
 
     def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
         return self._rows[(self._first + number) % len(self._rows)]

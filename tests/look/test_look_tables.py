@@ -39,9 +39,11 @@ def test_positions_of_a_learned_table(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--positions", "--port", "8000"], "--port was given: --analogy and --positions take a RUN and --json alone"),
+        (["--positions", "--port", "8000"], "--port was given: --analogy and --positions take a RUN"),
+        (["--positions", "--part", "decoder"], "--part was given: --analogy and --positions take a RUN"),
+        (["--positions", "--no-browser"], "--no-browser was given: --analogy and --positions take a RUN"),
         (["--positions", "--analogy", "a", "b", "c"], "--analogy was given: --analogy and --positions take a RUN"),
-        (["the cat", "--positions"], 'the text "the cat" was given: --analogy and --positions read none'),
+        (["the cat", "--positions"], 'the text "the cat" was given: --analogy and --positions take no text'),
         (["--analogy", "cat", " ", "dog"], "has no tokens: give a word"),
     ],
 )

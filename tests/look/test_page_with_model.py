@@ -515,12 +515,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--with-model"], "--with-model was given: it is for the file of --html"),
+        (["--with-model"], "--with-model was given: only for --html"),
         (
             ["--positions", "--with-model"],
             "--with-model was given: --analogy and --positions take a RUN and --json alone",
         ),
-        (["--html", "x.html", "--precision", "int8"], "--precision was given: it is for --with-model"),
+        (["--html", "x.html", "--precision", "int8"], "--precision was given: only for --with-model"),
         (["--html", "x", "--with-model", "--layer", "0", "--against", "m"], "--layer and --against were given: a file"),
     ],
 )

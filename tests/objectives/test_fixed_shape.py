@@ -35,9 +35,12 @@ def test_rows_leave_room_for_what_fills_them_up() -> None:
     few = pack_best_fit(np.full(100, 3), room, seed=1, max_sequences=most)
     assert {len(row) for row in few} == {5}
     with pytest.raises(
-        HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to below the 64 of a row"
+        HeedfulError, match="sequences_per_pack is 1; expected a number from 2 to 63 for rows of 64 tokens"
     ):
         FixedShape(sequences=1, pad=0).room(64)
+    with pytest.raises(HeedfulError, match="sequences_per_pack is 121; expected a number from 2 to 120 for rows"):
+        FixedShape(sequences=121, pad=0, longest=16).room(128)
+    assert FixedShape(sequences=120, pad=0, longest=16).room(128) == (1, 119)
 
 
 @pytest.mark.parametrize("lengths", [(10,), (8, 9, 30), (3, 3, 3, 3, 3)])

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from heedful.data.corpus.build import Corpus
 from heedful.errors import HeedfulError
 from heedful.objectives import packing as rows_module
-from heedful.objectives.packing import PackedRows, SegmentPairs, held_out, pack_best_fit, segment_windows, truncate_pair
+from heedful.objectives.packing import (
+    FixedShape,
+    PackedRows,
+    SegmentPairs,
+    held_out,
+    pack_best_fit,
+    segment_windows,
+    truncate_pair,
+)
 from heedful.objectives.special_tokens import SpecialTokenTemplate
 from heedful.tokenizer import Tokenizer
 from tests.support.corpora import corpus_of, documents, trained
@@ -134,6 +142,24 @@ def test_a_row_holds_whole_sequences_with_their_labels(corpus: Corpus, tokenizer
     for outside in (-1, len(rows)):
         with pytest.raises(IndexError):
             _ = rows[outside]
+
+
+def test_room_that_is_reserved_for_padding_is_named(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    template, ranges = SpecialTokenTemplate.of(tokenizer, pair=False), segment_windows(corpus, np.arange(COUNT), 28)
+    longest = int((ranges[:, 0, 1] - ranges[:, 0, 0]).max()) + template.width
+    shape = FixedShape(sequences=4, pad=0)
+    message = rf"a sequence has {longest} tokens, .* raise pack_length from {longest} to {longest + 4}"
+    with pytest.raises(HeedfulError, match=message):
+        PackedRows(corpus, template, ranges, longest, seed=3, shape=shape)
+    assert len(PackedRows(corpus, template, ranges, longest + 4, seed=3, shape=shape)[0]) == longest + 4
+
+
+def test_rows_of_every_epoch_end(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    made = pairs(corpus, tokenizer)
+    for epoch in range(2):
+        assert len(list(made.at(epoch))) == len(made)
+        with pytest.raises(IndexError):
+            _ = made.at(epoch)[len(made)]
 
 
 def test_a_sequence_after_which_its_document_goes_on_has_a_frame_of_its_own(

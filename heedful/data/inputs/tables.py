@@ -61,8 +61,9 @@ def _make_table(
 def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
     """Open CoNLL as a table with the columns words and lines; tags are optional.
 
-    `lines` are the lines of a sentence in the file. Lines outside sentences, and those of unreadable sentences, belong
-    to the sentence before or after them, so that all lines together are the file.
+    `lines` are the lines of a sentence in the file. Lines outside sentences belong to the sentence before them, and
+    those of an unreadable sentence to the next one, so that all lines together are the file, but for two cases: an
+    unreadable sentence at the end, and a sentence that is too long, are missing.
 
     Args:
         file: the file.
@@ -81,7 +82,7 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
         for number, text, bad_line in all_lines(file):
             cells = conll.split_columns(text.strip(BLANK)) if bad_line is None else ["?"]
             if is_header_next or not cells[0] or cells[0] == conll.DOCUMENT_BORDER:
-                is_header_next = is_header_next and not cells[0]
+                is_header_next = is_header_next and (not cells[0] or cells[0] == conll.DOCUMENT_BORDER)
                 sentence_ended = sentence_ended or bool(words or bad)
                 lines.append(text)
                 continue

@@ -62,8 +62,12 @@ def static_student(
         )
     used_texts = list(evenly_spaced(texts, len(texts), MAX_TEXTS))
     states, counts = mean_token_states(teacher, used_texts)
-    table = weighted_components(states, counts, settings.width, settings.sif_coefficient)
-    table[_special_ids(tokenizer)] = 0.0
+    is_ordinary = torch.ones(tokenizer.size, dtype=torch.bool)
+    is_ordinary[_special_ids(tokenizer)] = False
+    table = torch.zeros(tokenizer.size, settings.width)
+    table[is_ordinary] = weighted_components(
+        states[is_ordinary], counts[is_ordinary], settings.width, settings.sif_coefficient
+    )
     config = ClassicConfig(
         embedding=EmbeddingConfig(vocabulary=tokenizer.size, width=settings.width, dropout=settings.dropout),
         reader=BagPooling(),
@@ -84,7 +88,8 @@ def mean_token_states(
 ) -> tuple[Float[Tensor, "vocabulary width"], Int64[Tensor, " vocabulary"]]:
     """Return the teacher's mean hidden state of each token, and the number of its occurrences in the texts.
 
-    A token that does not occur gets its hidden state in a text of that token alone.
+    A token that does not occur gets its hidden state in a text of that token alone. The tokens around all texts get
+    zeros, and occur 0 times.
     """
     tokenizer, device = require_tokenizer(teacher), next(teacher.parameters()).device
     state_sums = torch.zeros(tokenizer.size, teacher.config.model.width)
@@ -114,7 +119,9 @@ def mean_token_states(
     unseen_ids = torch.nonzero(text_counts == 0)[:, 0].tolist()
     for sequences in consecutive_batches(([*prefix_ids, id, *suffix_ids] for id in unseen_ids), BATCH_TOKENS):
         add_states(sequences, single_counts)
-    return state_sums / (text_counts + single_counts).clamp(min=1)[:, None], text_counts
+    states = state_sums / (text_counts + single_counts).clamp(min=1)[:, None]
+    states[_special_ids(tokenizer)] = 0.0
+    return states, text_counts
 
 
 def weighted_components(

@@ -37,8 +37,9 @@ def test_conll_needs_no_tags(tmp_path: Path) -> None:
     assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada", "here"], ["Peter"]]
     (tmp_path / "a.conll").write_text("1\tAda\n2\there\n\n1\tPeter\n")
     assert [row["words"] for row in cells(tmp_path / "a.conll", columns={"words": 2})] == [["Ada", "here"], ["Peter"]]
-    (tmp_path / "a.conll").write_text("word tag\nAda B-PER\n\nhere O\n")
-    assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada"], ["here"]]
+    for border in ("", "-DOCSTART- -X-\n\n"):
+        (tmp_path / "a.conll").write_text(f"{border}word tag\nAda B-PER\n\nhere O\n")
+        assert [row["words"] for row in cells(tmp_path / "a.conll")] == [["Ada"], ["here"]], border
 
 
 def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:

@@ -81,6 +81,16 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
     np.testing.assert_allclose(weighted, rows * weights[:, None], rtol=1e-4, atol=1e-7)
 
 
+def test_tokens_around_texts_do_not_shape_the_components(teacher: Path) -> None:
+    """They are in each of many texts, and their states are of another size than those of words."""
+    bundle, settings = load(teacher), StaticStudent(width=8, sif_coefficient=None)
+    states, counts = mean_token_states(bundle, TEXTS * 40)
+    assert not states[[0, 2, 3]].any() and not counts[[0, 2, 3]].any()
+    words = [id for id in range(len(states)) if id not in (0, 2, 3)]
+    table = static_student(bundle, settings, TEXTS * 40, lambda line: None).model.embedding.tokens.weight
+    torch.testing.assert_close(table[words].abs(), weighted_components(states[words], counts[words], 8, None).abs())
+
+
 def test_a_student_reads_any_length_and_ignores_tokens_around_a_text(teacher: Path) -> None:
     bundle = load(teacher)
     log: list[str] = []
