@@ -134,9 +134,17 @@ def _finite(number: str) -> float:
     return value
 
 
+def _integer(number: str) -> int:
+    """Return an integer of JSON; raises _InvalidJSONError if it is beyond float64."""
+    _finite(number)
+    return int(number)
+
+
 def _refuse_constant(name: str) -> float:
     """Raise a ValueError for NaN, Infinity and -Infinity, which Python's parser accepts."""
     raise ValueError(f"{name} is not JSON")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_finite, parse_constant=_refuse_constant)
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_float=_finite, parse_int=_integer, parse_constant=_refuse_constant
+)

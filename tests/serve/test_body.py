@@ -58,6 +58,8 @@ def test_a_body_is_converted_to_its_type() -> None:
         (b'{"inputs": 1}', 422, "got `int`"),
         (b'{"inputs": "a", "input": "b"}', 422, "unknown field `input`"),
         (b'{"inputs": NaN}', 422, "it is not JSON in UTF-8"),
+        (b'{"inputs": 1e400}', 422, "the number 1e400 is out of range"),
+        (b'{"inputs": ' + b"1" * 401 + b"}", 422, "the number 11111111111111111111 is out of range"),
         (b'{"inputs": "\\udc00"}', 422, "it is not JSON in UTF-8"),
         (b'{"inputs": "\xff"}', 422, "it is not JSON in UTF-8"),
         (b'{"inputs": ' + b"[" * 100_000, 422, "it is not JSON in UTF-8"),

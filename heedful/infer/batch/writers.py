@@ -158,9 +158,14 @@ def _escape_surrogates(value: object) -> object:
 
 
 def _cell_value(value: object, kind: pa.DataType) -> object:
-    """Return a cell of the input for a column of this type; in a text column other values are written as JSON."""
+    """Return a cell of the input for a column of this type.
+
+    In a text column, dates, times and bytes are written as in JSON lines, without quotes, and other values as JSON.
+    """
     if value is None or isinstance(value, str) or kind != TEXT:
         return value
+    if isinstance(value, bytes) or hasattr(value, "isoformat"):
+        return jsonable(value)
     return json.dumps(replace_nonfinite(value), ensure_ascii=False, allow_nan=False, default=jsonable)
 
 

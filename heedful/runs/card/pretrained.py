@@ -132,6 +132,8 @@ def _corpus_section(corpus: JsonObject) -> list[list[str]]:
         [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
         for file in corpus["files"][:MAX_FILES]
     ]
+    if len(corpus["files"]) > MAX_FILES:
+        notes = [f"and {len(corpus['files']) - MAX_FILES} more files, in the corpus's manifest.json", *notes]
     return [
         ["## Text", "", f"{counts['documents']:,} documents, {counts['tokens']:,} tokens."],
         markdown_table(["file", "bytes", "SHA-256 begins"], files),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import datetime
 import errno
 import gzip
 import importlib.util
@@ -301,8 +302,6 @@ def test_equal_names_are_told_apart(single: Engine, tmp_path: Path) -> None:
 
 
 def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
-    import datetime
-
     when = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
     table = pa.table(
         {
@@ -327,6 +326,17 @@ def test_parquets_own_types_stay(single: Engine, tmp_path: Path) -> None:
     assert row["when"] == "2026-01-02T03:04:05+00:00" and row["score"] is None and row["raw"] == "AP8="
     predict_files(single, tmp_path / "in.parquet", tmp_path / "bare", BatchSettings(inputs=False))
     assert "input" not in pq.read_table(tmp_path / "bare").column_names
+
+
+def test_dates_and_bytes_are_plain_text_where_files_differ(single: Engine, tmp_path: Path) -> None:
+    """A column that is a date in one file and text in the other is text; both kinds of cells are written alike."""
+    days = {"a": pa.array([datetime.date(2024, 1, 2)]), "b": pa.array(["2024-01-03"])}
+    raw = {"a": pa.array([b"\x00\xff"]), "b": pa.array(["AP8="])}
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"text": [name], "day": days[name], "raw": raw[name]}), tmp_path / f"{name}.parquet")
+    predict_files(single, [tmp_path / "a.parquet", tmp_path / "b.parquet"], tmp_path / "out")
+    cells = pq.read_table(tmp_path / "out")["input"].to_pylist()
+    assert [(row["day"], row["raw"]) for row in cells] == [("2024-01-02", "AP8="), ("2024-01-03", "AP8=")]
 
 
 # -- what cannot be answered ----------------------------------------------------------------------------------------
