@@ -112,7 +112,7 @@ def transformers_encode(job: Job, texts: Sequence[str]) -> tuple[Encode, str]:
     def by(size: int) -> Encode:
         return lambda some: np.asarray(model.encode(list(some), batch_size=size, show_progress_bar=False), np.float32)
 
-    size = job.size or fastest({size: by(size) for size in SIZES}, cast("Any", texts))
+    size = job.size or fastest({size: by(size) for size in SIZES}, texts)
     return by(size), f"{size} texts a batch"
 
 
@@ -133,7 +133,7 @@ def tokenized_encode(engine: Callable[[Job], tuple[Any, str]], job: Job, texts: 
     if job.size:
         return by(job.size)
     made = {size: by(size) for size in SIZES}
-    return made[fastest({size: encode for size, (encode, _) in made.items()}, cast("Any", texts))]
+    return made[fastest({size: encode for size, (encode, _) in made.items()}, texts)]
 
 
 ENGINES: dict[str, Callable[[Job, Sequence[str]], tuple[Encode, str]]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -31,6 +31,7 @@ BOUNDS = {  # beyond them an arm computes something else; int8 may lose more tha
 Sequences = Sequence[Sequence[int]]
 Round = Callable[[Sequences], Any]  # to a tensor or an array, [sequences, width]
 Way = TypeVar("Way")
+Inputs = TypeVar("Inputs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,13 +127,13 @@ def in_batches(job: Job, every: Callable[[Iterable[Sequences]], Any], about: str
     return by(size), f"{size} sequences a batch{chosen}, {job.order}, {about}"
 
 
-def fastest(ways: dict[Way, Round], sequences: Sequences) -> Way:
+def fastest(ways: Mapping[Way, Callable[[Inputs], Any]], inputs: Inputs) -> Way:
     """The way that takes the least time for all of it; each goes twice, since engines prepare for shapes they meet."""
     times = {}
     for way, run in ways.items():
-        run(sequences)
+        run(inputs)
         start = time.perf_counter()
-        run(sequences)
+        run(inputs)
         times[way] = time.perf_counter() - start
     return min(times, key=times.__getitem__)
 

@@ -86,7 +86,8 @@ def made(
         if not (models / peer / "made").exists():
             print(f"making {TITLES[peer]}'s models", file=sys.stderr, flush=True)
             script = Path(__file__).with_name("peer_models.py")
-            command = [sys.executable, script, peer, folder, models / peer, *([calibration] if calibration else [])]
+            more = [str(calibration)] if calibration else []
+            command = [sys.executable, str(script), peer, folder, str(models / peer), *more]
             subprocess.run(command, check=True, stdout=sys.stderr)
     return available, unmeasured
 

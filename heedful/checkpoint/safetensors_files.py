@@ -39,7 +39,7 @@ class TensorEntry:
 
 
 def find_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return all tensors of a folder by name, from the headers of a single file or, if there is none, of shards.
+    """Return all tensors of a folder by name, from the headers of a single file or, without one, of shards.
 
     Raises:
         ModelError: If there are no weights, only pickles, or files that do not fit their index.

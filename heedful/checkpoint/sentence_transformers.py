@@ -55,7 +55,7 @@ _VECTOR = "sentence_embedding"
 class _Modules:
     """The modules that modules.json lists; folders are relative to it."""
 
-    pooling: str | None = None  # folder of the Pooling module; None: there is none
+    pooling: str | None = None  # folder of the Pooling module; None: the model has no such module
     dense: tuple[str, ...] = ()  # folders of the Dense modules
     normalise: bool = False  # whether there is a Normalize module
 

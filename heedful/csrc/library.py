@@ -54,7 +54,7 @@ def unavailable_reason() -> str:
 
 @functools.cache  # called many times in each training step
 def _library_or_reason() -> Kernels | str:
-    """Return the library, or why there is none."""
+    """Return the library, or why it is missing."""
     setting = os.environ.get(KERNELS_VARIABLE, "")
     if setting == "off":
         return f"{KERNELS_VARIABLE} is off"

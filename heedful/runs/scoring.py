@@ -171,7 +171,7 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
 
 
 def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
-    """Return the number that decides between equal values of the metric, larger is better; 0 if there is none."""
+    """Return the number that decides between equal values of the metric, larger is better; 0 if nothing does."""
     for name, sign in TIE_BREAKERS.items():
         if name in numbers and name != metric:
             return sign * numbers[name]

@@ -215,7 +215,7 @@ class _Search:
         """Return the state of the search in the folder; a new search estimates a full training from a few steps first.
 
         Args:
-            facts: Entries by which searches are told apart.
+            facts: Entries that distinguish one search from another.
             minutes: Time for the whole search.
 
         Raises:

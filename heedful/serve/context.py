@@ -60,7 +60,7 @@ class RequestContext:
 
         Args:
             engine: The engine, whose tokenizer is used.
-            max_tokens: A lower limit than that of requests; None: there is none.
+            max_tokens: A lower limit than that of requests; None: the limit of requests.
             counts_truncated: Whether tokens count that an embedding model will drop.
         """
         limit = self.service.settings.limits.max_request_tokens

@@ -76,7 +76,7 @@ class RequestLog:
 
     start: float  # time.monotonic()
     deadline: float  # time.monotonic()
-    route: str = ""  # path of the route; "": there is none
+    route: str = ""  # path of the route; "": none
     status: int = 0  # HTTP status; 0: no response yet
     tokens: int = 0  # tokens that the model read
     reason: str = ""  # why the request failed; "": it did not

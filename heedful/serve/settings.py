@@ -109,7 +109,7 @@ def name_models(runs: Iterable[str]) -> dict[str, str]:
         runs: NAME=FOLDER, or folders whose names are the last parts of their paths.
 
     Raises:
-        HeedfulError: If two models have the same name, or there is none.
+        HeedfulError: If two models have the same name, or no model is named.
     """
     folders: dict[str, str] = {}
     for run in runs:

@@ -72,7 +72,7 @@ def top_tokens(scores: Tensor, context: AnswerContext) -> list[list[Answer]]:
 
 
 def mask_name(tokenizer: Tokenizer) -> str:
-    """Return the mask token as it is written in a text; raise HeedfulError if there is none."""
+    """Return the mask token as it is written in a text; raise HeedfulError if the tokenizer has none."""
     if tokenizer.special.mask is None:
         raise HeedfulError("this tokenizer has no mask token: name it as mask_token in tokenizer_config.json")
     return tokenizer.name(tokenizer.special.mask)

@@ -317,7 +317,7 @@ def _truncate_text(encoded: Encoding, text: str, text_suffix: str, limit: int) -
 def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> list[Encoding]:
     """Return the prompts of a decoder-only model: texts without the special tokens after them.
 
-    An empty prompt becomes the token that begins a text, or if there is none the token that ends it, as in GPT-2. Texts
+    An empty prompt becomes the token that begins a text, or, without one, the token that ends it, as in GPT-2. Texts
     of other models, and of models with a `text_suffix`, are returned unchanged.
     """
     if not isinstance(loaded.config.head, NextToken) or loaded.config.model.has_encoder or loaded.text_suffix:

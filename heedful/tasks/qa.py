@@ -317,7 +317,7 @@ def _null_score(answer: Answer) -> float:
 def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
     """Return, for each window, the first and the last token that overlap the answer.
 
-    None stands for a window without the answer, or with only a part of it.
+    None marks a window without the answer, or with only a part of it.
     """
     start, stop = strip_span(context, span.start, span.start + len(span.text))
     context_positions = [[position for position, text in enumerate(window.segments) if text == 1] for window in windows]

@@ -89,7 +89,7 @@ class TaskSpec:
     replaceable: bool = True  # the answer usually stays correct if words of the input are replaced
     truncates: bool = False  # long texts are always truncated, never read in windows
     zero_shot: bool = False  # an untrained model may do the task, which is then the baseline
-    linear_model: LinearModel | None = None  # baseline over bags of words; None: there is none
+    linear_model: LinearModel | None = None  # baseline over bags of words; None: no baseline
     plots_alignments: bool = False  # plots show the decoder's attention to the source text
     predicts_cosines: bool = False  # predictions for pairs are cosines, which `label_scaling` maps to scores
     routes: tuple[str, ...] = ()  # more routes of the server than serve/routes.py has, as "module:name"

@@ -264,7 +264,7 @@ class Tokenizer:
         )
 
     def name(self, id: int) -> str:
-        """Return the token with an id, spelt as in the vocabulary; raise TokenizerError if there is none."""
+        """Return the token with an id, spelt as in the vocabulary; raise TokenizerError if it is missing."""
         token = self._backend.id_to_token(id) if 0 <= id < self.size else None
         if token is None:
             raise TokenizerError(f"no token has id {id}: the ids of this tokenizer go from 0 to {self.size - 1}")

@@ -305,7 +305,7 @@ class _FitLoop(Generic[Share]):
         self.saved_step, self.saved_at = self.trainer.step, time.monotonic()
 
     def _resume(self) -> int:
-        """Load the newest valid checkpoint on all ranks; returns its step, or 0 if there is none."""
+        """Load the newest valid checkpoint on all ranks; returns its step, or 0 without a checkpoint."""
         trainer = self.trainer
         state = trainer.state()[0] | {f"best/{name}": tensor for name, tensor in self._evaluated_weights().items()}
         sizes = trainer.ranks.all_gather_scalars(sum(tensor.nbytes for tensor in state.values()))

@@ -51,7 +51,7 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
 def _make_table(
     display_name: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], row_errors: RowErrors, note: str
 ) -> Table:
-    """Make a table with these columns and rows; raise NoRowsError if there are none."""
+    """Make a table with these columns and rows; raise NoRowsError without any row."""
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{display_name}: has no rows")

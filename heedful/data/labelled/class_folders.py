@@ -208,7 +208,7 @@ def _holds_texts(folder: Path, settings: DataSettings) -> bool:
 
 
 def _unused_note(paths: Sequence[Path]) -> list[str]:
-    """Return the note that paths are not used; [] if there are none."""
+    """Return the note that paths are not used; [] without such paths."""
     names = [path.name for path in paths]
     return [f"not used: {', '.join(names[:10])}{' and more' if len(names) > 10 else ''}"] if names else []
 

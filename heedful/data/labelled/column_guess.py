@@ -32,7 +32,7 @@ class ColumnGuess:
         return {role: (str(numbers[0]),) for role, numbers in self.columns.items() if len(numbers) == 1}
 
     def __str__(self) -> str:
-        """Describe the candidates, and the options that choose them; "" if there are none."""
+        """Describe the candidates, and the options that choose them; "" without candidates."""
         descriptions = [self._describe(role, numbers) for role, numbers in self.columns.items() if numbers]
         if not descriptions:
             return ""

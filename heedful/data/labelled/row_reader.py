@@ -138,7 +138,7 @@ def _one_choice(
     Args:
         read: reads the row.
         cells: the row.
-        question: question about the prompt, which is joined with each candidate; None: there is none.
+        question: question about the prompt, which is joined with each candidate; None: no question.
         candidates: the candidates.
         answer: the correct candidate, as `parse_correct_index` reads it.
         marks: marks of the candidates, such as "A"; empty: they have none.

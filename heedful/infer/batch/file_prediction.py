@@ -79,7 +79,7 @@ class BatchSummary:
     rows: int
     answered: int  # rows with an answer
     errors: int  # rows with an error
-    first_error: str  # first error with its file and line; "": there is none
+    first_error: str  # first error with its file and line; "": none
     size: int  # bytes of all parts
     new_rows: int  # rows that this call processed; other processes or earlier calls did the rest
     seconds: float  # duration of this call

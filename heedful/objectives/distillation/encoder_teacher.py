@@ -228,7 +228,7 @@ class EncoderTeacher:
         return packed, np.concatenate(word_of).astype(np.int64), fits
 
     def _teacher_ids(self, student_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the teacher's token ids of a word, from the student's; the unknown token if there are none."""
+        """Return the teacher's token ids of a word, from the student's; the unknown token if it has none."""
         key = student_ids.tobytes()
         if key not in self._teacher_ids_of:
             (ids,) = self.tokenizer.ids([self._word_text(student_ids.tolist())])

@@ -135,7 +135,7 @@ class Distillation(SelfSupervised):
 
     @property
     def extra_module(self) -> nn.Module | None:  # type: ignore[override]
-        """The linear maps of states; None if there are none."""
+        """The linear maps of states; None if widths are equal."""
         return self.projections if len(self.projections) else None
 
     @cached_property

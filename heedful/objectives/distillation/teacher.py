@@ -231,7 +231,7 @@ def _align_words(
 ) -> list[slice | None]:
     """Return which of its example's words each sample of the student has.
 
-    None stands for a sample whose example has a different number of words for the teacher.
+    None marks a sample whose example has a different number of words for the teacher.
     """
     counts = [len(sample.target[0]) for sample in student_samples.samples]
     totals: dict[int, int] = {}  # words of each example

@@ -201,7 +201,7 @@ Seq2Seq = RecurrentInit | TransformerInit  # seq2seq models with random weights
 
 
 def model_name(init: Init) -> str:
-    """Return the pretrained model that training starts from, or that a classic model runs over; "" if there is none."""
+    """Return the pretrained model that training starts from, or that a classic model runs over; "" without one."""
     return init.model if isinstance(init, Pretrained | ClassicInit) else ""
 
 

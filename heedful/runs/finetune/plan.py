@@ -130,7 +130,7 @@ def _open(
 
 
 def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
-    """Return settings of the initial model, and the configuration of the pretrained model; None if there is none.
+    """Return settings of the initial model, and the configuration of the pretrained model; None without one.
 
     The path of a folder is normalised, so that settings are equal however it is written.
     """

@@ -57,7 +57,7 @@ METHODS: dict[LinearModel, str] = {  # descriptions
 
 
 def linear_model_of(task: Task) -> LinearModel | None:
-    """Return the kind of linear model that can learn the task from a bag of words; None if there is none."""
+    """Return the kind of linear model that can learn the task from a bag of words; None if no kind can."""
     return next((spec.linear_model for spec in SPECS.values() if spec.task is type(task)), None)
 
 

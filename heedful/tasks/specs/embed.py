@@ -49,7 +49,7 @@ class EmbedSettings(TaskSettings):
             raise HeedfulError(f"matryoshka_dimensions has {wrong[0]}; expected whole numbers from 1")
 
     def used_loss(self, *, scored: bool) -> PairLoss:
-        """Return the loss that "auto" stands for, or the chosen one; `scored`: whether pairs have scores."""
+        """Return the loss that "auto" selects, or the chosen one; `scored`: whether pairs have scores."""
         if self.loss == "auto":
             return "cosine" if scored else "multiple_negatives"
         return self.loss
