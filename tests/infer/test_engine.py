@@ -616,4 +616,4 @@ def test_an_input_whose_numbers_are_not_finite_is_refused(folders: dict[str, Pat
         assert refused.value.number == number
     asked = engine.tokenize(["paris"])
     with pytest.raises(HeedfulError, match="not finite"):
-        engine.answer(asked[0], engine.score(asked[0].pieces))
+        engine.answer(asked[0], engine.score(asked[0].chunks))

@@ -356,7 +356,7 @@ def test_bad_rows_keep_their_place_and_say_why(single: Engine, tmp_path: Path, f
     assert [row["row"] for row in rows] == list(range(1, 10))
     errors = [row["error"] for row in rows]
     assert [error is None for error in errors] == [True, False, False, False, True, True, True, False, True]
-    for place, message in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "no utf-8"), (7, "not closed")):
+    for place, message in ((1, "has 1 cells, expected 2"), (2, "NUL"), (3, "not valid utf-8"), (7, "not closed")):
         assert message in errors[place]
     assert (done.rows, done.answered, done.errors) == (9, 5, 4)
     assert done.first_error.startswith("odd.csv:4: has 1 cells")
