@@ -46,7 +46,7 @@ class WindowPlan:
 
     # [sequences, 2, 2]: begin and end of both texts, in tokens of the corpus; with one text, the second one is empty
     ranges: Ranges
-    # [sequences, 3]: SECOND_START is the position of the second text in the sequence, 0 without a second text; FIRST_TEXT
+    # [sequences, 3]: SECOND_START is the position of the second text in the sequence, 0 without one; FIRST_TEXT
     # and SECOND_TEXT are indices into `texts`
     targets: NDArray[np.int64]
     texts: Ranges  # [texts, 1, 2]: the windows of the documents, then the texts of `Neighbours`

@@ -72,7 +72,7 @@ MRPC_ORIGINAL = "msr_paraphrase_train.txt"  # train and dev of MRPC in one file
 
 
 def task_of(folder: Path) -> str | None:
-    """Return the GLUE task that a folder is named after; None if no task has that name, or the folder lacks its files."""
+    """Return the GLUE task that a folder is named after; None if no task is, or the folder lacks its files."""
     if not any(os.path.isfile(folder / name) for name in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
         return None
     tasks = {task.replace("-", "").casefold(): task for task in LAYOUTS}
