@@ -9,10 +9,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from heedful.infer.encoded_input import Chunk
 from heedful.infer.finite import scores_are_finite
 from heedful.infer.scheduling.errors import DeadlineExceededError, InferenceFailedError, public_error
-from heedful.infer.scheduling.limits import QueueCounters
+from heedful.infer.scheduling.limits import QueueCounters, ScheduledEngine, token_cost
 from heedful.model.decode import Decoding
+from heedful.tasks.generation import GenerationConfig
 
 # Chunks -> their scores, or a text generation that the caller runs step by step
 ScoreBatch = Callable[[list[Any]], Sequence[object] | Decoding]
@@ -61,6 +63,28 @@ class QueuedChunk(NamedTuple):
     key: object  # only chunks with the same key share a batch
     score_batch: ScoreBatch
     is_decoding: bool  # whether `score_batch` returns a Decoding
+
+
+class NewChunk(NamedTuple):
+    """A chunk that is to be queued; see `QueuedChunk` for its fields."""
+
+    cost: int
+    chunk: object
+    key: object
+    score_batch: ScoreBatch
+    is_decoding: bool
+
+
+def new_chunk(engine: ScheduledEngine, chunk: Chunk, top_k: int, writing: GenerationConfig | None) -> NewChunk:
+    """Return a chunk to be queued; chunks of one engine, answer head and settings may share a batch."""
+    generates = chunk.answerer.generate is not None
+    settings = (writing or engine.writing) if generates else writing
+
+    def score_batch(batch: list[Chunk]) -> Sequence[object] | Decoding:
+        return engine.decode(batch, settings) if generates else engine.score(batch, settings, top_k=top_k)
+
+    key = id(engine), top_k, settings, id(chunk.answerer)
+    return NewChunk(token_cost(len(chunk.encoded), settings), chunk, key, score_batch, generates)
 
 
 FinishedRequest = tuple[PendingRequest, object, Exception | None]  # the answer, or the error

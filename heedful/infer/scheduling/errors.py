@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from heedful.errors import HeedfulError
+
+T = TypeVar("T")
 
 
 class RequestRefusedError(Exception):
@@ -51,3 +56,11 @@ def public_error(error: BaseException) -> Exception:
     while frame is not None:  # the message is left out: it may quote the client's text
         location, frame = f"{frame.tb_frame.f_code.co_name}:{frame.tb_lineno}", frame.tb_next
     return InferenceFailedError(f"{type(error).__name__} in {location}")
+
+
+def with_public_errors(function: Callable[[], T]) -> T:
+    """Return function(); an error becomes the one that the client may see."""
+    try:
+        return function()
+    except BaseException as error:
+        raise public_error(error) from None

@@ -11,18 +11,19 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from heedful.errors import InputError
 from heedful.infer.cascade import StagedAnswers
-from heedful.infer.encoded_input import Chunk, EncodedInput
+from heedful.infer.encoded_input import EncodedInput
 from heedful.infer.scheduling.batch_run import (
     BatchRun,
     FinishedRequest,
+    NewChunk,
     PendingRequest,
     QueuedChunk,
-    ScoreBatch,
     deliver,
+    new_chunk,
 )
 from heedful.infer.scheduling.errors import (
     DeadlineExceededError,
@@ -30,10 +31,10 @@ from heedful.infer.scheduling.errors import (
     TooLongError,
     UnavailableError,
     public_error,
+    with_public_errors,
 )
 from heedful.infer.scheduling.limits import QueueCounters, QueueLimits, ScheduledEngine, token_cost
 from heedful.infer.scheduling.tokenizer_pool import TURN_CHARACTERS, TokenizerPool
-from heedful.model.decode import Decoding
 from heedful.tasks.answering import Answer
 from heedful.tasks.generation import GenerationConfig
 
@@ -54,16 +55,6 @@ MIN_HEAP_CLEANUP = 256  # waiting chunks from which a heap is rebuilt if most of
 T = TypeVar("T")
 Encoded = list[EncodedInput] | Generator[None, None, list[EncodedInput]]  # at once, or in several turns
 EngineType = TypeVar("EngineType", bound=ScheduledEngine, covariant=True)
-
-
-class _NewChunk(NamedTuple):
-    """A chunk that is to be queued; see `QueuedChunk` for its fields."""
-
-    cost: int
-    chunk: object
-    key: object
-    score_batch: ScoreBatch
-    is_decoding: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,10 +187,10 @@ class ModelQueue(Generic[EngineType]):
             ]
 
         if not chunks:
-            answers: list[Answer] = _with_public_errors(lambda: finish([]))
+            answers: list[Answer] = with_public_errors(lambda: finish([]))
             return answers, 0
         request.finish = finish
-        new_chunks = [_new_chunk(engine, chunk, top_k, writing) for chunk in chunks]
+        new_chunks = [new_chunk(engine, chunk, top_k, writing) for chunk in chunks]
         addition = ", with all that may be written after them" if new_chunks[0].is_decoding else ""
         self.scheduler._add(request, new_chunks, addition)
         return await request.future, tokens
@@ -231,7 +222,7 @@ class ModelQueue(Generic[EngineType]):
             def score_batch(engines: list[Any]) -> list[object]:
                 return [function(engines[0])]
 
-            self.scheduler._add(request, [_NewChunk(tokens, engine, object(), score_batch, False)])
+            self.scheduler._add(request, [NewChunk(tokens, engine, object(), score_batch, False)])
             result: T = await request.future
             return result
 
@@ -467,7 +458,7 @@ class Scheduler:
                 raise self._queue_full(request.model_queue)
             self._change_waiting(request, tokens)
 
-    def _add(self, request: PendingRequest, chunks: Sequence[_NewChunk], addition: str = "") -> None:
+    def _add(self, request: PendingRequest, chunks: Sequence[NewChunk], addition: str = "") -> None:
         """Queue the chunks of a request in place of its reserved tokens, or refuse it.
 
         Args:
@@ -596,23 +587,3 @@ class Scheduler:
             self._run_end = now + seconds
             return model_queue, run
         return None
-
-
-def _new_chunk(engine: ScheduledEngine, chunk: Chunk, top_k: int, writing: GenerationConfig | None) -> _NewChunk:
-    """Return a chunk to be queued; chunks of one engine, answer head and settings may share a batch."""
-    generates = chunk.answerer.generate is not None
-    settings = (writing or engine.writing) if generates else writing
-
-    def score_batch(batch: list[Chunk]) -> Sequence[object] | Decoding:
-        return engine.decode(batch, settings) if generates else engine.score(batch, settings, top_k=top_k)
-
-    key = id(engine), top_k, settings, id(chunk.answerer)
-    return _NewChunk(token_cost(len(chunk.encoded), settings), chunk, key, score_batch, generates)
-
-
-def _with_public_errors(function: Callable[[], T]) -> T:
-    """Return function(); an error becomes the one that the client may see."""
-    try:
-        return function()
-    except BaseException as error:
-        raise public_error(error) from None
