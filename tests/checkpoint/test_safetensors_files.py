@@ -193,10 +193,10 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(copy: Path) -> None:
 
 
 def test_a_tensor_that_no_memory_holds_is_an_error(tmp_path: Path) -> None:
-    slot = safetensors_files.Slot(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
-    slot.file.touch()
+    entry = safetensors_files.TensorEntry(file=tmp_path / WEIGHTS, key="a", shape=(1 << 44, 4), dtype="F32", start=0)
+    entry.file.touch()
     with pytest.raises(HeedfulError, match="not enough memory for a"):
-        read_tensors({"a": slot}, torch.float32)
+        read_tensors({"a": entry}, torch.float32)
 
 
 # -- the whole of load: names, shapes and types are those of config.json -------------------------------------------
