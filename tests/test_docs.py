@@ -37,7 +37,7 @@ BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$|^ {4}((?:heedful |\w+=").*?[^\\\n])$'
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    monkeypatch.setattr(expected, "PROBE", 1)
+    monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setenv("HEEDFUL_CACHE", str(tmp_path / "cache"))
     usual = heedful.finetune
     monkeypatch.setattr(

@@ -33,7 +33,7 @@ WORDS, TAGS = [["Ada", "lives", "here"]] * 6, [["B-PER", "O", "O"]] * 6
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "PROBE", 1)
+    monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
 
 
