@@ -427,7 +427,7 @@ def test_labels_are_learned_in_a_step_of_which_the_teacher_says_nothing(folders:
     teacher = load(folders("tag"))
     student = student_from_layers(teacher, LayersStudent(layers=1))
     found, samples = objective("tag", student, teacher, DistillationLosses(kd=1.0, label=0.5))
-    found = replace(found, pairing=SampleAlignment(same=False, teacher_numbers=[()] * 3, words=[None] * 3))
+    found = replace(found, alignment=SampleAlignment(same_tokens=False, teacher_numbers=[()] * 3, words=[None] * 3))
     batch = found.batch(samples, [1, 2, 3])
     assert batch.counts == (0.0, 4.0)
     loss, (soft, hard) = found.loss(student, batch), found.terms(student, batch)

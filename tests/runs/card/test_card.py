@@ -172,7 +172,7 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         assert f"# {SPECS[task].card.name}\n" in text and f"**{main}**" in text
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
             compile(code, task, "exec")
-            assert "{" not in code.replace('{"', "").replace("{name: each", "")
+            assert "{" not in code.replace('{"', "").replace("{name: values", "")
 
 
 def test_quality_table(tmp_path: Path) -> None:

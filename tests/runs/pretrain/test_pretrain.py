@@ -461,7 +461,7 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
     objective = build_objectives(pieces, build_model(pieces), [rows])[0]
     assert isinstance(objective, MaskedLM)
     for number in range(len(rows)):
-        batch, free = objective.batch([rows[number]], [number]), int(objective.free[rows[number].tokens].sum())
+        batch, free = objective.batch([rows[number]], [number]), int(objective.is_text_id[rows[number].tokens].sum())
         assert len(batch.targets) == round(0.15 * (128 - 4 - 2)) and len(rows[number]) == 128
         assert max(stop - start for start, stop in pairwise(rows[number].bounds)) <= settings.max_seq_length < 128
         hidden = float(batch.weights.sum())
