@@ -18,7 +18,7 @@ import heedful
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample
 from heedful.objectives.base import term_scales
-from heedful.objectives.masked_lm import MAX_SPAN_WORDS, MaskedLM, MaskedLMWithPairs, _spans
+from heedful.objectives.masked_lm import MAX_SPAN_WORDS, MaskedLM, MaskedLMWithPairs, _choose_spans
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from tests.support.task_parity import same_gradients
 from tests.support.tiny_models import Exact, save_tiny
@@ -222,6 +222,6 @@ def test_lengths_of_spans_are_those_of_the_published_code(words: Tokenizer) -> N
     """Geometric, of lengths up to 10 alone (Joshi et al. 2020, section 3.1): 3.8 on average."""
     free, starts = np.ones(400_000, dtype=bool), np.ones(400_000, dtype=bool)
     draws = np.random.default_rng(1).random((2, 400_000))
-    _, begins = _spans(starts, draws[0], draws[1], free, 20_000)
-    lengths = np.unique(begins, return_counts=True)[1]
+    _, span_starts = _choose_spans(starts, free, draws[0], draws[1], 20_000)
+    lengths = np.unique(span_starts, return_counts=True)[1]
     assert abs(lengths.mean() - 3.797) < 0.15 and abs((lengths >= 10).mean() - 0.03) < 0.02
