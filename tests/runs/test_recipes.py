@@ -49,7 +49,7 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     path, offer = copy_asset(name)
     if name not in SAMPLES:
-        assert path == Path(f"{name}.toml") and path.read_bytes() == offer.place.read_bytes()
+        assert path == Path(f"{name}.toml") and path.read_bytes() == offer.content.read_bytes()
         if name.startswith("pretrain-"):
             assert offer.command == "heedful pretrain DATA --recipe {}"
             assert resolve_pretrain(["a"], recipe=path).data == ("a",)
