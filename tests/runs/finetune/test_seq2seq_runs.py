@@ -201,7 +201,7 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
     assert planned("task.metric=f1")[0].metric == "f1"
     if not why:
         return
-    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, .* most targets have fewer as task.bleu=13a parts"):
+    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, .* most targets have fewer words with task.bleu=13a"):
         planned("task.metric=bleu", "task.bleu=13a")
     if "我" in targets[0]:
         assert planned("task.bleu=zh")[0] == replace(task, bleu="zh")
@@ -396,7 +396,7 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("seq2seq", "", ("init.kind=transformer", "heads=3"), "width is 256 and heads 3; expected an even width"),
         ("seq2seq", "", ("init.kind=transformer", "init.longest=64"), 'longest is 64, .* but positions is "sine"'),
-        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed is false, .* look is none"),
+        ("seq2seq", "", (*TWO, "init.rnn.look=none", "init.rnn.feed=false"), "feed is false, .* rnn.look is none"),
         ("seq2seq", "", (*TWO, LOOK), "longest is for location scores, but look.score"),
         (
             "seq2seq",

@@ -253,7 +253,7 @@ def trainer(train: TrainSettings, device: str = "cpu") -> Any:
     """A stand-in of a trainer of a model with 100 x 1000 weights and a table."""
     loaded = nn.Sequential(nn.Embedding(5000, 100), nn.Linear(100, 1000, bias=False))
     return SimpleNamespace(
-        settings=train, total_steps=50, order=SimpleNamespace(steps=25), loaded=loaded,
+        settings=train, total_steps=50, order=SimpleNamespace(steps_per_epoch=25), loaded=loaded,
         device=torch.device(device),
     )  # fmt: skip
 
