@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(HeedfulError, match=r"mask_prob is 15\.0; expected a share"):
         ReplacedTokenDetection(tokenizer=tokenizer(), generator=loaded, mask_prob=15.0)
     model = replace(loaded.config.model, encoder=None, decoder=loaded.config.model.encoder)
-    with pytest.raises(HeedfulError, match="is an encoder alone, and this model is not"):
+    with pytest.raises(HeedfulError, match="needs a model that is only an encoder, and this model is not one"):
         tied_generator(create(replace(loaded.config, model=model)))
 
 

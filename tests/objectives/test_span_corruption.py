@@ -179,7 +179,7 @@ def test_batches_without_targets(tmp_path: Path) -> None:
     loss.sum.backward()
     assert (float(loss.sum.detach()), loss.count) == (0.0, 0.0)
     empty = SPANS.batch([], [])
-    assert len(empty.packed) == len(empty.targets) == 0 and isinstance(empty.target, Packed)
+    assert len(empty.packed) == len(empty.targets) == 0 and isinstance(empty.decoder_input, Packed)
 
 
 @pytest.mark.slow
