@@ -162,7 +162,7 @@ class Order(Task):
 async def in_order(call: Any, body: NextSentenceBody) -> Any:
     """Whether the texts of each pair are in the right order."""
     _, model_queue = call.select_model(body.model, ("next_sentence",))
-    call.texts(*(text for pair in body.inputs for text in pair))
+    call.set_texts(*(text for pair in body.inputs for text in pair))
     return await call.ask(model_queue, [tuple(pair) for pair in body.inputs])
 
 
