@@ -518,7 +518,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--with-model"], "--with-model was given: only for --html"),
         (
             ["--positions", "--with-model"],
-            "--with-model was given: --analogy and --positions take a RUN and --json alone",
+            "--with-model was given: --analogy and --positions take a RUN, --checkpoint and --json alone",
         ),
         (["--html", "x.html", "--precision", "int8"], "--precision was given: only for --with-model"),
         (["--html", "x", "--with-model", "--layer", "0", "--against", "m"], "--layer and --against were given: a file"),
