@@ -201,7 +201,9 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
     assert planned("task.metric=f1")[0].metric == "f1"
     if not why:
         return
-    with pytest.raises(HeedfulError, match=r"^task.metric is bleu, .* most targets have fewer words with task.bleu=13a"):
+    with pytest.raises(
+        HeedfulError, match=r"^task.metric is bleu, .* most targets have fewer words with task.bleu=13a"
+    ):
         planned("task.metric=bleu", "task.bleu=13a")
     if "我" in targets[0]:
         assert planned("task.bleu=zh")[0] == replace(task, bleu="zh")
