@@ -81,21 +81,21 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
 
 
 def find_in_paths(
-    places_by_split: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
+    sources_by_split: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
 ) -> ClassLayout | None:
     """Find class files or class folders among the paths of each split; None if they have neither layout.
 
     Args:
-        places_by_split: paths, or data in memory, of each split.
+        sources_by_split: paths, or data in memory, of each split.
         settings: a set format decides on the layout.
         kind: class of the examples; None: detected.
     """
     if not _is_class_layout_allowed(settings, kind):
         return None
     paths_by_split: dict[str, list[Path]] = {}
-    for split, places in places_by_split.items():
-        paths_by_split[split] = [Path(place) for place in places if isinstance(place, str | Path)]
-        if len(paths_by_split[split]) < len(places):
+    for split, sources in sources_by_split.items():
+        paths_by_split[split] = [Path(source) for source in sources if isinstance(source, str | Path)]
+        if len(paths_by_split[split]) < len(sources):
             return None
     all_paths = [path for paths in paths_by_split.values() for path in paths]
     are_folders = [os.path.isdir(path) for path in all_paths]

@@ -275,28 +275,28 @@ def read(
             raise DataError(
                 f"{folder}: is no folder of a GLUE task: those hold train.tsv and are called {', '.join(glue.LAYOUTS)}"
             )
-        places_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
+        sources_by_split: dict[str, tuple[object, ...]] = {"train": (folder,)}
         classes, notes = class_folders.find_in_folder(folder, settings, kind), []
         if classes is None and settings.format not in class_folders.LAYOUTS:
             split_files, notes = find_split_files(folder)
-            places_by_split = dict(split_files)
+            sources_by_split = dict(split_files)
     else:
-        places_by_split, notes = _split_data(data)
-        classes = class_folders.find_in_paths(places_by_split, settings, kind)
+        sources_by_split, notes = _split_data(data)
+        classes = class_folders.find_in_paths(sources_by_split, settings, kind)
     if classes is not None:
         return _open_class_layout(classes, notes, settings, kind, row_errors, corrections)
     if settings.format in class_folders.LAYOUTS:
         raise DataError(
-            f"{', '.join(str(place) for places in places_by_split.values() for place in places)}: has no "
+            f"{', '.join(str(source) for sources in sources_by_split.values() for source in sources)}: has no "
             f"{(settings.format or '').removeprefix('class-')} of classes: give their folder, or leave format out"
         )
-    files_by_split, split_notes = _open_splits(places_by_split, kind, settings, row_errors)
+    files_by_split, split_notes = _open_splits(sources_by_split, kind, settings, row_errors)
     notes += [*split_notes, *_file_notes(files_by_split)]
     return _make_dataset(files_by_split, notes, settings, row_errors, corrections)
 
 
 def _open_splits(
-    places_by_split: Mapping[str, tuple[object, ...]],
+    sources_by_split: Mapping[str, tuple[object, ...]],
     kind: type[Example] | None,
     settings: DataSettings,
     row_errors: RowErrors,
@@ -313,13 +313,13 @@ def _open_splits(
     notes: list[str] = []
     first_file: DataFile | None = None
     last_error: MissingColumnError | None = None
-    for split, places in places_by_split.items():
+    for split, sources in sources_by_split.items():
         files: list[DataFile] = []
-        for place in places:
+        for source in sources:
             try:
-                file = cut_labels(_open_place(split, place, kind, settings, row_errors), settings.label_until)
+                file = cut_labels(_open_source(split, source, kind, settings, row_errors), settings.label_until)
             except MissingColumnError as error:
-                may_lack_targets = split.startswith("test") and len(places_by_split) > 1
+                may_lack_targets = split.startswith("test") and len(sources_by_split) > 1
                 if not may_lack_targets or error.role not in TARGET_ROLES:
                     raise
                 notes.append(f"{split}: has no {error.role}, so it is left out")
@@ -456,34 +456,34 @@ def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]
         if len(keys_by_split) < len(data) or not data:
             raise DataError(f"splits are {', '.join(map(str, data)) or 'none'}, expected train, dev, test, each once")
         order = sorted(keys_by_split, key=lambda split: split != "train")
-        return {split: _to_places(data[keys_by_split[split]]) for split in order}, []
-    places = _to_places(data)
-    paths = [Path(place) for place in places if isinstance(place, str | Path)]
-    if len(places) == len(paths) > 1:
+        return {split: _to_sources(data[keys_by_split[split]]) for split in order}, []
+    sources = _to_sources(data)
+    paths = [Path(source) for source in sources if isinstance(source, str | Path)]
+    if len(sources) == len(paths) > 1:
         files, notes = assign_splits(paths)
         return dict(files), notes
-    return {"train": places}, []
+    return {"train": sources}, []
 
 
-def _to_places(data: object) -> tuple[object, ...]:
+def _to_sources(data: object) -> tuple[object, ...]:
     """Return the paths and objects of one split as a tuple; raise DataError for anything else."""
-    places = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
+    sources = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
     if (
-        isinstance(places, Sequence)
-        and places
-        and all(isinstance(place, str | Path) or is_in_memory(place) for place in places)
+        isinstance(sources, Sequence)
+        and sources
+        and all(isinstance(source, str | Path) or is_in_memory(source) for source in sources)
     ):
-        return tuple(places)
+        return tuple(sources)
     raise DataError(
         f"data is {shown(data)}, expected a folder, files, a frame, a data set, a list of "
         "dicts, a pair (texts, labels), or a mapping from splits to any of these"
     )
 
 
-def _open_place(
-    split: str, place: object, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
+def _open_source(
+    split: str, source: object, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> DataFile:
     """Open the file at a path, or data in memory."""
-    if isinstance(place, str | Path):
-        return open_data_file(Path(place), kind, settings, row_errors)
-    return from_object(f"{split} (data set)", to_dataset_object(place, kind), kind, settings, row_errors)
+    if isinstance(source, str | Path):
+        return open_data_file(Path(source), kind, settings, row_errors)
+    return from_object(f"{split} (data set)", to_dataset_object(source, kind), kind, settings, row_errors)
