@@ -437,7 +437,7 @@ from pathlib import Path
 from heedful.data.corpus import build as corpus
 from heedful.tokenizer import Tokenizer
 
-corpus.SMALL = 0
+corpus.SMALL_INPUT_BYTES = 0
 folder, *files = map(Path, sys.argv[1:])
 
 def told(progress):
