@@ -53,6 +53,7 @@ _IGNORED = frozenset(  # keys about training, or whose values follow from the na
 # end of a tensor's name -> factor: A and B of a linear layer, A and B of an embedding
 _FACTORS = {"lora_A.weight": 0, "lora_B.weight": 1, "lora_embedding_A": 2, "lora_embedding_B": 3}
 _MAX_RANK = 1 << 14
+_MAX_ALPHA = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +152,8 @@ def read_adapter(folder: Path) -> Adapter | None:
     reader = ConfigReader(read_folder_json(folder / CONFIG), str(folder / CONFIG))
     for key, accepted in _PLAIN_VALUES.items():
         reader.only(key, *accepted, why=_NOT_PLAIN)
-    rank, alpha = reader.integer("r", 8, most=_MAX_RANK), reader.number("lora_alpha", 8.0, most=1e6)
-    ranks, alphas = (_read_pattern(reader, key) for key in ("rank_pattern", "alpha_pattern"))
+    rank, alpha = reader.integer("r", 8, most=_MAX_RANK), reader.number("lora_alpha", 8.0, most=_MAX_ALPHA)
+    ranks, alphas = _read_pattern(reader, "rank_pattern", int), _read_pattern(reader, "alpha_pattern", int, float)
     use_root, is_transposed = reader.flag("use_rslora", False), reader.flag("fan_in_fan_out", False)
     base, revision, task = (reader.text(key, None) for key in ("base_model_name_or_path", "revision", "task_type"))
     if task not in (None, "FEATURE_EXTRACTION", *_KINDS):
@@ -199,13 +200,14 @@ def _read_tensors(folder: Path) -> tuple[dict[str, dict[int, TensorEntry]], dict
     return pairs, replacements
 
 
-def _read_pattern(reader: ConfigReader, key: str) -> dict[str, float]:
-    """Read an object of numbers whose keys are the last parts of module names."""
+def _read_pattern(reader: ConfigReader, key: str, *types: type) -> dict[str, float]:
+    """Read an object of numbers of these types whose keys are the last parts of module names."""
     reader.only(key, *([reader.values[key]] if isinstance(reader.values.get(key), dict) else [None]), why=_NOT_PLAIN)
     values = reader.values.get(key) or {}
     assert isinstance(values, dict)
+    most = _MAX_ALPHA if float in types else _MAX_RANK
     for name, value in values.items():
-        if not re.fullmatch(r"[\w.]+", name) or type(value) not in (int, float) or not 0 < value <= _MAX_RANK:
+        if not re.fullmatch(r"[\w.]+", name) or type(value) not in types or not 0 < value <= most:
             raise ModelError(f"{reader.source}: {key} has {quoted(name)}: {quoted(value)}; expected names and numbers")
     return values
 

@@ -171,7 +171,8 @@ def background(
         while not server.started and thread.is_alive():
             time.sleep(0.01)
         if errors or not server.started:
-            raise service.failed or HeedfulError("the server did not start")
+            failure = service.failed or HeedfulError("the server did not start")
+            raise failure from (errors[0] if errors else failure.__cause__)
         yield RunningServer(port=port, service=service, server=server)
     finally:
         server.should_exit = True

@@ -241,6 +241,7 @@ def test_the_model_can_be_given(tmp_path: Path) -> None:
         ({"target_parameters": ["experts"]}, "target_parameters is"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is"),
         ({"r": 8}, r"has factors \[4, 32\] and \[32, 4\], but r is 8"),
+        ({"rank_pattern": {"query": 2.5}}, r"rank_pattern has 'query': 2\.5; expected names and numbers"),
         ({"rank_pattern": {".*query": 2}}, r"rank_pattern has '\.\*query': 2; expected names and numbers"),
         ({"alpha_pattern": ["query"]}, "alpha_pattern is"),
         ({"task_type": "DREAM"}, "task_type is 'DREAM'; expected one of SEQ_CLS"),

@@ -143,7 +143,7 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
     names = [cell.strip().casefold() for cell in cells]
     for role, keys in keys_by_role.items():
         for key in column_keys(keys):
-            if not isinstance(key, int) and not key.isdigit():
+            if not isinstance(key, int) and not key.isdecimal():
                 return True
             if 0 < int(key) <= len(names):
                 if _is_known_name(names[int(key) - 1], role):
@@ -336,14 +336,14 @@ def column_keys(keys: Key | Sequence[Key]) -> tuple[Key, ...]:
 
 def has_number(keys: Key | Sequence[Key]) -> bool:
     """Whether some column is set by number."""
-    return any(isinstance(key, int) or key.isdigit() for key in column_keys(keys))
+    return any(isinstance(key, int) or key.isdecimal() for key in column_keys(keys))
 
 
 def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
     """Return the names of columns that are set by name or number; raise DataError if the table lacks one."""
     names = []
     for key in column_keys(keys):
-        if isinstance(key, str) and key.isdigit() and key not in table.names:
+        if isinstance(key, str) and key.isdecimal() and key not in table.names:
             key = int(key)
         if isinstance(key, int):
             if not 1 <= key <= len(table.names):

@@ -203,7 +203,8 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
     if file_format is None:
         raise _unknown_format_error(file)
     if file_format == "label-text":
-        return label_text.read_table(file, row_errors, None)
+        table = label_text.read_table(file, row_errors, None)
+        return replace(table, notes=(*notes, *table.notes))
     if file_format == "text":
         table = Table(
             display_name=file.display_name,
@@ -434,7 +435,7 @@ def check_column_roles(name: str, what: str, settings: DataSettings, allowed: tu
 def column_number(file: TextFile, settings: DataSettings, role: str, default: int) -> int:
     """Return the number of a CoNLL column, from 1; 0: the last one."""
     key = (settings.columns or {}).get(role, default)
-    if isinstance(key, str) and key.isdigit():
+    if isinstance(key, str) and key.isdecimal():
         key = int(key)
     if not isinstance(key, int) or (key < 1 and key != default):
         raise DataError(f"{file.display_name}: its columns have no names: set columns.{role} to a number from 1")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -38,7 +38,7 @@ from heedful.tasks.generation import GenerationConfig
 from heedful.tasks.metrics import format_difference, format_metric
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-SAMPLE_INPUTS = 64  # maximum inputs of the calibration sample
+SAMPLE_INPUTS = 64  # maximum inputs of the calibration sample, where it is made of predictions of the run
 SAMPLE_TOKENS = 4096  # maximum tokens of the calibration sample
 ROUNDS = 3  # timed runs of each precision
 BRIEF_TOKENS = 256  # tokens of the part of the sample that is timed first
@@ -432,8 +432,8 @@ def _sample_scores(engine: BundleEngine, chunks: Sequence[Chunk]) -> Tensor:
 def calibration_inputs(engine: BundleEngine, count: int = SAMPLE_INPUTS) -> list[object]:
     """Return the calibration sample of a model.
 
-    It is up to `count` evenly spaced inputs that the run of the model was evaluated on, or else texts that ship with
-    Heedful.
+    It is up to `count` evenly spaced inputs that the run of the model was evaluated on, or else the texts that ship
+    with Heedful, all of them.
     """
     for path in _prediction_files(engine.loaded.source):
         if inputs := _evenly_spaced_inputs(path, count):
@@ -455,11 +455,12 @@ def _prediction_files(name: str | Path) -> list[Path]:
 def _evenly_spaced_inputs(path: Path, max_count: int) -> list[object]:
     """Return up to `max_count` inputs of a prediction file, evenly spaced."""
     with path.open("rb") as file:
-        count = sum(1 for _ in file)
+        num_lines = sum(1 for _ in file)
+    num_inputs = min(max_count, num_lines)
+    wanted = {index * num_lines // num_inputs for index in range(num_inputs)}
     with path.open("rb") as file:
-        lines = islice(file, 0, None, max(1, count // max_count))
         try:
-            return [json.loads(line)["input"] for line in islice(lines, max_count)]
+            return [json.loads(line)["input"] for index, line in enumerate(file) if index in wanted]
         except (ValueError, KeyError, TypeError) as error:
             raise HeedfulError(
                 f"{path} is no file of predictions ({type(error).__name__}: {error}): evaluate the run again, or move "

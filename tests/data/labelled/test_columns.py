@@ -222,6 +222,7 @@ def test_columns_of_formats_that_have_no_names(tmp_path: Path) -> None:
     assert "words in column 1, the tag in column 2" in source.stated
     for columns, message in (
         ({"tags": "pos"}, r"its columns have no names: set columns\.tags to a number"),
+        ({"tags": "²"}, r"its columns have no names: set columns\.tags to a number"),
         ({"text": 1}, r"which has no column for columns\.text"),
         ({"tags": 5}, "has 4 columns, and column 5 was asked for"),
     ):

@@ -247,6 +247,15 @@ def test_a_run_is_tried_on_what_it_was_measured_on(name: str, settings: Any, exp
     assert inputs == [expected] * len(inputs) and 60 <= len(inputs) <= 80
 
 
+@pytest.mark.parametrize("count", [3, 64, 127, 191])
+def test_the_sample_reaches_from_the_first_prediction_to_the_last(count: int, tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "single")
+    (tmp_path / "predictions-dev.jsonl").write_text("".join(f'{{"input": "{n}"}}\n' for n in range(count)))
+    numbers = [int(str(text)) for text in calibration_inputs(Engine(folder))]
+    assert len(numbers) == min(64, count) and numbers == sorted(set(numbers))
+    assert numbers[0] == 0 and numbers[-1] >= count - 1 - count // 64
+
+
 def test_what_lies_beside_another_folder_is_of_another_model(tmp_path: Path) -> None:
     engine = Engine(make(tmp_path / "mine", "single"))
     expected = calibration_inputs(engine)
