@@ -64,10 +64,10 @@ def prepare(job: Job) -> Prepared:
     texts = texts_of(job.distribution, job.count)
     token_ids = [list(ids) for ids in token_ids_of(texts)]
     encode, settings = ENGINES[job.engine](job, texts)
-    shown = [number * len(texts) // SAMPLE for number in range(SAMPLE)]
+    sampled = [number * len(texts) // SAMPLE for number in range(SAMPLE)]
 
     def sample(vectors: Any) -> Values:
-        values: Values = np.asarray(vectors, np.float32)[shown].tolist()
+        values: Values = np.asarray(vectors, np.float32)[sampled].tolist()
         return values
 
     return Prepared(
@@ -132,8 +132,8 @@ def tokenized_encode(engine: Callable[[Job], tuple[Any, str]], job: Job, texts: 
 
     if job.size:
         return by(job.size)
-    made = {size: by(size) for size in SIZES}
-    return made[fastest({size: encode for size, (encode, _) in made.items()}, texts)]
+    encoders = {size: by(size) for size in SIZES}
+    return encoders[fastest({size: encode for size, (encode, _) in encoders.items()}, texts)]
 
 
 ENGINES: dict[str, Callable[[Job, Sequence[str]], tuple[Encode, str]]] = {

@@ -258,7 +258,7 @@ class _Build:
         start: float,
     ) -> None:
         self.progress = CorpusProgress()
-        self.num_chunks = 0  # chunks that were read, each of which becomes a shard
+        self.num_chunks = 0  # chunks read; each becomes a shard
         self._folder, self._tokenizer, self._source = output_dir, tokenizer, source
         self._on_progress, self._start = on_progress, start
         self._num_left_out: Counter[str] = Counter()  # short and empty documents
@@ -357,7 +357,7 @@ class _Build:
                     self._report_progress(counts)
 
     def _deduplicate_waiting(self) -> None:
-        """Deduplicate waiting chunks in order, as far as none is missing, and send the verdicts to their workers."""
+        """Deduplicate waiting chunks in order, up to the first missing one, and send each worker its verdicts."""
         assert self._deduplicator is not None
         while self._next_chunk in self._waiting_chunks:
             worker, keys = self._waiting_chunks.pop(self._next_chunk)

@@ -16,7 +16,7 @@ export function unpack(sent) {
   if (sent.kind === "f4") return { shape: sent.shape, values: new Float32Array(bytes.buffer) };
   if (sent.kind === "f2") return { shape: sent.shape, values: Float32Array.from(new Uint16Array(bytes.buffer), fromHalf) };
   const integers = sent.kind === "u2" ? new Uint16Array(bytes.buffer) : bytes;
-  const one = sent.kind === "u2" ? 65535 : 255; // the integer that stands for 1
+  const one = sent.kind === "u2" ? 65535 : 255; // the integer that encodes 1
   const values = new Float32Array(integers.length);
   for (let i = 0; i < integers.length; i++) values[i] = integers[i] / one;
   return { shape: sent.shape, values };
@@ -87,7 +87,7 @@ export function segmentsOf(side) {
 }
 
 /**
- * Softmax of scores, some of which may be -Infinity; zeros if all are.
+ * Softmax of scores. A score of -Infinity gets the weight 0; if all scores are -Infinity, all weights are 0.
  * @param {ArrayLike<number>} scores
  */
 export function softmax(scores) {

@@ -152,7 +152,7 @@ export function focusKey(root) {
 }
 
 /**
- * Give the focus to the element of a key, or if there is none to the body of the page. A focus within the page remains.
+ * Focus the control with the saved key, or else the body of the page; do nothing if the focus is in the page already.
  * @param {HTMLElement} root
  * @param {{key: string, among: number} | null} saved
  */

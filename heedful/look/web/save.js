@@ -111,7 +111,7 @@ function drawing(element, caption) {
  *   group: SVGElement, origin: DOMRect, reached: {right: number, bottom: number},
  *   clip: {left: number, top: number, right: number, bottom: number} | null,
  * }} Sheet `group`: where to draw; `origin`: box of the element that is saved; `reached`: right and bottom end of what was
- *   drawn; `clip`: box outside of which nothing is drawn, in pixels of the window
+ *   drawn; `clip`: the clipping box, in pixels of the window
  */
 
 /**

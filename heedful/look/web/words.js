@@ -122,7 +122,7 @@ async function inContext(context, where, word) {
   if (names.length > 1) draw();
   const texts = make("ol", { class: "texts" });
   for (const place of similarity.places) {
-    const letters = [...String(place.text)]; // places count characters, of which an emoji is one
+    const letters = [...String(place.text)]; // code points, which positions count: an emoji is one
     const around = (/** @type {number} */ from, /** @type {number} */ to) => (to > from ? plain(letters.slice(from, to).join(""), 160) : "");
     const [before, after] = [around(Math.max(0, place.start - 60), place.start), around(place.stop, Math.min(place.stop + 60, letters.length))];
     texts.append(make("li", {}, make("bdi", {}, before, make("mark", {}, around(place.start, place.stop)), after)));

@@ -399,7 +399,7 @@ def check_overrides(overrides: Overrides) -> None:
 def preview_distil_settings(
     overrides: Overrides, task: str = "classify", data: DataSettings = DEFAULT_DATA
 ) -> DistilSettings:
-    """Return the settings as far as they are known before the data are read.
+    """Return the settings that can be resolved before the data are read.
 
     Raises:
         HeedfulError: If a setting is wrong.

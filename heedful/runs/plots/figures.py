@@ -47,8 +47,8 @@ THRESHOLD_SPACING = 0.12  # least difference of coverage between two thresholds 
 def draw_run_plots(folder: Path) -> list[Path]:
     """Write plots of a run to its folder plots/ as PNG and SVG files.
 
-    The plots are curves, alignments, confusion, calibration, coverage, scores and numbers, as far as they apply to the
-    task. A run that is not finished has curves only.
+    Plots of kinds that do not apply to the task are left out: curves, alignments, confusion, calibration, coverage,
+    scores and numbers. A run that is not finished has curves only.
 
     Returns:
         The paths of the PNG files.
