@@ -18,7 +18,7 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
 from heedful.infer.cuda_graphs import CudaGraphs
-from heedful.infer.encoded_input import Chunk, EncodedInput, describe_value, with_prompt
+from heedful.infer.encoded_input import Chunk, EncodedInput, describe_value, token_batches, with_prompt
 from heedful.infer.engine_options import (
     check_min_confidence,
     check_prediction_set,
@@ -188,21 +188,26 @@ class BundleEngine:
         return self._stage_answers(listed, top_k)
 
     def _stage_answers(self, inputs: list[object], top_k: int) -> list[Answer]:
-        """Return the answers of this stage alone; the next inputs are tokenized while the model runs."""
-        if len(inputs) <= TOKENIZE_CHUNK:
-            return self._answer_encoded(self.tokenize(inputs), top_k=top_k)
-        starts = range(0, len(inputs), TOKENIZE_CHUNK)
+        """Return the answers of this stage alone."""
         answers: list[Answer] = []
+        for first, encoded_inputs in self._tokenize_ahead(inputs):
+            answers += self._answer_encoded(encoded_inputs, top_k=top_k, first=first)
+        return answers
+
+    def _tokenize_ahead(self, inputs: list[object]) -> Iterator[tuple[int, list[EncodedInput]]]:
+        """Yield 1,024 tokenized inputs at once, with the index of the first; a thread tokenizes the next ones."""
+        if len(inputs) <= TOKENIZE_CHUNK:
+            yield 0, self.tokenize(inputs)
+            return
         with ThreadPoolExecutor(1) as executor:
             next_encoded = executor.submit(self.tokenize, inputs[:TOKENIZE_CHUNK])
-            for start in starts:
+            for start in range(0, len(inputs), TOKENIZE_CHUNK):
                 encoded_inputs = next_encoded.result()
                 next_start = start + TOKENIZE_CHUNK
                 if next_start < len(inputs):
                     next_inputs = inputs[next_start : next_start + TOKENIZE_CHUNK]
                     next_encoded = executor.submit(self.tokenize, next_inputs, first=next_start)
-                answers += self._answer_encoded(encoded_inputs, top_k=top_k, first=start)
-        return answers
+                yield start, encoded_inputs
 
     def predict(
         self, inputs: Iterable[object], answer_type: type[AnyPrediction] | None = None, *, top_k: int = 5
@@ -242,10 +247,18 @@ class BundleEngine:
         for number, text in enumerate(listed):
             if not isinstance(text, str):
                 raise HeedfulError(f"input {number} is {describe_value(text)}; expected a text")
-        vectors = [answer["vector"] for answer in self(listed if prompt is None else with_prompt(prompt, listed))]
+        inputs: list[object] = listed if prompt is None else with_prompt(prompt, listed)
         head = self._head
         assert isinstance(head, SentenceEmbedding)
-        return np.array(vectors, np.float32).reshape(len(listed), head.width(self.loaded.config.model))
+        vectors = np.empty((len(listed), head.width(self.loaded.config.model)), np.float32)
+        for first, encoded_inputs in self._tokenize_ahead(inputs):
+            chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]  # one of each text
+            for indices in token_batches(chunks, self.token_budget):
+                scores = self.score([chunks[index] for index in indices])
+                vectors[[first + index for index in indices]] = np.stack([np.asarray(row) for row in scores])
+        if not np.isfinite(vectors).all():  # the slower path finds the text that is the cause
+            self(inputs)
+        return vectors
 
     def pooled_vectors(self, inputs: Iterable[object]) -> NDArray[np.float32]:
         """Return the vectors from which a classification head computes its scores, [inputs, width].
@@ -260,7 +273,7 @@ class BundleEngine:
         vectors: dict[int, Tensor] = {}
         self.loaded.eval()
         with torch.inference_mode():
-            for numbers in self._batches(chunks):
+            for numbers in token_batches(chunks, self.token_budget):
                 batch = self._pack([chunks[number] for number in numbers])
                 row_indices, pooled_batch = pooled_row(head, batch)
                 pooled = head.vectors(self._hidden_states(batch, row_indices), pooled_batch).flatten(1)
@@ -309,7 +322,7 @@ class BundleEngine:
         """Return the answers of this stage; an InputError counts the inputs from `first`."""
         chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         scores: dict[int, object] = {}
-        for numbers in self._batches(chunks):
+        for numbers in token_batches(chunks, self.token_budget):
             scores.update(zip(numbers, self.score([chunks[number] for number in numbers], top_k=top_k), strict=True))
         in_order = (scores[number] for number in range(len(chunks)))
         answers: list[Answer] = []
@@ -531,22 +544,6 @@ class BundleEngine:
                 self._encode([text])
             except HeedfulError as error:  # the cause tells faults of the text from faults of the tokenizer
                 raise InputError(str(error).replace("item 0 has", "it has", 1), number) from error.__cause__
-
-    def _batches(self, chunks: Sequence[Chunk]) -> Iterator[list[int]]:
-        """Yield the numbers of the chunks of each batch: one answer head, longest first, within the token budget."""
-        batch: list[int] = []
-        tokens = 0
-        order = sorted(range(len(chunks)), key=lambda n: (id(chunks[n].answerer), -len(chunks[n].encoded)))
-        for number in order:
-            chunk = chunks[number]
-            fits = tokens + len(chunk.encoded) <= self.token_budget
-            if batch and not (fits and chunk.answerer is chunks[batch[0]].answerer):
-                yield batch
-                batch, tokens = [], 0
-            batch.append(number)
-            tokens += len(chunk.encoded)
-        if batch:
-            yield batch
 
     def _score_batch(self, chunks: Sequence[Chunk], writing: GenerationConfig, top_k: int | None) -> list[object]:
         """Return the scores of the chunks of one batch; see `score`."""

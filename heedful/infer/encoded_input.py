@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from heedful.tasks.answering import AnswerHead, PromptedText
@@ -31,6 +31,23 @@ class EncodedInput(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens to be scored."""
         return sum(len(chunk.encoded) for chunk in self.chunks)
+
+
+def token_batches(chunks: Sequence[Chunk], token_budget: int) -> Iterator[list[int]]:
+    """Yield the indices of the chunks of each batch: one answer head, longest first, within the token budget."""
+    batch: list[int] = []
+    tokens = 0
+    order = sorted(range(len(chunks)), key=lambda index: (id(chunks[index].answerer), -len(chunks[index].encoded)))
+    for index in order:
+        chunk = chunks[index]
+        fits = tokens + len(chunk.encoded) <= token_budget
+        if batch and not (fits and chunk.answerer is chunks[batch[0]].answerer):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(index)
+        tokens += len(chunk.encoded)
+    if batch:
+        yield batch
 
 
 def with_prompt(prompt: str, texts: Iterable[str]) -> list[object]:

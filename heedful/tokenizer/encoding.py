@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tokenizers import Encoding as LibraryEncoding
 
@@ -13,6 +14,7 @@ from heedful.errors import TokenizerError, did_you_mean
 Truncate = Literal["error", "longest_first", "only_second"]
 T = TypeVar("T")
 TOKEN_FIELDS = ("ids", "types", "segments", "offsets", "words")  # fields of Encoding with an entry for each token
+LAZY_FIELDS = {"segments": "sequence_ids", "offsets": "offsets", "words": "word_ids"}  # ours: the library's name
 TRUNCATES: tuple[Truncate, ...] = ("error", "longest_first", "only_second")
 
 
@@ -30,7 +32,8 @@ TokenizerInput = str | tuple[str, str] | PreTokenized  # a text, a pair of texts
 class Encoding:
     """The tokens of a text or pair; every tuple has an entry for each token.
 
-    Special tokens around the texts have segment None, word None and offset (0, 0).
+    Special tokens around the texts have segment None, word None and offset (0, 0). An encoding of the `tokenizers`
+    library converts its segments, offsets and words at their first use: vectors and labels of texts need none of them.
     """
 
     ids: tuple[int, ...]
@@ -41,6 +44,38 @@ class Encoding:
     dropped: int = 0  # tokens of the texts that were cut off
     start: int = 0  # tokens before this window in the windowed text, which is the second text of a pair
     first_text_start: int = 0  # tokens before this window in the first text of a pair, if that is windowed too
+    _library: LibraryEncoding | None = field(default=None, init=False, repr=False, compare=False)
+
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Convert a field that `Encoding.lazy` left out; Python calls this for attributes without a value."""
+            if name not in LAZY_FIELDS:
+                raise AttributeError(f"Encoding has no attribute {name!r}")
+            values = tuple(getattr(self._library, LAZY_FIELDS[name]))
+            object.__setattr__(self, name, values)
+            return values
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy the tokens without the library's encoding."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        return partial(Encoding, **values), ()
+
+    @classmethod
+    def lazy(cls, encoding: LibraryEncoding) -> Encoding:
+        """Return all tokens of a library's encoding, of which only ids and types are converted now."""
+        values = {
+            "ids": tuple(encoding.ids),
+            "types": tuple(encoding.type_ids),
+            "dropped": 0,
+            "start": 0,
+            "first_text_start": 0,
+            "_library": encoding,
+        }
+        result = object.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(result, name, value)  # the class is frozen
+        return result
 
     def __len__(self) -> int:
         """Number of tokens, special ones included."""
@@ -229,6 +264,8 @@ def from_library(encoding: LibraryEncoding, positions: list[int] | None = None, 
         positions: positions of the tokens that are kept.
         dropped: number of tokens of the texts that are not kept.
     """
+    if positions is None:
+        return Encoding.lazy(encoding)
     return Encoding(
         ids=select_entries(encoding.ids, positions),
         types=select_entries(encoding.type_ids, positions),
