@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="train on a sample of that many examples")
     parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     check_destination(options.out)
@@ -93,6 +94,7 @@ def main() -> None:
     plan, task = replace(PLANS[options.task], **changes), load(options.task)
     task = replace(task, train=sample(task.train, options.limit), held=sample(task.held, options.limit_held))
     training_task, loaded = build(task, plan.longest, options.seed)
+    loaded.to(options.device)
     learned = training_task.encode_split(task.train)
     settings = TrainSettings(
         epochs=plan.epochs,
@@ -150,6 +152,7 @@ def main() -> None:
             "rehearsal": options.limit_held is not None,
         },
         "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "machine": facts(),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -107,15 +107,17 @@ def build(task: Task, folder: str) -> tuple[nn.Module, list[str]]:
 
 
 def logits(model: nn.Module, data: Encoded, batch: Sequence[int]) -> Tensor:
-    """Return the logits of these sequences, padded to the longest of them."""
+    """Return the logits of these sequences, padded to the longest of them, on the model's device."""
     longest = max(len(data.ids[number]) for number in batch)
+    device = next(model.parameters()).device
 
     def padded(rows: list[list[int]], value: int) -> Tensor:
-        return torch.tensor([[*rows[number], *[value] * (longest - len(rows[number]))] for number in batch])
+        filled = [[*rows[number], *[value] * (longest - len(rows[number]))] for number in batch]
+        return torch.tensor(filled).to(device)
 
     mask = torch.tensor([[1] * len(data.ids[number]) + [0] * (longest - len(data.ids[number])) for number in batch])
     output: Tensor = model(
-        input_ids=padded(data.ids, 0), token_type_ids=padded(data.segments, 0), attention_mask=mask
+        input_ids=padded(data.ids, 0), token_type_ids=padded(data.segments, 0), attention_mask=mask.to(device)
     ).logits
     return output.float()
 
@@ -123,12 +125,12 @@ def logits(model: nn.Module, data: Encoded, batch: Sequence[int]) -> Tensor:
 def loss_of(task: Task, scores: Tensor, targets: Sequence[Any]) -> Tensor:
     """Cross-entropy, averaged over the sequences or the labelled tokens of the batch; of numbers the squared error."""
     if task.kind == "regress":
-        return F.mse_loss(scores.squeeze(-1), torch.tensor(targets, dtype=torch.float32))
+        return F.mse_loss(scores.squeeze(-1), torch.tensor(targets, dtype=torch.float32).to(scores.device))
     if task.kind == "tag":
         longest = scores.shape[1]
         rows = torch.tensor([[*target, *[NO_LABEL] * (longest - len(target))] for target in targets])
-        return F.cross_entropy(scores.flatten(0, 1), rows.flatten(), ignore_index=NO_LABEL)
-    return F.cross_entropy(scores, torch.tensor(targets))
+        return F.cross_entropy(scores.flatten(0, 1), rows.flatten().to(scores.device), ignore_index=NO_LABEL)
+    return F.cross_entropy(scores, torch.tensor(targets).to(scores.device))
 
 
 def batches(count: int, plan: Plan, generator: torch.Generator) -> Iterator[list[int]]:
@@ -149,11 +151,12 @@ def train(model: nn.Module, task: Task, data: Encoded, plan: Plan, seed: int, pr
         optimizer, int(WARM_UP * steps), steps
     )
     generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device.type
     model.train()
     start, start_busy, start_own = time.perf_counter(), machine_busy(), time.process_time()
     tokens, recent = 0, 0.0
     for step, batch in enumerate(batches(len(data.ids), plan, generator), 1):
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
             scores = logits(model, data, batch)
         loss = loss_of(task, scores, [data.targets[number] for number in batch])
         loss.backward()
@@ -242,6 +245,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="train on a sample of that many examples")
     parser.add_argument("--limit-held", type=int, help="a rehearsal: measure on a sample")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     check_destination(options.out)
@@ -261,6 +265,7 @@ def main() -> None:
     print(f"{options.task}: {task.about}; {len(learned.ids)} and {len(held.ids)} sequences", flush=True)
     torch.manual_seed(options.seed)
     model, new = build(task, folder)
+    model.to(options.device)
     took = train(model, task, learned, plan, options.seed, options.precision)
     start = time.perf_counter()
     scores = measure(options.task, task, held, predict(model, task, held))
@@ -284,6 +289,7 @@ def main() -> None:
         },
         "new weights": new,
         "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "machine": facts(),
         "measured by": {name: version(name) for name in ("scikit-learn", "scipy", "seqeval")},
     }
