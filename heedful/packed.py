@@ -201,6 +201,6 @@ def _positions(lengths: Sequence[int]) -> Int[Tensor, " rows"]:
     >>> _positions([3, 1]).tolist()
     [0, 1, 2, 0]
     """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    starts = np.repeat(ends - lengths, lengths)
+    counts = np.array(lengths, np.int64)
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
     return torch.from_numpy(np.arange(len(starts)) - starts)
