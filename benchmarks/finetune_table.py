@@ -14,19 +14,19 @@ from typing import Any
 from finetune_data import PLANS
 from report import RESULTS, grid, write
 
-ABOUT = """all-MiniLM-L6-v2 with a fresh head, fine-tuned by Heedful (finetune.py) and by a plain PyTorch loop over
-transformers' model (finetune_peer.py): the same examples, the same plan, bfloat16 products over float32 weights, one
-seed each for weights and order; measured in float32 after the last step, on what was never trained on and chose
-nothing. Runs are of several days, each with the code of its day. Per cent; after ± the standard deviation over seeds.
-Each file of results/finetune has its seed, its data, its machine and the time it took beside other work; the machine
-named here only made the tables.
+ABOUT = """all-MiniLM-L6-v2 with a new head, fine-tuned by Heedful (finetune.py) and by a plain PyTorch loop over
+transformers' model (finetune_peer.py): the same examples, the same hyper-parameters, bfloat16 autocast over float32
+weights, one seed for weights and order in each run. Scores in per cent after the last step, on examples that were not
+trained on and by which nothing was chosen; after ± the standard deviation over seeds. Each file in results/finetune has
+the seed, data, machine and time of its run; the machine below wrote the tables. The runs were on {devices}, commit
+{commits}.
 
-"IMDB, 5,000": both learned the same 5,000 reviews and answered the same 5,000 of the test. IMDB and SQuAD as a whole
-were learned in float32, and not with transformers; SQuAD's 10,570 questions of dev after one epoch of 24,671 questions
-of SQuADShifts on other texts, and none of SQuAD.
+"IMDB, 5,000": both arms were trained on the same 5,000 reviews and measured on the same 5,000 test reviews. IMDB and
+SQuAD as a whole were not trained with transformers. SQuAD: its 10,570 dev questions after one epoch of 24,671 questions
+of SQuADShifts about other texts, without any of SQuAD.
 
-The second table: Heedful with the epochs, batch and rate that `heedful finetune` takes by itself for so much data,
-beside transformers' result by the plan above; bfloat16 by Heedful's own kernels."""
+The second table: Heedful with the epochs, batch size and learning rate that `heedful finetune` uses by default for this
+amount of data, beside transformers with the hyper-parameters of the first table."""
 SHOWN = {
     "SST-2": ("accuracy",),
     "MRPC": ("accuracy", "f1"),
@@ -59,6 +59,14 @@ def told(numbers: Sequence[float]) -> str:
     return f"{fmean(numbers):.2f}{deviation} ({len(numbers)} seed{'s' if numbers[1:] else ''})"
 
 
+def _device(run: dict[str, Any]) -> str:
+    return str(run["device"])
+
+
+def _commit(run: dict[str, Any]) -> str:
+    return str(run["machine"]["commit"])
+
+
 def main() -> None:
     """Write the table."""
     heedful_runs, peer_runs = (found(RESULTS / "finetune" / name) for name in ("ours", "transformers"))
@@ -83,7 +91,10 @@ def main() -> None:
                 more.append([task, measure, told(mine), told(peer), ahead, how])
     columns = ["task", "measure", "Heedful", "transformers", "difference"]
     texts = [grid([*columns, "plan"], rows), grid([*columns, "defaults"], more)]
-    print(write("finetune", ABOUT, texts, {"plan": rows, "defaults": more}))
+    runs = [run for arm in (heedful_runs, peer_runs, own) for task_runs in arm.values() for run in task_runs]
+    devices, commits = (", ".join(sorted({value(run) for run in runs})) for value in (_device, _commit))
+    about = ABOUT.format(devices=devices, commits=commits)
+    print(write("finetune", about, texts, {"plan": rows, "defaults": more}))
     print(*texts, sep="\n")
 
 
