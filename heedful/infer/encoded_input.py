@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from heedful.tasks.answering import AnswerHead, PromptedText
@@ -42,3 +42,20 @@ def describe_value(value: object, max_characters: int = 80) -> str:
     """Return the type and the value, at most this many characters, for error messages."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= max_characters else text[: max_characters - 1] + "…"
+
+
+def token_batches(chunks: Sequence[Chunk], token_budget: int) -> Iterator[list[int]]:
+    """Yield the numbers of the chunks of each batch: one answer head, longest first, within the token budget."""
+    batch: list[int] = []
+    tokens = 0
+    order = sorted(range(len(chunks)), key=lambda n: (id(chunks[n].answerer), -len(chunks[n].encoded)))
+    for number in order:
+        chunk = chunks[number]
+        fits = tokens + len(chunk.encoded) <= token_budget
+        if batch and not (fits and chunk.answerer is chunks[batch[0]].answerer):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(number)
+        tokens += len(chunk.encoded)
+    if batch:
+        yield batch
