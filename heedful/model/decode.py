@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heedful.errors import SettingError
 from heedful.model.decode_step import Score, init_cache, next_log_probabilities, token_limits
-from heedful.model.recorded_decoding import MIN_STEPS, MIN_TOKENS, RecordedSteps, can_record_steps
+from heedful.model.recorded_decoding import RecordedSteps, can_record_steps, worth_recording
 from heedful.model.stack import Transformer
 from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
 from heedful.packed import Packed, send
@@ -349,7 +349,7 @@ class _TokenDecoding(Decoding):
         """Return a recorded step for the sequences in the cache, or None if recording it would not pay."""
         steps, tokens = max(self._tokens_left[number] for number in self._open), self._batch.tokens
         generated = len(self._generated[self._open[0]])
-        if not self._is_recordable or tokens.device.type != "cuda" or steps < MIN_STEPS or generated < MIN_TOKENS:
+        if not (self._is_recordable and worth_recording(tokens.device, steps, generated)):
             return None
         recorded = RecordedSteps(self._model, self._score, self._cache, tokens, steps)
         recorded.record()

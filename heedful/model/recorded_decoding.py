@@ -28,6 +28,11 @@ def can_record_steps(model: Transformer) -> bool:
     return isinstance(model.decoder.config.relation, Rotary | Buckets | None)
 
 
+def worth_recording(device: torch.device, steps: int, generated: int) -> bool:
+    """Return whether to record a step, of which up to `steps` may follow after `generated` tokens."""
+    return device.type == "cuda" and steps >= MIN_STEPS and generated >= MIN_TOKENS
+
+
 class RecordedSteps:
     """Greedy decoding of a fixed batch, whose sequences all get a token in each step."""
 
