@@ -125,7 +125,8 @@ class BundleEngine:
         self.limit = self.loaded.max_length
         self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
-        self._cuda_graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+        has_graphs = on_cuda and not generates and isinstance(stack, Transformer)
+        self._cuda_graphs = CudaGraphs(stack) if has_graphs else None
         uses_tf32 = on_cuda and not generates and plan is not None and plan.precision == "float32"
         self._products = tf32_products if uses_tf32 else nullcontext  # context of matrix products
         self._last_stage: BundleEngine | None = None  # set in the early stages of a cascade, which use its options

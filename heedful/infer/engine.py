@@ -12,8 +12,8 @@ from heedful.errors import HeedfulError
 from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.engine_options import check_token_budget
 from heedful.infer.precision import PrecisionOrAuto, check_precision
-from heedful.infer.tuning.execution_plan import ExecutionPlan, default_precision
-from heedful.infer.tuning.precision_gate import choose_precision, load_with_plan
+from heedful.infer.tuning.execution_plan import ExecutionPlan
+from heedful.infer.tuning.precision_gate import choose_precision, load_with_plan, precision_for
 from heedful.tasks.generation import GenerationConfig
 
 
@@ -102,7 +102,7 @@ def open_model(
     resolved_device = resolve_device(device or "auto")
     if dtype is not None:
         return load(name, revision=revision, head=head, dtype=dtype, device=resolved_device), None, ()
-    requested = precision or default_precision(resolved_device)
+    requested = precision or precision_for(name, revision=revision, head=head, device=resolved_device)
     check_precision(requested)
     chosen, measurements = choose_precision(name, requested, revision=revision, head=head, device=resolved_device)
     bundle, plan = load_with_plan(name, chosen, revision=revision, head=head, device=resolved_device)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import compress
 from math import inf
 from typing import Literal
 
@@ -297,7 +298,7 @@ class _TokenDecoding(Decoding):
         self._cache = init_cache(model, prompts, source)
         self._generators = _make_generators(seed, prompts, source) if isinstance(method, Sampling) else []
         self._open = list(range(len(prompts)))  # numbers of the unfinished sequences
-        self._lines = self._open  # numbers of the sequences in the cache
+        self._open_lines = list(self._open)  # and of their lines in the cache, which may have finished ones too
         self._batch = prompts  # tokens of the sequences in the cache that the next step reads
         self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
         self._texts = [GeneratedTokens() for _ in range(len(prompts))]
@@ -316,20 +317,18 @@ class _TokenDecoding(Decoding):
             next_tokens, log_p = self._choose_tokens()
             token_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
             numbers = torch.stack([next_tokens.double(), token_log_p.double()]).tolist()  # the only read of the device
-        open_lines = [line for line, number in enumerate(self._lines) if number in self._open]
-        tokens = [int(numbers[0][line]) for line in open_lines]
+        tokens = [int(numbers[0][line]) for line in self._open_lines]
         step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
-            log_probabilities=tuple(numbers[1][line] for line in open_lines),
+            log_probabilities=tuple(numbers[1][line] for line in self._open_lines),
             distribution=log_p if distribution else None,
         )
         for number, token in zip(self._open, tokens, strict=True):
             self._tokens_left[number] -= 1
             self._generated[number].append(token)
-        self._open = [
-            number for number, token in zip(self._open, tokens, strict=True) if self._stays_open(number, token)
-        ]
+        stays = [self._stays_open(number, token) for number, token in zip(self._open, tokens, strict=True)]
+        self._open, self._open_lines = (list(compress(values, stays)) for values in (self._open, self._open_lines))
         self.done = not self._open
         if not self.done:
             self._continue_with(next_tokens)
@@ -362,15 +361,14 @@ class _TokenDecoding(Decoding):
             next_tokens: The token of each sequence in the cache.
         """
         if self._recorded is not None:
-            if self._recorded.steps_left and 2 * len(self._open) > len(self._lines):
+            if self._recorded.steps_left and 2 * len(self._open) > len(next_tokens):
                 return  # a recorded step computes finished sequences too
             self._recorded.finish()
             self._recorded = None
-        open_lines = [line for line, number in enumerate(self._lines) if number in self._open]
-        if len(open_lines) < len(self._lines):
-            self._cache.reorder(open_lines)
-            next_tokens = next_tokens[send(open_lines, next_tokens.device)]
-        self._lines = self._open
+        if len(self._open) < len(next_tokens):
+            self._cache.reorder(self._open_lines)
+            next_tokens = next_tokens[send(self._open_lines, next_tokens.device)]
+            self._open_lines = list(range(len(self._open)))
         last_tokens, zeros = [self._generated[number][-1] for number in self._open], torch.zeros_like(next_tokens)
         self._batch = Packed(
             tokens=next_tokens,

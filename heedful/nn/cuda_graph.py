@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
 WARMUP_RUNS = 3  # runs before one is recorded: kernels plan, libraries choose algorithms and allocate workspaces
+
+_RECORDING = Lock()  # PyTorch records one graph of a process at a time
 
 
 def record(run: Callable[[], Tensor], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -22,7 +25,7 @@ def record(run: Callable[[], Tensor], device: torch.device, pool: Any = None) ->
         device: The device.
         pool: Memory that several graphs share, of which one is replayed at a time; None: memory of its own.
     """
-    with torch.cuda.device(device):
+    with _RECORDING, torch.cuda.device(device):
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

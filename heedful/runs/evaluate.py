@@ -22,8 +22,7 @@ from heedful.device import resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
-from heedful.infer.tuning.execution_plan import default_precision
-from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
+from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision, precision_for
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import find_checkpoint
 from heedful.runs.data_settings import data_settings_for
@@ -261,7 +260,7 @@ def load_in_precision(
         The model, and the precision that was chosen.
     """
     resolved_device = resolve_device(device)
-    precision = precision or default_precision(resolved_device)
+    precision = precision or precision_for(run, revision=revision, device=resolved_device)
     check_precision(precision)
     if precision == "auto":
         chosen = fastest_accepted(measure_precisions(run, revision=revision, device=resolved_device))

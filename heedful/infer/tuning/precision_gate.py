@@ -22,8 +22,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import RUN_MODEL, ModelBundle, load, weight_files
+from heedful.checkpoint import RUN_MODEL, ModelBundle, config_of, load, weight_files
 from heedful.checkpoint.bundle import EarlyStage
+from heedful.checkpoint.loading import overflows_in_float16
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine
@@ -79,6 +80,22 @@ class Measurement:
         metric = "" if value is None else f", {self.metric_name} {format_metric(self.metric_name, value)}"
         text = f"{self.precision}: {self.speed:,.0f} tokens/s, scores differ by {self.scores:.4f}{metric}"
         return text + (f"; refused: {self.refused}" if self.refused else "")
+
+
+def precision_for(
+    name: str | Path, *, revision: str | None = None, head: str | None = None, device: torch.device = CPU
+) -> Precision:
+    """Return the precision of an engine that is given none: the default of its device.
+
+    It is float32 for a model without blocks, since rounding the state of a recurrent layer in each step adds up, and
+    for a model that overflows in float16.
+    """
+    precision = default_precision(device)
+    if precision == "float32":
+        return precision
+    model = config_of(name, revision=revision, head=head).model
+    has_blocks = model.encoder is not None or model.decoder is not None
+    return precision if has_blocks and not (precision == "float16" and overflows_in_float16(model)) else "float32"
 
 
 def choose_precision(
