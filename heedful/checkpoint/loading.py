@@ -154,7 +154,7 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
 
 
 def overflows_in_float16(model: ModelConfig) -> bool:
-    """Return whether published models of this kind, T5's, overflow in float16."""
+    """Return whether published models of this kind overflow in float16."""
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     return any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks)
 

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from heedful.errors import SettingError
-from heedful.model.decode_step import Score, init_cache, next_log_probabilities, token_limits
+from heedful.model.decode_step import Score, init_cache, next_log_probabilities, token_limits, top_candidates
 from heedful.model.recorded_decoding import RecordedSteps, can_record_steps, worth_recording
 from heedful.model.stack import Transformer
 from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
@@ -490,7 +490,8 @@ class _BeamDecoding(Decoding):
         )
         log_p = self._constrain(log_p, rows)
         parent_log_p = [text.log_probability for beams in searches for text in beams.open]
-        offsets = torch.tensor(parent_log_p, dtype=torch.float64, device=log_p.device)  # float32 rounds sums to ties
+        offsets = torch.tensor(parent_log_p, dtype=torch.float64)  # float32 rounds sums to ties
+        offsets = offsets.to(log_p.device, non_blocking=True)
         summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
         best = top_candidates(summed, min(self._candidates, summed.shape[1]))
         still_open: dict[int, _Beams] = {}
@@ -517,18 +518,6 @@ class _BeamDecoding(Decoding):
             tokens = [[text.tokens[-1]] for beams in still_open.values() for text in beams.open]
             self._batch = Packed.of(tokens).to(log_p.device)
         return finished
-
-
-def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """Yield the `count` greatest numbers of each row with their indices, greatest first.
-
-    NaN counts as greatest, and equal numbers are in the order of their indices, as in `argmax`.
-    """
-    least = rows.topk(count, -1).values[:, -1:]
-    for row, large_enough in zip(rows, ~(rows < least), strict=True):
-        indices = large_enough.nonzero()[:, 0]
-        values, order = row[indices].sort(descending=True, stable=True)
-        yield list(zip(values[:count].tolist(), indices[order[:count]].tolist(), strict=True))
 
 
 def _extend(

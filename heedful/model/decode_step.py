@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -54,3 +54,26 @@ def next_log_probabilities(
             rows = rows[send(batch.bounds[1:], rows.device) - 1]
         scores = score(rows, batch)
         return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
+
+
+def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
+    """Yield the `count` greatest numbers of each row with their indices, greatest first.
+
+    NaN counts as greatest, and equal numbers are in the order of their indices, as in `argmax`.
+    """
+    if rows.device.type != "cpu":
+        yield from sorted_candidates(rows, count)
+        return
+    least = rows.topk(count, -1).values[:, -1:]
+    for row, large_enough in zip(rows, ~(rows < least), strict=True):
+        indices = large_enough.nonzero()[:, 0]
+        values, order = row[indices].sort(descending=True, stable=True)
+        yield list(zip(values[:count].tolist(), indices[order[:count]].tolist(), strict=True))
+
+
+def sorted_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
+    """Yield what `top_candidates` yields, by one sort of all rows and one read of the device."""
+    ordered = rows.double().sort(descending=True, stable=True)
+    values, indices = torch.stack([part[:, :count].double() for part in ordered]).tolist()
+    for row, columns in zip(values, indices, strict=True):
+        yield list(zip(row, map(int, columns), strict=True))

@@ -158,16 +158,16 @@ class KVCache:
         """Keep these sequences, in this order; one may occur several times (beam search). Others are dropped."""
         if list(sequences) == list(range(len(self.lengths))):
             return
-        device = next(iter(self._self_attention.values())).keys.device if self._self_attention else None
-        lines = torch.tensor(list(sequences), dtype=torch.long, device=device)
-        for buffer in self._self_attention.values():
-            buffer.reorder(lines)
+        if self._self_attention:
+            lines = send(sequences, next(iter(self._self_attention.values())).keys.device)
+            for buffer in self._self_attention.values():
+                buffer.reorder(lines)
         self.lengths = [self.lengths[number] for number in sequences]
         self._device_lengths, self._memory_layouts = None, {}
         self.source = [self.source[number] for number in sequences]
         sources = sorted(set(self.source))
         if self.memory is not None and len(sources) < len(self.memory_lengths):
-            lines = torch.tensor(sources, dtype=torch.long, device=self.memory.device)
+            lines = send(sources, self.memory.device)
             for buffer in self._cross_attention.values():
                 buffer.reorder(lines)
             self.memory = torch.cat(

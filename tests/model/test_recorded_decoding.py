@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.model import decode, recorded_decoding
 from heedful.model.decode import GeneratedTokens, Greedy, generate
-from heedful.model.decode_step import init_cache, next_log_probabilities
+from heedful.model.decode_step import init_cache, next_log_probabilities, sorted_candidates, top_candidates
 from heedful.model.kv_cache import GROWTH
 from heedful.model.recorded_decoding import RecordedSteps, can_record_steps, worth_recording
 from heedful.packed import Packed
@@ -102,6 +102,14 @@ def test_when_a_step_is_recorded(tmp_path: Path) -> None:
     assert not worth_recording(cuda, 31, 8) and not worth_recording(cuda, 100, 7)
     save_tiny(tmp_path, "xlnet", "XLNetLMHeadModel", torch.float32)
     assert not can_record_steps(heedful.load(tmp_path).model)
+
+
+def test_candidates_by_a_sort_are_the_same() -> None:
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).round(decimals=1).double()
+    rows[1, 7], rows[2] = torch.nan, 0.5
+    for count in (1, 6, 40):
+        by_sort, usual = ([repr(row) for row in find(rows, count)] for find in (sorted_candidates, top_candidates))
+        assert by_sort == usual
 
 
 def test_the_cache_grows_rarely(tmp_path: Path) -> None:
