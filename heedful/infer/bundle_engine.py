@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import islice
 from typing import NamedTuple, Self
@@ -128,7 +128,8 @@ class BundleEngine:
         has_graphs = on_cuda and not generates and isinstance(stack, Transformer)
         self._cuda_graphs = CudaGraphs(stack) if has_graphs else None
         uses_tf32 = on_cuda and not generates and plan is not None and plan.precision == "float32"
-        self._products = tf32_products if uses_tf32 else nullcontext  # context of matrix products
+        # context in which scores are computed
+        self._products: Callable[[], AbstractContextManager[None]] = tf32_products if uses_tf32 else nullcontext
         self._last_stage: BundleEngine | None = None  # set in the early stages of a cascade, which use its options
         self._early_stages: list[tuple[BundleEngine, float]] = []  # of a cascade, with their confidence thresholds
         for stage in bundle.early_stages:

@@ -23,7 +23,7 @@ from heedful.infer.encoded_input import Chunk
 from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.model import decode
-from heedful.model.decode import Greedy, generate
+from heedful.model.decode import BeamSearch, Greedy, generate
 from heedful.model.recorded_decoding import RecordedSteps
 from heedful.packed import Packed
 from heedful.serve.service import load_models
@@ -186,6 +186,18 @@ def test_the_tokens_are_those_of_a_cpu(
             scores = ([text[0].log_probability for text in texts] for texts in (mine, right))
             assert next(scores) == pytest.approx(next(scores), rel=1e-4, abs=1e-4)
             assert stop or records == [count], "a step was recorded once, for all sequences"
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_beams_are_those_of_a_cpu(family: str, tmp_path: Path) -> None:
+    architecture, changed = DECODERS[family]
+    save_tiny(tmp_path, family, architecture, **changed)
+    cpu, gpu = (heedful.load(tmp_path, dtype=torch.float64).to(device).eval() for device in ("cpu", "cuda"))
+    assert cpu.head is not None and gpu.head is not None
+    how: dict[str, Any] = {"method": BeamSearch(num_beams=3), "max_new_tokens": 12, "stop": [20, 21]}
+    right = generate(cpu.model, cpu.head, **how, **inputs(family))
+    mine = generate(gpu.model, gpu.head, **how, **on_gpu(inputs(family)))
+    assert [text[0].tokens for text in mine] == [text[0].tokens for text in right]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
