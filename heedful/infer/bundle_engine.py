@@ -457,9 +457,9 @@ class BundleEngine:
         return f"on {device_name(device)}, {self.precision}" if device.type == "cuda" else ""
 
     def prepare_graphs(self) -> None:
-        """Record the CUDA graphs that compute single texts, all at once; nothing is done on a CPU.
+        """Record the CUDA graphs that compute small batches, all at once; nothing is done on a CPU.
 
-        An engine also records them by itself, each when it has met three texts of about its length.
+        An engine also records them by itself, each when it has met three batches of about its size.
         """
         for engine, _ in self.stages:
             if engine._cuda_graphs is not None:

@@ -1,9 +1,9 @@
-"""CUDA graphs: the kernel launches for a single text are recorded once for each of a few lengths, and replayed.
+"""CUDA graphs: the kernel launches for a few texts are recorded once for each of some numbers of rows, and replayed.
 
-For one short text a GPU waits for its host, which launches some hundred kernels of a few microseconds each. A graph is
-one launch. A text is computed by the graph of the next length: the rows after it are a second sequence, and the bound
-between both lies on the device. Recording requires that nothing is copied between host and GPU during the forward pass:
-tests/infer/test_cuda_graphs.py checks that; tests/gpu records and replays.
+For a few short texts a GPU waits for its host, which launches some hundred kernels of a few microseconds each. A graph
+is one launch. Texts are computed by the graph with the next number of rows: the rows after them are one more sequence,
+and the bounds of all sequences lie on the device. Recording requires that nothing is copied between host and GPU during
+the forward pass: tests/infer/test_cuda_graphs.py checks that; tests/gpu records and replays.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ from heedful.packed import Packed
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-MAX_TOKENS = 512  # longest text that is recorded
-# numbers of rows for which a graph is recorded; a text is at most a quarter shorter, or 8 tokens
+MAX_TOKENS = 512  # tokens of the largest batch that is recorded
+MAX_TEXTS = 32  # texts of a batch that is recorded
+# numbers of rows for which a graph is recorded: at most a quarter of them are not used, or 7
 GRAPH_ROWS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MAX_TOKENS + 1, 64))
-MIN_TEXTS = 3  # texts for one graph before it is recorded, which takes as long as dozens of texts
+MIN_BATCHES = 3  # batches for one graph before it is recorded, which takes as long as dozens of batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GraphInputs:
-    """The tensors that a graph reads: the rows of a text and, after them, rows whose results are not used."""
+    """The tensors that a graph reads: the rows of some texts and, after them, rows whose results are not used."""
 
     batch: Packed  # one sequence of all rows
-    bounds: Int[Tensor, 3]  # 0, the number of tokens of the text, and the number of rows
+    bounds: Int[Tensor, " bounds"]  # of the texts; the rest is the number of rows, as the bounds of empty sequences are
 
     @classmethod
     def of(cls, rows: int, device: torch.device) -> GraphInputs:
-        """Make the tensors of `rows` rows; the text is all of them."""
+        """Make the tensors of `rows` rows; they are one text."""
         tokens, types = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(2))
         batch = Packed(tokens=tokens, positions=torch.arange(rows, device=device), types=types, bounds=(0, rows))
-        bounds = torch.full((3,), rows, dtype=torch.int32, device=device)
+        bounds = torch.full((MAX_TEXTS + 2,), rows, dtype=torch.int32, device=device)
         bounds[0] = 0
         return cls(batch=batch, bounds=bounds)
 
-    def load(self, text: Packed) -> None:
-        """Copy a text to the tensors, without waiting; the rows after it keep what they held."""
-        length = text.bounds[-1]
-        self.batch.tokens[:length].copy_(text.tokens, non_blocking=True)
-        self.batch.types[:length].copy_(text.types, non_blocking=True)
-        self.bounds[1:2].fill_(length)
+    def load(self, texts: Packed) -> None:
+        """Copy texts to the tensors, without waiting; the rows after them keep what they held."""
+        length, rows = texts.bounds[-1], self.batch.bounds[-1]
+        self.batch.tokens[:length].copy_(texts.tokens, non_blocking=True)
+        self.batch.positions[:length].copy_(texts.positions, non_blocking=True)
+        self.batch.types[:length].copy_(texts.types, non_blocking=True)
+        bounds = [*texts.bounds, *[rows] * (len(self.bounds) - len(texts.bounds))]
+        self.bounds.copy_(torch.tensor(bounds, dtype=torch.int32), non_blocking=True)
 
 
 class RecordedLayout(KVCache):
@@ -97,9 +100,9 @@ class CudaGraph:
 
 
 class CudaGraphs:
-    """Computes the last hidden states of a single text, by the graph of the next length in `lengths`.
+    """Computes the last hidden states of a few texts, by the graph with the next number of rows in `sizes`.
 
-    A graph is recorded at the third text of its length, or by `prepare`. Weights may change in place, but must not
+    A graph is recorded at the third batch of its size, or by `prepare`. Weights may change in place, but must not
     move to other memory: a graph reads them at their recorded addresses.
     """
 
@@ -107,10 +110,10 @@ class CudaGraphs:
         self.model = model
         positions = model.embedding.config.positions
         limit = max_tokens if positions is None or positions.limit is None else positions.limit
-        self.max_tokens = min(max_tokens, limit)  # longest text that is recorded
-        self.lengths = (*(rows for rows in GRAPH_ROWS if rows < self.max_tokens), self.max_tokens)
+        self.max_tokens = min(max_tokens, limit)  # of the largest batch that is recorded
+        self.sizes = (*(rows for rows in GRAPH_ROWS if rows < self.max_tokens), self.max_tokens)
         self._recorded: dict[int, CudaGraph] = {}  # by number of rows
-        self._text_counts: Counter[int] = Counter()  # texts so far, by number of rows
+        self._batch_counts: Counter[int] = Counter()  # batches so far, by number of rows
         self._lock = Lock()  # a graph has one output tensor
         self._pool: _POOL_HANDLE | None = None
 
@@ -134,10 +137,10 @@ class CudaGraphs:
             return "what is recorded has no gradients and no dropout"
         if torch.is_autocast_enabled("cuda"):
             return "autocast frees its copies of weights, which a graph would still read"
-        if len(batch) != 1 or batch.key_lengths is not None or batch.past_lengths is not None:
-            return "only a single text is recorded"
+        if len(batch) > MAX_TEXTS or batch.key_lengths is not None or batch.past_lengths is not None:
+            return f"only batches of up to {MAX_TEXTS} texts are recorded"
         if not 0 < batch.bounds[-1] <= self.max_tokens:
-            return f"a text of 1 to {self.max_tokens} tokens is recorded, not one of {batch.bounds[-1]}"
+            return f"batches of 1 to {self.max_tokens} tokens are recorded, not one of {batch.bounds[-1]}"
         return ""
 
     def _cannot_record(self) -> str:
@@ -152,7 +155,7 @@ class CudaGraphs:
         for relation in stack.relations:
             by_length = relation.by_length if isinstance(relation, RotaryPosition) else None
             if by_length is not None and by_length.trained < self.max_tokens:
-                return "its rotary frequencies depend on the length of the text, which only the device knows"
+                return "its rotary frequencies depend on the lengths of texts, which only the device knows"
         if isinstance(stack.relations[-1], DisentangledPosition):
             return "it projects distances in each pass; an engine that loads the model by its name does it once"
         return ""
@@ -174,18 +177,18 @@ class CudaGraphs:
         if self._cannot_record():
             return
         with torch.inference_mode(), self._lock:
-            for rows in reversed(self.lengths):  # the first graph takes the memory that the others share
+            for rows in reversed(self.sizes):  # the first graph takes the memory that the others share
                 self._graph_of(rows)
 
     def _rows_for(self, batch: Packed) -> int:
         """Return the number of rows of the graph for a batch."""
-        return next(rows for rows in self.lengths if rows >= batch.bounds[-1])
+        return next(rows for rows in self.sizes if rows >= batch.bounds[-1])
 
     def _is_frequent(self, rows: int) -> bool:
-        """Count a text for a graph, and return whether the graph is recorded or worth recording."""
+        """Count a batch for a graph, and return whether the graph is recorded or worth recording."""
         with self._lock:
-            self._text_counts[rows] += 1
-            return rows in self._recorded or self._text_counts[rows] >= MIN_TEXTS
+            self._batch_counts[rows] += 1
+            return rows in self._recorded or self._batch_counts[rows] >= MIN_BATCHES
 
     def _graph_of(self, rows: int) -> CudaGraph:
         """Return the graph of that number of rows, recorded now if it is missing. The caller holds the lock."""
@@ -194,7 +197,7 @@ class CudaGraphs:
         return self._recorded[rows]
 
     def _record(self, rows: int) -> CudaGraph:
-        """Record the forward pass of a text."""
+        """Record the forward pass of a batch."""
         # replays copy texts into the inputs in any mode, which inference tensors do not allow
         with torch.inference_mode(False), torch.no_grad():
             inputs = GraphInputs.of(rows, self.device)

@@ -32,7 +32,7 @@ LOG = logging.getLogger("heedful.serve")
 def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: str = "auto") -> BundleEngine:
     """Return an engine for a folder, a run or NAME[@REVISION] on the hub; for an index, the engine of its model.
 
-    On a GPU, the CUDA graphs for single texts are recorded.
+    On a GPU, the CUDA graphs for small batches are recorded.
 
     Raises:
         HeedfulError: If the model cannot be loaded, or the precision of an index is not float32.

@@ -98,7 +98,7 @@ ENCODERS |= {"deberta-v2": "DebertaV2Model"}
 
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_text_by_the_graph_of_the_next_length(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_texts_by_the_graph_of_the_next_size(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """The error to float64 is at most twice that of the usual way."""
     save_tiny(tmp_path, family, ENCODERS[family])
     exact = heedful.load(tmp_path, dtype=torch.float64).eval().model
@@ -109,17 +109,17 @@ def test_a_text_by_the_graph_of_the_next_length(family: str, dtype: torch.dtype,
     assert sorted(graphs._recorded) == [8, 16, 20]
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        for length in (20, 7, 12, 8, 1, 17, 3):
-            ids = torch.randint(5, 60, (length,), generator=generator).tolist()
-            batch = Packed.of([ids])
+        for lengths in ((20,), (7,), (12,), (8,), (1,), (3, 14), (1, 1, 1), (10, 10)):
+            ids = [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+            batch = Packed.of(ids)
             assert not graphs.cannot(batch)
             right, recorded = exact(batch), graphs(batch)
             usual = bundle.model(batch.to("cuda"))
             errors = [(rows.cpu().double() - right).abs().max() for rows in (usual, recorded)]
             eps = torch.finfo(dtype).eps * right.abs().max()
-            assert recorded.dtype == dtype and errors[1] <= 2 * errors[0] + 4 * eps, (length, errors)
+            assert recorded.dtype == dtype and errors[1] <= 2 * errors[0] + 4 * eps, (lengths, errors)
             before = recorded.clone()
-            graphs(Packed.of([ids[::-1]]))
+            graphs(Packed.of([text[::-1] for text in ids]))
             assert torch.equal(recorded, before), "an answer was overwritten by the next one"
         with pytest.raises(DataError, match="token id 1000000 is unknown"):
             graphs(Packed.of([[1_000_000]]))
@@ -129,11 +129,11 @@ def test_a_text_by_the_graph_of_the_next_length(family: str, dtype: torch.dtype,
 def test_a_server_records_graphs_when_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load_models(str(make(tmp_path, "single")))
     graphs = engine._cuda_graphs
-    assert graphs is not None and sorted(graphs._recorded) == sorted(graphs.lengths)
-    together = probabilities(engine)
+    assert graphs is not None and sorted(graphs._recorded) == sorted(graphs.sizes)
+    together = probabilities(heedful.Engine(engine.loaded))
     monkeypatch.setattr(CudaGraphs, "_record", lambda *_: pytest.fail("a graph was recorded on the path of a request"))
     alone = torch.cat([probabilities(engine, [text]) for text in TEXTS])
-    assert (alone - together).abs().max() < 0.05
+    assert (alone - together).abs().max() < 0.1
 
 
 # -- decoding -----------------------------------------------------------------------------------------------------

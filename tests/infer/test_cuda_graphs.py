@@ -55,10 +55,10 @@ def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) ->
     with torch.no_grad():
         inputs = GraphInputs.of(24, torch.device("cpu"))
         run = rerun(model, inputs)
-        for length in (24, 13, 1, 23):  # the rows after a text hold earlier ones
-            batch = Packed.of([[5 + (7 * length + place) % 50 for place in range(length)]], [[0] * length])
+        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):  # the rows after texts hold earlier ones
+            batch = Packed.of([[5 + (7 * length + place) % 50 for place in range(length)] for length in lengths])
             inputs.load(batch)
-            torch.testing.assert_close(run()[:length], model(batch), atol=1e-11, rtol=1e-11)
+            torch.testing.assert_close(run()[: sum(lengths)], model(batch), atol=1e-11, rtol=1e-11)
     elsewhere = model.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
     with torch.no_grad():
         run = rerun(elsewhere, GraphInputs.of(24, torch.device("meta")))
@@ -92,16 +92,16 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(model, Transformer)
     graphs = OnCuda(model, max_tokens=5)
     with torch.no_grad():
-        assert graphs.cannot(Packed.of([[5] * 5])) == ""
-        assert graphs.cannot(Packed.of([[5], [7]])) == "only a single text is recorded"
-        assert graphs.cannot(Packed.of([[5] * 6])) == "a text of 1 to 5 tokens is recorded, not one of 6"
+        assert graphs.cannot(Packed.of([[5] * 5])) == "" == graphs.cannot(Packed.of([[5], [7, 8]]))
+        assert graphs.cannot(Packed.of([[5]] * 33)) == "only batches of up to 32 texts are recorded"
+        assert graphs.cannot(Packed.of([[5] * 3] * 2)) == "batches of 1 to 5 tokens are recorded, not one of 6"
     assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
         assert "autocast frees its copies of weights" in graphs.cannot(Packed.of([[5]]))
 
 
-def test_a_graph_is_recorded_at_the_third_text_of_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_recorded_at_the_third_batch_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     recorded: list[int] = []
 
@@ -116,10 +116,10 @@ def test_a_graph_is_recorded_at_the_third_text_of_its_length(tmp_path: Path, mon
     monkeypatch.setattr(Packed, "to", lambda packed, device: packed)
     model = heedful.load(tmp_path, dtype=torch.float64).eval().model
     graphs = OnCuda(model, max_tokens=20)
-    assert graphs.lengths == (8, 16, 20)
+    assert graphs.sizes == (8, 16, 20)
     with torch.inference_mode():
-        for length in (4, 3, 12, 8, 9, 1, 17, 20, 21):
-            batch = Packed.of([[5 + place for place in range(length)]])
+        for lengths in ((4,), (3,), (12,), (3, 5), (9,), (1,), (17,), (10, 10), (21,)):
+            batch = Packed.of([[5 + place for place in range(length)] for length in lengths])
             torch.testing.assert_close(graphs(batch), model(batch), atol=1e-11, rtol=1e-11)
         assert recorded == [8]
         with pytest.raises(DataError, match="token id 99999 is unknown"):
@@ -128,15 +128,15 @@ def test_a_graph_is_recorded_at_the_third_text_of_its_length(tmp_path: Path, mon
         assert recorded == [8, 20, 16]
 
 
-def test_the_lengths_of_graphs_end_at_the_last_position(tmp_path: Path) -> None:
+def test_the_sizes_of_graphs_end_at_the_last_position(tmp_path: Path) -> None:
     save_tiny(tmp_path, "bert", "BertModel", torch.float32)
     model = heedful.load(tmp_path).model
     limit = model.embedding.config.positions.limit
-    assert limit is not None and limit < MAX_TOKENS and CudaGraphs(model).lengths[-1] == limit
+    assert limit is not None and limit < MAX_TOKENS and CudaGraphs(model).sizes[-1] == limit
     save_tiny(tmp_path, "qwen3", "Qwen3Model", torch.float32)
-    lengths = CudaGraphs(heedful.load(tmp_path).model).lengths
-    assert lengths[-1] == MAX_TOKENS and len(lengths) == 20
-    assert all(b <= max(a + 8, 1.25 * a) for a, b in pairwise(lengths))
+    sizes = CudaGraphs(heedful.load(tmp_path).model).sizes
+    assert sizes[-1] == MAX_TOKENS and len(sizes) == 20
+    assert all(b <= max(a + 8, 1.25 * a) for a, b in pairwise(sizes))
 
 
 def test_lengths_that_change_the_computation_are_not_recorded(tmp_path: Path) -> None:
