@@ -342,7 +342,7 @@ class _TokenDecoding(Decoding):
         if isinstance(self._method, Greedy):
             return log_p.argmax(-1), log_p
         uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
-        return sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device)), log_p
+        return sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device, non_blocking=True)), log_p
 
     def _record(self) -> RecordedSteps | None:
         """Return a recorded step for the sequences in the cache, or None if recording it would not pay."""
