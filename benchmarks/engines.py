@@ -63,7 +63,7 @@ def packed(job: Job) -> tuple[Round, str]:
     import torch
 
     import heedful
-    from heedful.infer.bundle_engine import TOKEN_BUDGET
+    from heedful.infer.engine_options import TOKEN_BUDGET
     from heedful.model.heads import pool
 
     model, way = loaded(job.folder, cast("Precision", job.precision))

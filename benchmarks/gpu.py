@@ -27,10 +27,12 @@ from gpu_measures import (
     rates,
     rehearsal,
     serve_alone,
+    serve_decoding,
     serve_mixed,
     train,
     training_text,
 )
+from gpu_serving import SHAPES
 from report import RESULTS, Spread, check_destination, grid, write
 
 ABOUT = """{device}; {versions}. One process; the arms of a table take turns, each round begins with the next one, and a
@@ -48,8 +50,9 @@ of its losses to the first arm's over the largest loss, and beyond {bound} nothi
 share of the matrix rate is that of 3 (L (24 d² T + 4 d Σs²) + m (2 d² + 2 d V)) for T real tokens, sequences of s and m
 hidden ones. Peak memory is an arm's own: what it holds between turns and what a turn adds.
 
-Serving: half-precision weights. A text alone goes from ids on the host to the mean of its rows on the host, in
-BERT-base's shape with random weights; mixed lengths go from text to vectors, in all-MiniLM-L6-v2's."""
+Serving: bfloat16 weights, random ones in the shapes that are named. A text alone goes from ids on the host to the mean
+of its rows on the host; mixed lengths go from text to vectors, in all-MiniLM-L6-v2's shape, by an engine as it is by
+default; tokens are written greedily after prompts of 32 random ids, prompts included in the time."""
 PADDED, GROUPED = "transformers, padded", "transformers, grouped"
 MIXED = (PADDED, GROUPED, f"{GROUPED}, compiled", "heedful", "heedful, compiled", "heedful, its trainer")
 FULL = (PADDED, f"{PADDED}, compiled", "heedful", "heedful, compiled")
@@ -138,8 +141,8 @@ def goals(results: Found) -> str:
         line("ragged over uniform, medians", "≥ 0.92", f"{rate[0] / rate[1]:.2f}", rate[0] >= 0.92 * rate[1])
     for what, served in results.served.items():
         name, *others = reversed(served.seconds)
-        if what == "mixed":
-            least(f"{served.what}: to the best sentence-transformers", 1.5, served.against(name, others))
+        if what == "mixed" or what.startswith("decoding"):
+            least(f"{served.what}: to the best other arm", 1.5, served.against(name, others))
             continue
         middle = 1e3 * Spread.of(served.seconds[name]).median
         line(f"{served.what}, ms", "< 0.7", f"{middle:.3f}", middle < 0.7)
@@ -157,17 +160,18 @@ def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[s
         results.trained[what] = train(what, names, size, device, results.rates["matrix"], clock)
         return training_text(results.trained[what])
 
-    def serving(key: str, run: Callable[[], Served]) -> str:
-        results.served[key] = run()
-        return results.served[key].text()
+    def serving(run: Callable[[], dict[str, Served]]) -> str:
+        served = run()
+        results.served |= served
+        return "\n".join(one.text() for one in served.values())
 
     first = partial(training, "mixed lengths, base", MIXED)
     several: list[tuple[str, float, Callable[[], str]]] = [("mixed lengths, base", 120.0, first)]
-    for length in size.tokens:
-        run = partial(serve_alone, size, device, length)
-        several.append((f"{length} tokens", 20.0, partial(serving, str(length), run)))
+    for shape in SHAPES:
+        several.append((f"one text, {shape}", 20.0, partial(serving, partial(serve_alone, size, device, shape))))
     several.append(("full length, base", 100.0, partial(training, "full length, base", FULL)))
-    several.append(("mixed texts", 50.0, partial(serving, "mixed", partial(serve_mixed, size, device))))
+    several.append(("mixed texts", 30.0, partial(serving, partial(serve_mixed, size, device))))
+    several.append(("decoding", 30.0, partial(serving, partial(serve_decoding, size, device))))
     for what in ("mixed lengths, large", "mixed lengths, small", "one length, base"):
         several.append((what, 60.0, partial(training, what, OWN)))
     return several
@@ -220,6 +224,7 @@ def main() -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     size, results = rehearsal() if chosen.rehearse else Size(), Found()
     assert set(MIXED) | set(FULL) | set(OWN) == set(WAYS), "a way that no part measures"
+    print(_named(device), flush=True)
     results.rates = rates(size, device)
     folder = chosen.output or (None if chosen.rehearse else RESULTS)
     if folder is not None:

@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import lengths
 from gpu_arms import CHECKS, WAYS, Case, Given, Losses, given, models
-from gpu_serving import BASE, SMALL, TINY, Answers, alone, folder_of, mixed, texts
+from gpu_serving import (
+    SHAPES,
+    SMALL,
+    TINY,
+    Answers,
+    alone,
+    decoder_folder,
+    decoders,
+    folder_of,
+    mixed,
+    prompts,
+    texts,
+)
 from harness import Answer, Arm, Bound, Measured, checksum, compare, summarise
 from report import Spread, Table, grid, machine_busy
 
@@ -46,9 +58,12 @@ class Size:
         }
     )
     tokens: Sequence[int] = (32, 64, 128)  # of a text alone
-    calls: int = 100
-    texts: int = 8192
+    calls: int = 50
+    texts: int = 2048
     budget: int = 32_768
+    prompts: Sequence[int] = (1, 32)
+    written: int = 128  # tokens after each prompt
+    served: int = 3  # rounds of mixed texts and of decoding
     tiny: bool = False
 
 
@@ -83,6 +98,9 @@ def rehearsal() -> Size:
         calls=3,
         texts=24,
         budget=2048,
+        prompts=(1, 2),
+        written=6,
+        served=1,
         tiny=True,
     )
 
@@ -315,12 +333,19 @@ def agree(arms: Mapping[str, Answers], shown: Sequence[Any]) -> dict[str, float]
     }
 
 
-def serve_alone(size: Size, device: torch.device, length: int) -> Served:
-    """The 50th percentile of calls with one text."""
+def serve_alone(size: Size, device: torch.device, shape: str) -> dict[str, Served]:
+    """The 50th percentile of calls with one text of each length, by shape and length."""
     import torch
 
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        arms = alone(folder_of(TINY if size.tiny else BASE, Path(folder), tokenizer=False), device, torch.bfloat16)
+        chosen = TINY if size.tiny else SHAPES[shape]
+        arms = alone(folder_of(chosen, Path(folder), tokenizer=False), device, torch.bfloat16)
+    print(f"{shape}: ready after {time.perf_counter() - start:.1f} s", flush=True)
+    return {f"{shape} {length}": _serve_length(size, arms, shape, length) for length in size.tokens}
+
+
+def _serve_length(size: Size, arms: Mapping[str, Answers], shape: str, length: int) -> Served:
     step = (lengths.VOCABULARY - lengths.FIRST_WORD) // (size.calls + length)
     given_ids = [
         [lengths.CLS, *(lengths.FIRST_WORD + step * (call + place) for place in range(length - 2)), lengths.SEP]
@@ -329,18 +354,17 @@ def serve_alone(size: Size, device: torch.device, length: int) -> Served:
     cosines = agree(arms, given_ids[:3])
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(size.rounds):
-        turn = number % len(arms)
-        for name in [*arms][turn:] + [*arms][:turn]:
+        for name in _in_turn(arms, number):
             times = []
             for ids in given_ids:
                 start = time.perf_counter()
                 arms[name]([ids])
                 times.append(time.perf_counter() - start)
             seconds[name].append(median(times))
-    return Served(what=f"one text of {length} tokens, 50th percentile", seconds=seconds, cosines=cosines)
+    return Served(what=f"one text of {length} tokens, {shape}, 50th percentile", seconds=seconds, cosines=cosines)
 
 
-def serve_mixed(size: Size, device: torch.device) -> Served:
+def serve_mixed(size: Size, device: torch.device) -> dict[str, Served]:
     """All texts at once."""
     import torch
 
@@ -349,15 +373,42 @@ def serve_mixed(size: Size, device: torch.device) -> Served:
         path = folder_of(TINY if size.tiny else SMALL, Path(folder), tokenizer=True)
         arms = mixed(path, device, torch.bfloat16, size.budget)
         cosines = agree(arms, several[:4])
-        for run in arms.values():
-            run(several)
-        seconds: dict[str, list[float]] = {name: [] for name in arms}
-        for number in range(max(1, size.rounds - 2)):
-            turn = number % len(arms)
-            for name in [*arms][turn:] + [*arms][:turn]:
-                start = time.perf_counter()
-                arms[name](several)
-                seconds[name].append(time.perf_counter() - start)
-    return Served(
-        what=f"{len(several):,} texts of mixed lengths, from text to vectors", seconds=seconds, cosines=cosines
-    )
+        seconds = _rounds(size, arms, several)
+    what = f"{len(several):,} texts of mixed lengths, from text to vectors"
+    return {"mixed": Served(what=what, seconds=seconds, cosines=cosines)}
+
+
+def serve_decoding(size: Size, device: torch.device) -> dict[str, Served]:
+    """All tokens after one prompt, and after several at once."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = decoder_folder(Path(folder), tiny=size.tiny)
+        writers = decoders(path, device, torch.bfloat16, size.written)
+    cosines = agree({name: writer.first for name, writer in writers.items()}, prompts(3))
+    served = {}
+    for count in size.prompts:
+        several = prompts(count)
+        seconds = _rounds(size, {name: writer.write for name, writer in writers.items()}, several)
+        what = f"{count * size.written:,} tokens after {count} prompt{'s' * (count > 1)}, GPT-2, greedily"
+        served[f"decoding {count}"] = Served(what=what, seconds=seconds, cosines=cosines)
+    return served
+
+
+def _rounds(size: Size, arms: Mapping[str, Callable[[Any], Any]], inputs: Any) -> dict[str, list[float]]:
+    """Seconds of each arm for all inputs, an entry for each round; a first one is not counted."""
+    for run in arms.values():
+        run(inputs)
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(size.served):
+        for name in _in_turn(arms, number):
+            start = time.perf_counter()
+            arms[name](inputs)
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def _in_turn(arms: Mapping[str, Any], number: int) -> list[str]:
+    """The arms, beginning with another one in each round."""
+    turn = number % len(arms)
+    return [*arms][turn:] + [*arms][:turn]

@@ -229,7 +229,7 @@ def predict(
         answer_type: Class of the answers, such as Classification; a type checker then knows their fields.
         revision: Revision on the hub.
         head: Kind of head to load instead of the one in config.json.
-        precision: "float32", "bfloat16", "int8" or "auto"; None: float32.
+        precision: "float32", "bfloat16", "float16", "int8" or "auto"; None: float32, on a GPU bfloat16 or float16.
         device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
         top_k: Number of candidates to list for each mask.
         min_confidence: Minimum probability of a label; with less, the model abstains, and the label is "".

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -80,3 +83,28 @@ def resolve_dtype(precision: Literal["auto", "float32", "bfloat16"], device: tor
 def device_name(device: torch.device) -> str:
     """Return the name of a GPU, such as "NVIDIA H100 80GB HBM3", or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+class _Tf32:
+    """The contexts in which float32 products are computed in TF32, of all threads: the setting is the process's."""
+
+    lock = Lock()
+    count = 0
+    before = ""  # the setting outside of them
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Compute float32 matrix products on GPUs in TF32, with 10 bits of mantissa, until the last such context ends."""
+    matmul = torch.backends.cuda.matmul
+    with _Tf32.lock:
+        if not _Tf32.count:
+            _Tf32.before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+        _Tf32.count += 1
+    try:
+        yield
+    finally:
+        with _Tf32.lock:
+            _Tf32.count -= 1
+            if not _Tf32.count:
+                matmul.fp32_precision = _Tf32.before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import resolve_device, resolve_dtype
+from heedful.device import resolve_device, resolve_dtype, tf32_products
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
+from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
+from heedful.infer.tuning.execution_plan import default_precision, unsupported_reason
+from heedful.infer.tuning.precision_gate import choose_precision, early_stage_precision
 from heedful.runs.run_folder import resolve_auto
 from heedful.train.ranks import SINGLE_PROCESS
 from heedful.train.settings import TrainSettings
@@ -84,3 +88,45 @@ def test_a_run_resumes_on_the_device_where_it_began(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).device == "cpu"
+
+
+def test_a_gpu_answers_in_the_precision_of_its_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    for capability, expected in {(9, 0): "bfloat16", (8, 6): "bfloat16", (7, 5): "float16", (6, 1): "float32"}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert default_precision(gpu) == expected and default_precision(torch.device("cpu")) == "float32"
+        # the default is not measured, nor is what is asked for as the default
+        assert choose_precision("no folder", expected, device=gpu) == (expected, ())
+        assert early_stage_precision("no folder", expected, gpu) == expected
+    model = Engine(BUNDLED_ENCODER).loaded.config.model
+    assert "float16 is for GPUs" in unsupported_reason("float16", model, torch.device("cpu"))
+    assert not unsupported_reason("float16", model, gpu)
+    with pytest.raises(HeedfulError, match="float16 is for GPUs: on cpu use float32, bfloat16 or auto"):
+        Engine(BUNDLED_ENCODER, precision="float16", device="cpu")
+
+
+def test_tf32_ends_with_the_last_context() -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    first, second = tf32_products(), tf32_products()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert matmul.fp32_precision == "tf32"
+    second.__exit__(None, None, None)
+    assert matmul.fp32_precision == before
+    with pytest.raises(ValueError, match="stopped"), tf32_products():
+        raise ValueError("stopped")
+    assert matmul.fp32_precision == before
+
+
+def test_the_tokens_of_a_batch_depend_on_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = Engine(BUNDLED_ENCODER).loaded
+    assert default_token_budget(bundle) == TOKEN_BUDGET
+    parameter = SimpleNamespace(device=torch.device("cuda", 0), element_size=lambda: 2)
+    monkeypatch.setattr(bundle, "parameters", lambda: iter([parameter]))
+    budgets = []
+    for gigabytes in (0.01, 1.0, 80.0):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=gigabytes: (int(free * 2**30), 2**37))
+        budgets.append(default_token_budget(bundle))
+    assert budgets[0] == TOKEN_BUDGET < budgets[1] <= budgets[2] == GPU_TOKEN_BUDGET

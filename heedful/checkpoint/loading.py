@@ -139,8 +139,7 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
             HeedfulWarning,
             stacklevel=3,
         )
-    stacks = [stack for stack in (config.model.encoder, config.model.decoder) if stack is not None]
-    if dtype == torch.float16 and any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks):
+    if dtype == torch.float16 and overflows_in_float16(config.model):
         advice = "the published models of this kind overflow in float16: load it in bfloat16 or float32"
         warnings.warn(f"{folder}: {advice}", HeedfulWarning, stacklevel=3)
     unused = bundle.unused_tensors
@@ -154,12 +153,18 @@ def _warn(bundle: ModelBundle, folder: Path, dtype: torch.dtype, *, head_was_cho
         )
 
 
-def config_of(name: str | Path, *, revision: str | None = None) -> BundleConfig:
-    """Read the configuration that `load` would read, without the weights."""
+def overflows_in_float16(model: ModelConfig) -> bool:
+    """Return whether published models of this kind overflow in float16."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    return any(stack.norm == "rms" and stack.score_scale == 1.0 for stack in stacks)
+
+
+def config_of(name: str | Path, *, revision: str | None = None, head: str | None = None) -> BundleConfig:
+    """Read the configuration that `load` would read, without the weights; arguments are those of `load`."""
     folder = folder_of(name, revision)
     adapter = read_adapter(folder)
     path = (folder if adapter is None else base_folder(adapter)) / "config.json"
-    return read_config(read_folder_json(path), str(path))
+    return read_config(read_folder_json(path), str(path), head=head)
 
 
 def weight_files(name: str | Path, *, revision: str | None = None) -> list[Path]:

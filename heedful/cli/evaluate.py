@@ -14,6 +14,7 @@ from heedful.cli.options import (
     Device,
     OnBadRow,
     Overwrite,
+    Precision,
     check_on_bad_row,
     check_precision_option,
     first_file,
@@ -47,9 +48,7 @@ def evaluate(
         Path | None, typer.Option(help="Write all predictions to this file, the worst mistakes first.")
     ] = None,
     overwrite: Overwrite = False,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, int8, or auto, as predict and serve use it.")
-    ] = "float32",
+    precision: Precision = None,
     device: Device = "auto",
     on_bad_row: OnBadRow = "raise",
     as_json: AsJson = False,
@@ -140,7 +139,7 @@ def evaluate(
 
 def _show(
     evaluated: Evaluated,
-    precision: PrecisionOrAuto,
+    precision: PrecisionOrAuto | None,
     as_json: bool,
     *,
     title: str | None = None,
@@ -167,6 +166,8 @@ def _show(
         )
     if precision == "auto":
         note(f"precision {evaluated.precision}, as predict and serve choose it with auto")
+    elif precision is None and evaluated.precision != "float32":
+        note(f"precision {evaluated.precision}, as predict and serve use it on a GPU")
     for sentence in evaluated.stated:
         note(escape(sentence))
     for file, count in evaluated.bad_rows.items():
@@ -175,7 +176,7 @@ def _show(
 
 
 def _evaluate_suite(
-    run: str, data: list[Path], suite: str, precision: PrecisionOrAuto, device: str, as_json: bool
+    run: str, data: list[Path], suite: str, precision: PrecisionOrAuto | None, device: str, as_json: bool
 ) -> None:
     """Evaluate models on the tasks of a suite, and print their scores."""
     from heedful.runs.evaluate import evaluate_glue as run_suite

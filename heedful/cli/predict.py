@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from heedful.cli.options import Checkpoint, Device, HeadKind, check_precision_option, checkpoint_path
+from heedful.cli.options import Checkpoint, Device, HeadKind, Precision, check_precision_option, checkpoint_path
 from heedful.cli.output import escape, model_facts, note, print_json, show_answer
 from heedful.cli.settings_command import context_assignments
 from heedful.command_line import command_line
@@ -67,9 +67,7 @@ def predict(
     choice: Annotated[list[str] | None, typer.Option(help="A candidate answer; give it twice or more.")] = None,
     head_kind: HeadKind = None,
     checkpoint: Checkpoint = None,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, int8, or auto: the fastest that hardly changes predictions.")
-    ] = "float32",
+    precision: Precision = None,
     device: Device = "auto",
     min_confidence: Annotated[
         float | None, typer.Option(help="Abstain where the probability of the label is below this (0 to 1).")
@@ -134,7 +132,7 @@ def predict(
         or multi_label
         or any(value is not None for value in engine_options)
         or top_k < 1
-        or checked_precision != "float32"
+        or checked_precision not in (None, "float32")
         or device not in ("auto", "cpu")
     )
     if not needs_engine:
@@ -164,8 +162,8 @@ def predict(
     elif template is not None or multi_label:
         raise HeedfulError("--template and --multi-label are for --candidate-labels: give the labels too")
     engine.min_confidence = confidence_threshold
-    if reason := unused_note():
-        note(reason)
+    for line in filter(None, (engine.gpu_line(), unused_note())):
+        note(line)
     if file and (input_options := sorted(options & inputs.keys())):
         raise HeedfulError(f"--{input_options[0]} cannot be used with --file: put it in a column of the file")
     _check_options(engine, options, needed=not file)

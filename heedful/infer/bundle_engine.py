@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from itertools import islice
 from typing import NamedTuple, Self
@@ -11,9 +12,10 @@ from typing import NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from heedful.checkpoint import ModelBundle
+from heedful.device import device_name, tf32_products
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
@@ -23,13 +25,15 @@ from heedful.infer.engine_options import (
     check_min_confidence,
     check_prediction_set,
     check_token_budget,
+    default_token_budget,
     usable_answer_heads,
 )
 from heedful.infer.finite import NOT_FINITE, answer_is_finite, scores_are_finite
+from heedful.infer.scores import head_module, to_cpu
 from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.model.config import Classes, SentenceEmbedding
 from heedful.model.decode import Decoding
-from heedful.model.heads import ClassesHead, PretrainingHead, pooled_row
+from heedful.model.heads import ClassesHead, pooled_row
 from heedful.model.pooling import PooledClassesHead
 from heedful.model.stack import Transformer, select_rows
 from heedful.packed import Packed
@@ -50,11 +54,9 @@ from heedful.tasks.generation import (
     with_languages,
 )
 from heedful.tasks.metrics.conformal import least_probability
-from heedful.tasks.next_sentence import NEXT_SENTENCE_HEAD
 from heedful.tasks.predictions import AnyPrediction, check_prediction_type
 from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
-TOKEN_BUDGET = 4096  # tokens of a batch; compared with 2048 in benchmarks/results/forward-minilm-batches-2026-11-21.md
 TOKENIZE_CHUNK = 1024  # inputs of a call that are tokenized and sorted into batches at once
 MAX_HELD_SCORES = 1 << 24  # scores over the vocabulary that are in memory at once if only the highest are returned
 
@@ -92,20 +94,20 @@ class BundleEngine:
         bundle: ModelBundle,
         *,
         plan: ExecutionPlan | None = None,
-        token_budget: int = TOKEN_BUDGET,
+        token_budget: int | None = None,
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
         min_confidence: float = 0.0,
         prediction_set: float | None = None,
     ) -> None:
         """Apply the plan, which replaces layers of the bundle; see `Engine` for the other arguments."""
-        check_token_budget(token_budget)
         self.loaded = bundle
         self.plan = plan
         self.parameters = bundle.count()
         if plan is not None:
             apply_plan(bundle, plan)
-        self.token_budget = token_budget
+        self.token_budget = default_token_budget(bundle) if token_budget is None else token_budget
+        check_token_budget(self.token_budget)
         self._head, self._answerers = usable_answer_heads(self.loaded)
         generates = any(answerer.generate for answerer in self._answerers)
         self.writing = writing or (folder_generation(bundle).defaults if generates else GenerationConfig())
@@ -123,7 +125,11 @@ class BundleEngine:
         self.limit = self.loaded.max_length
         self.max_length = max_length
         stack, on_cuda = self.loaded.model, next(self.loaded.parameters()).device.type == "cuda"
-        self._cuda_graphs = CudaGraphs(stack) if on_cuda and isinstance(stack, Transformer) else None
+        has_graphs = on_cuda and not generates and isinstance(stack, Transformer)
+        self._cuda_graphs = CudaGraphs(stack) if has_graphs else None
+        uses_tf32 = on_cuda and not generates and plan is not None and plan.precision == "float32"
+        # context in which scores are computed
+        self._products: Callable[[], AbstractContextManager[None]] = tf32_products if uses_tf32 else nullcontext
         self._last_stage: BundleEngine | None = None  # set in the early stages of a cascade, which use its options
         self._early_stages: list[tuple[BundleEngine, float]] = []  # of a cascade, with their confidence thresholds
         for stage in bundle.early_stages:
@@ -272,12 +278,12 @@ class BundleEngine:
         chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
         vectors: dict[int, Tensor] = {}
         self.loaded.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._products():
             for numbers in token_batches(chunks, self.token_budget):
                 batch = self._pack([chunks[number] for number in numbers])
                 row_indices, pooled_batch = pooled_row(head, batch)
                 pooled = head.vectors(self._hidden_states(batch, row_indices), pooled_batch).flatten(1)
-                vectors.update(zip(numbers, _to_cpu(pooled), strict=True))
+                vectors.update(zip(numbers, to_cpu(pooled), strict=True))
         in_order = (vectors[number] for number in range(len(chunks)))
         means = [
             torch.stack([next(in_order) for _ in encoded_input.chunks]).mean(0).numpy()
@@ -391,7 +397,7 @@ class BundleEngine:
         if training:  # eval() takes as long as the forward pass of a small model
             self.loaded.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), self._products():
                 return self._score_batch(chunks, writing or self.writing, top_k)
         finally:
             if training:
@@ -452,9 +458,32 @@ class BundleEngine:
             return None
         return least_probability(self.loaded.calibration, self.prediction_set)
 
+    @property
+    def precision(self) -> str:
+        """The precision of the plan, or the dtype of a model without a plan."""
+        dtype = str(next(self.loaded.parameters()).dtype).removeprefix("torch.")
+        return dtype if self.plan is None else self.plan.precision
+
+    def gpu_line(self) -> str:
+        """Return the GPU and the precision in a line, as "on NVIDIA H100 80GB HBM3, bfloat16"; "" on a CPU."""
+        device = next(self.loaded.parameters()).device
+        return f"on {device_name(device)}, {self.precision}" if device.type == "cuda" else ""
+
+    def prepare_graphs(self) -> None:
+        """Record the CUDA graphs that compute small batches, all at once; nothing is done on a CPU.
+
+        An engine also records them by itself, each when it has met three batches of about its size.
+        """
+        for engine, _ in self.stages:
+            if engine._cuda_graphs is not None:
+                engine.loaded.eval()
+                with engine._products():
+                    engine._cuda_graphs.prepare()
+
     def explain(self) -> str:
         """Describe how the model is computed: its precision, the measurements, and the kernel of a typical batch."""
         plan = ["as it was loaded"] if self.plan is None else [f"answers in {self.plan.precision}", *self.plan.why]
+        plan += [line] if (line := self.gpu_line()) else []
         attention = attention_report(self.loaded, self.plan, self.limit, self.token_budget)
         return "\n".join([*plan, *self.precision_log, *attention])
 
@@ -550,23 +579,23 @@ class BundleEngine:
         batch, answerer = self._pack(chunks), chunks[0].answerer
         if answerer.generate is not None:
             return list(answerer.generate(self.loaded, self.tokenizer, batch, writing).run())
-        head = self._head_module(answerer)
+        head = head_module(self.loaded, answerer)
         if answerer.positions is None:
             row_indices, pooled_batch = pooled_row(head, batch)
             if any(chunk.unpooled for chunk in chunks):
                 row_indices, pooled_batch = batch.without_first([chunk.unpooled for chunk in chunks])
-            return list(_to_cpu(head(self._hidden_states(batch, row_indices), pooled_batch)))
+            return list(to_cpu(head(self._hidden_states(batch, row_indices), pooled_batch)))
         scored_rows = [
             start + position for start, chunk in zip(batch.bounds, chunks, strict=False) for position in chunk.positions
         ]
         rows = self._hidden_states(batch, torch.tensor(scored_rows, device=batch.tokens.device))
         counts = [len(chunk.positions) for chunk in chunks]
         if answerer.summarize is None or top_k is None:
-            return list(_to_cpu(head(rows, batch)).split(counts))
+            return list(to_cpu(head(rows, batch)).split(counts))
         context = self._answer_context(top_k)
         summaries: list[object] = []
         for part in rows.split(max(1, MAX_HELD_SCORES // self.tokenizer.size)):
-            summaries += answerer.summarize(_to_cpu(head(part, batch)), context)
+            summaries += answerer.summarize(to_cpu(head(part, batch)), context)
         in_order = iter(summaries)
         return [list(islice(in_order, count)) for count in counts]
 
@@ -580,16 +609,3 @@ class BundleEngine:
         if self._cuda_graphs is None or self._cuda_graphs.cannot(batch):
             return self.loaded.hidden_states(batch, output_rows=row_indices)
         return select_rows(self._cuda_graphs(batch), row_indices)
-
-    def _head_module(self, answerer: AnswerHead) -> nn.Module:
-        """Return the module of a head; of a pre-training head, the one that the answer head uses."""
-        head = self.loaded.head
-        if isinstance(head, PretrainingHead):
-            return head.next if answerer is NEXT_SENTENCE_HEAD else head.masked
-        assert head is not None
-        return head
-
-
-def _to_cpu(scores: Tensor) -> Tensor:
-    """Return scores on the CPU in float32, or in float64 if they are."""
-    return scores.to("cpu", torch.float64 if scores.dtype == torch.float64 else torch.float32)

@@ -1,60 +1,90 @@
-"""CUDA graphs: the kernel launches for a single text are recorded once for each length, and replayed.
+"""CUDA graphs: the kernel launches for a few texts are recorded once for each of some numbers of rows, and replayed.
 
-For one short text a GPU waits for its host, which launches some hundred kernels of a few microseconds each. A graph is
-one launch. Recording requires that nothing is copied between host and GPU during the forward pass:
-tests/infer/test_cuda_graphs.py checks that; tests/gpu records and replays.
+For a few short texts a GPU waits for its host, which launches some hundred kernels of a few microseconds each. A graph
+is one launch. Texts are computed by the graph with the next number of rows: the rows after them are one more sequence,
+and the bounds of all sequences lie on the device. Recording requires that nothing is copied between host and GPU during
+the forward pass: tests/infer/test_cuda_graphs.py checks that; tests/gpu records and replays.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.model.kv_cache import KVCache
 from heedful.model.stack import Transformer
+from heedful.nn.cuda_graph import record
 from heedful.nn.layout import Layout
+from heedful.nn.positions import DisentangledPosition, RotaryPosition
 from heedful.packed import Packed
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-MAX_TOKENS = 256  # longest text that is recorded
-MAX_GRAPHS = 256  # graphs that are kept; the least recently used is dropped
-WARMUP_RUNS = 3  # runs before one is recorded
-MIN_TEXTS = 3  # texts of one length before it is recorded, which takes as long as dozens of texts
+MAX_TOKENS = 512  # tokens of the largest batch that is recorded
+MAX_TEXTS = 32  # texts of a batch that is recorded
+# numbers of rows for which a graph is recorded: at most a quarter of them are not used, or 7
+GRAPH_ROWS = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MAX_TOKENS + 1, 64))
+MIN_BATCHES = 3  # batches for one graph before it is recorded, which takes as long as dozens of batches
 
 
-class CapturedLayout(KVCache):
-    """A KV cache that stores no keys or values, but one layout: kernels then plan on the host only once."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GraphInputs:
+    """The tensors that a graph reads: the rows of some texts and, after them, rows whose results are not used."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(len(layout.queries))
-        self._layout = layout
+    batch: Packed  # one sequence of all rows
+    bounds: Int[Tensor, " bounds"]  # of the texts; the rest is the number of rows, as the bounds of empty sequences are
+
+    @classmethod
+    def of(cls, rows: int, device: torch.device) -> GraphInputs:
+        """Make the tensors of `rows` rows; they are one text."""
+        tokens, types = (torch.zeros(rows, dtype=torch.long, device=device) for _ in range(2))
+        batch = Packed(tokens=tokens, positions=torch.arange(rows, device=device), types=types, bounds=(0, rows))
+        bounds = torch.full((MAX_TEXTS + 2,), rows, dtype=torch.int32, device=device)
+        bounds[0] = 0
+        return cls(batch=batch, bounds=bounds)
+
+    def load(self, texts: Packed) -> None:
+        """Copy texts to the tensors, without waiting; the rows after them keep what they held."""
+        length, rows = texts.bounds[-1], self.batch.bounds[-1]
+        self.batch.tokens[:length].copy_(texts.tokens, non_blocking=True)
+        self.batch.positions[:length].copy_(texts.positions, non_blocking=True)
+        self.batch.types[:length].copy_(texts.types, non_blocking=True)
+        bounds = [*texts.bounds, *[rows] * (len(self.bounds) - len(texts.bounds))]
+        self.bounds.copy_(torch.tensor(bounds, dtype=torch.int32), non_blocking=True)
+
+
+class RecordedLayout(KVCache):
+    """A KV cache that stores no keys or values, and gives attention the bounds of `GraphInputs`."""
+
+    def __init__(self, inputs: GraphInputs) -> None:
+        super().__init__(1)
+        self._span, self._bounds_on_device = (0, inputs.batch.bounds[-1]), inputs.bounds
 
     def layout(self, batch: Packed) -> Layout:
-        """Return the captured layout."""
-        return self._layout
+        """Return a new layout: its plans are computed again in each forward pass, from the bounds on the device."""
+        return Layout((self._span,), (self._span,), row_bounds=self._bounds_on_device)
 
     def update(self, layer: int, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Return the keys and values of the batch, without earlier ones."""
         return k, v
 
 
-def rerun(model: Transformer, batch: Packed) -> Callable[[], Float[Tensor, "rows width"]]:
-    """Return a function that computes the last hidden states from the current contents of the batch's tensors."""
+def rerun(model: Transformer, inputs: GraphInputs) -> Callable[[], Float[Tensor, "rows width"]]:
+    """Return a function that computes the last hidden states from the current contents of the inputs."""
     stack = model.encoder or model.decoder
     assert stack is not None and not (model.encoder and model.decoder)
-    captured = CapturedLayout(Layout.within(batch))
+    cache = RecordedLayout(inputs)
 
     def run() -> Tensor:
-        rows: Tensor = stack(model.embedding(batch), batch, model.execution, cache=captured)
+        rows: Tensor = stack(model.embedding(inputs.batch), inputs.batch, model.execution, cache=cache)
         return rows
 
     return run
@@ -65,29 +95,31 @@ class CudaGraph:
     """A recorded graph."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Packed  # the tensors that the graph reads
+    inputs: GraphInputs
     rows: Float[Tensor, "rows width"]  # the tensor that the graph writes
 
 
 class CudaGraphs:
-    """Computes the last hidden states of a single text, with a graph for each number of tokens.
+    """Computes the last hidden states of a few texts, by the graph with the next number of rows in `sizes`.
 
-    A graph is recorded at the third text of its length, or by `prepare`. Weights may change in place, but must not
+    A graph is recorded at the third batch of its size, or by `prepare`. Weights may change in place, but must not
     move to other memory: a graph reads them at their recorded addresses.
     """
 
-    def __init__(self, model: Transformer, *, max_tokens: int = MAX_TOKENS, max_graphs: int = MAX_GRAPHS) -> None:
+    def __init__(self, model: Transformer, *, max_tokens: int = MAX_TOKENS) -> None:
         self.model = model
-        self.max_tokens = max_tokens
-        self.max_graphs = max_graphs
-        self._recorded: OrderedDict[int, CudaGraph] = OrderedDict()  # by number of tokens, least recently used first
-        self._text_counts: Counter[int] = Counter()  # texts so far, by number of tokens
+        positions = model.embedding.config.positions
+        limit = max_tokens if positions is None or positions.limit is None else positions.limit
+        self.max_tokens = min(max_tokens, limit)  # of the largest batch that is recorded
+        self.sizes = (*(rows for rows in GRAPH_ROWS if rows < self.max_tokens), self.max_tokens)
+        self._recorded: dict[int, CudaGraph] = {}  # by number of rows
+        self._batch_counts: Counter[int] = Counter()  # batches so far, by number of rows
         self._lock = Lock()  # a graph has one output tensor
         self._pool: _POOL_HANDLE | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """Return the arguments without the graphs, which belong to one process and one model."""
-        return {"model": self.model, "max_tokens": self.max_tokens, "max_graphs": self.max_graphs}
+        return {"model": self.model, "max_tokens": self.max_tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         CudaGraphs.__init__(self, **state)
@@ -99,76 +131,77 @@ class CudaGraphs:
 
     def cannot(self, batch: Packed) -> str:
         """Return why a batch cannot be computed by a graph, or ""."""
-        if self.device.type != "cuda":
-            return "the model is not on a CUDA device"
-        if type(self.model) is not Transformer or (self.model.encoder and self.model.decoder):
-            return "only one stack of layers is recorded"
+        if reason := self._cannot_record():
+            return reason
         if self.model.training or torch.is_grad_enabled():
             return "what is recorded has no gradients and no dropout"
         if torch.is_autocast_enabled("cuda"):
             return "autocast frees its copies of weights, which a graph would still read"
-        if len(batch) != 1 or batch.key_lengths is not None or batch.past_lengths is not None:
-            return "only a single text is recorded"
+        if len(batch) > MAX_TEXTS or batch.key_lengths is not None or batch.past_lengths is not None:
+            return f"only batches of up to {MAX_TEXTS} texts are recorded"
         if not 0 < batch.bounds[-1] <= self.max_tokens:
-            return f"a text of 1 to {self.max_tokens} tokens is recorded, not one of {batch.bounds[-1]}"
+            return f"batches of 1 to {self.max_tokens} tokens are recorded, not one of {batch.bounds[-1]}"
+        return ""
+
+    def _cannot_record(self) -> str:
+        """Return why no batch of the model can be computed by a graph, or ""."""
+        model = self.model
+        if self.device.type != "cuda":
+            return "the model is not on a CUDA device"
+        if type(model) is not Transformer or (model.encoder and model.decoder):
+            return "only one stack of layers is recorded"
+        stack = model.encoder or model.decoder
+        assert stack is not None
+        for relation in stack.relations:
+            by_length = relation.by_length if isinstance(relation, RotaryPosition) else None
+            if by_length is not None and by_length.trained < self.max_tokens:
+                return "its rotary frequencies depend on the lengths of texts, which only the device knows"
+        if isinstance(stack.relations[-1], DisentangledPosition):
+            return "it projects distances in each pass; an engine that loads the model by its name does it once"
         return ""
 
     def __call__(self, batch: Packed) -> Float[Tensor, "rows width"]:
         """Return the last hidden states of a batch on any device, by a graph if there is one for it."""
-        if self.cannot(batch) or not self._is_frequent(batch.bounds[-1]):
+        if self.cannot(batch) or not self._is_frequent(self._rows_for(batch)):
             rows: Tensor = self.model(batch.to(self.device))
             return rows
+        self.model.embedding.check(batch)
         with self._lock:
-            recorded = self._graph_for(batch)
-            recorded.batch.tokens.copy_(batch.tokens, non_blocking=True)
-            recorded.batch.types.copy_(batch.types, non_blocking=True)
+            recorded = self._graph_of(self._rows_for(batch))
+            recorded.inputs.load(batch)
             recorded.graph.replay()
-            return recorded.rows.clone()  # the next replay overwrites the output tensor
+            return recorded.rows[: batch.bounds[-1]].clone()  # the next replay overwrites the output tensor
 
-    def prepare(self, lengths: Iterable[int]) -> None:
-        """Record graphs for texts with these numbers of tokens now, so that no request waits for it."""
+    def prepare(self) -> None:
+        """Record all graphs now, so that no request waits for it; nothing is done if the model cannot be recorded."""
+        if self._cannot_record():
+            return
         with torch.inference_mode(), self._lock:
-            for length in lengths:
-                self._graph_for(Packed.of([[0] * length]))
+            for rows in reversed(self.sizes):  # the first graph takes the memory that the others share
+                self._graph_of(rows)
 
-    def _is_frequent(self, length: int) -> bool:
-        """Count a text of this length, and return whether its graph is recorded or worth recording."""
+    def _rows_for(self, batch: Packed) -> int:
+        """Return the number of rows of the graph for a batch."""
+        return next(rows for rows in self.sizes if rows >= batch.bounds[-1])
+
+    def _is_frequent(self, rows: int) -> bool:
+        """Count a batch for a graph, and return whether the graph is recorded or worth recording."""
         with self._lock:
-            self._text_counts[length] += 1
-            return length in self._recorded or self._text_counts[length] >= MIN_TEXTS
+            self._batch_counts[rows] += 1
+            return rows in self._recorded or self._batch_counts[rows] >= MIN_BATCHES
 
-    def _graph_for(self, batch: Packed) -> CudaGraph:
-        """Return the graph for the length of a batch, recorded now if it is missing. The caller holds the lock."""
-        length = batch.bounds[-1]
-        if length in self._recorded:
-            self._recorded.move_to_end(length)
-        else:
-            self._recorded[length] = self._record(batch)
-            if len(self._recorded) > self.max_graphs:
-                self._recorded.popitem(last=False)
-        return self._recorded[length]
+    def _graph_of(self, rows: int) -> CudaGraph:
+        """Return the graph of that number of rows, recorded now if it is missing. The caller holds the lock."""
+        if rows not in self._recorded:
+            self._recorded[rows] = self._record(rows)
+        return self._recorded[rows]
 
-    def _record(self, batch: Packed) -> CudaGraph:
-        """Record the forward pass of a batch on copies of its tensors."""
-        device = self.device
-        # replays copy texts into these tensors in any mode, which inference tensors do not allow
-        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
-            graph_batch = Packed(
-                tokens=batch.tokens.to(device, copy=True),
-                positions=batch.positions.to(device, copy=True),
-                types=batch.types.to(device, copy=True),
-                bounds=batch.bounds,
-            )
-            run = rerun(self.model, graph_batch)
-            warmup_stream = torch.cuda.Stream(device)
-            warmup_stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(warmup_stream):
-                for _ in range(WARMUP_RUNS):  # kernels plan, libraries choose algorithms and allocate workspaces
-                    run()
-            torch.cuda.current_stream(device).wait_stream(warmup_stream)
+    def _record(self, rows: int) -> CudaGraph:
+        """Record the forward pass of a batch."""
+        # replays copy texts into the inputs in any mode, which inference tensors do not allow
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = GraphInputs.of(rows, self.device)
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                rows = run()
-        return CudaGraph(graph=graph, batch=graph_batch, rows=rows)
+            graph, output = record(rerun(self.model, inputs), self.device, self._pool)
+        return CudaGraph(graph=graph, inputs=inputs, rows=output)

@@ -9,11 +9,11 @@ import torch
 from heedful.checkpoint import ModelBundle, load
 from heedful.device import resolve_device
 from heedful.errors import HeedfulError
-from heedful.infer.bundle_engine import TOKEN_BUDGET, BundleEngine
+from heedful.infer.bundle_engine import BundleEngine
 from heedful.infer.engine_options import check_token_budget
 from heedful.infer.precision import PrecisionOrAuto, check_precision
 from heedful.infer.tuning.execution_plan import ExecutionPlan
-from heedful.infer.tuning.precision_gate import choose_precision, load_with_plan
+from heedful.infer.tuning.precision_gate import choose_precision, load_with_plan, precision_for
 from heedful.tasks.generation import GenerationConfig
 
 
@@ -29,7 +29,7 @@ class Engine(BundleEngine):
         precision: PrecisionOrAuto | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        token_budget: int = TOKEN_BUDGET,
+        token_budget: int | None = None,
         writing: GenerationConfig | None = None,
         max_length: int | None = None,
         min_confidence: float = 0.0,
@@ -41,11 +41,13 @@ class Engine(BundleEngine):
             model: A run, a folder, NAME[@REVISION] on the hub, or a loaded bundle, which is used as it is.
             revision: Commit or branch on the hub.
             head: Kind of the head; None: the model's own.
-            precision: None: "float32". Another precision must be faster on this machine and change scores little;
-                "auto" is the fastest of those that do, see tuning/precision_gate.py.
-            dtype: Compute everything in this dtype by PyTorch's operators; excludes a precision.
+            precision: None: "float32" on a CPU; on a GPU "bfloat16", or "float16" if it has no bfloat16. Another
+                precision must be faster on this machine and change scores little; "auto" is the fastest of those that
+                do, see tuning/precision_gate.py. On a GPU, "float32" computes matrix products in TF32.
+            dtype: Compute everything in this dtype by PyTorch's operators, float32 without TF32; excludes a precision.
             device: "cpu", "cuda" or "cuda:1"; None: a GPU if there is one.
-            token_budget: Maximum tokens of a batch; a single window may have more.
+            token_budget: Maximum tokens of a batch; a single window may have more. None: 4,096 on a CPU, and on a GPU
+                up to 32,768, as its free memory allows.
             writing: Generation settings of a seq2seq or language model; None: those of generation_config.json in its
                 folder, or else greedy decoding of up to 128 tokens.
             max_length: Truncate inputs to this number of tokens instead of reading windows; answers then have
@@ -59,7 +61,8 @@ class Engine(BundleEngine):
             HeedfulError: If arguments exclude each other, the model cannot be loaded or has no head that answers, or
                 the precision is refused on this machine.
         """
-        check_token_budget(token_budget)
+        if token_budget is not None:
+            check_token_budget(token_budget)
         if precision is not None and dtype is not None:
             raise HeedfulError(f"precision is {precision!r} and dtype {dtype}: give one of them")
         if not isinstance(model, ModelBundle):
@@ -99,7 +102,7 @@ def open_model(
     resolved_device = resolve_device(device or "auto")
     if dtype is not None:
         return load(name, revision=revision, head=head, dtype=dtype, device=resolved_device), None, ()
-    requested = precision or "float32"
+    requested = precision or precision_for(name, revision=revision, head=head, device=resolved_device)
     check_precision(requested)
     chosen, measurements = choose_precision(name, requested, revision=revision, head=head, device=resolved_device)
     bundle, plan = load_with_plan(name, chosen, revision=revision, head=head, device=resolved_device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from heedful.checkpoint import ModelBundle
 from heedful.errors import HeedfulError
 from heedful.families import FAMILIES
@@ -9,6 +11,11 @@ from heedful.model.config import Classes, Head
 from heedful.tasks.answer_heads import answer_heads_of, answer_heads_of_head
 from heedful.tasks.answering import AnswerHead
 from heedful.tasks.metrics.conformal import MIN_SET_EXAMPLES
+
+TOKEN_BUDGET = 4096  # tokens of a batch; compared with 2048 in benchmarks/results/forward-minilm-batches-2026-11-21.md
+GPU_TOKEN_BUDGET = 32_768  # on a GPU, whose products are slow for fewer rows
+FREE_SHARE = 0.25  # share of a GPU's free memory that a batch may take
+ACTIVATIONS = 32  # numbers in memory at once for each token and each element of its row, roughly
 
 
 def usable_answer_heads(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ...]]:
@@ -22,6 +29,21 @@ def usable_answer_heads(loaded: ModelBundle) -> tuple[Head, tuple[AnswerHead, ..
         f"{loaded.source} has {has}: load it with head= (--head-kind on the command line), one of "
         f"{', '.join(possible_kinds)}, whose weights must be in the folder"
     )
+
+
+def default_token_budget(loaded: ModelBundle) -> int:
+    """Return how many tokens a batch of a model may have: TOKEN_BUDGET on a CPU, as many as the memory of a GPU allows.
+
+    Activations, and the KV cache of a decoder, may take FREE_SHARE of the memory that is free now.
+    """
+    parameter = next(loaded.parameters())
+    if parameter.device.type != "cuda":
+        return TOKEN_BUDGET
+    free, _ = torch.cuda.mem_get_info(parameter.device)
+    decoder = loaded.config.model.decoder
+    numbers = ACTIVATIONS * loaded.model.config.width + (2 * decoder.layers * decoder.width if decoder else 0)
+    affordable = int(FREE_SHARE * free) // (numbers * parameter.element_size())
+    return max(TOKEN_BUDGET, min(GPU_TOKEN_BUDGET, affordable))
 
 
 def check_token_budget(token_budget: int) -> None:

@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 from heedful.errors import HeedfulError
 
-Precision = Literal["float32", "bfloat16", "int8"]
-PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "int8"]  # auto: the fastest that changes scores little
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+PrecisionOrAuto = Literal["auto", "float32", "bfloat16", "float16", "int8"]  # auto: the fastest that is accurate
 
 
 def check_precision(name: str) -> None:

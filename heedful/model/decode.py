@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import compress
 from math import inf
 from typing import Literal
 
@@ -13,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from heedful.errors import DataError, ModelError, SettingError
-from heedful.model.kv_cache import KVCache
+from heedful.errors import SettingError
+from heedful.model.decode_step import Score, init_cache, next_log_probabilities, token_limits, top_candidates
+from heedful.model.recorded_decoding import RecordedSteps, can_record_steps, worth_recording
 from heedful.model.stack import Transformer
 from heedful.model.token_constraints import SequenceSoFar, TokenConstraints
 from heedful.packed import Packed, send
@@ -22,7 +24,6 @@ from heedful.packed import Packed, send
 MAX_LENGTH_PENALTY = 10.0  # largest exponent of a text's length
 MIN_TEMPERATURE = 1e-6  # scores divided by a much smaller number would overflow
 UNCONSTRAINED = TokenConstraints()
-Score = Callable[[Tensor, Packed], Tensor]  # a vocabulary head: rows and their batch -> [rows, vocabulary]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,42 +294,89 @@ class _TokenDecoding(Decoding):
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
         self._constrain = _Constrain(constraints, prompts, stop)
-        self._tokens_left = _token_limits(model, prompts, max_new_tokens, constraints)  # for each sequence
-        self._cache = _init_cache(model, prompts, source)
+        self._tokens_left = token_limits(model, prompts, max_new_tokens, constraints)  # for each sequence
+        self._cache = init_cache(model, prompts, source)
         self._generators = _make_generators(seed, prompts, source) if isinstance(method, Sampling) else []
         self._open = list(range(len(prompts)))  # numbers of the unfinished sequences
-        self._batch = prompts  # tokens of the unfinished sequences that the next step reads
+        self._open_lines = list(self._open)  # and of their lines in the cache, which may have finished ones too
+        self._batch = prompts  # tokens of the sequences in the cache that the next step reads
         self._generated: list[list[int]] = [[] for _ in range(len(prompts))]  # stopping tokens included
         self._texts = [GeneratedTokens() for _ in range(len(prompts))]
+        is_unconstrained = replace(constraints, max_length=None) == UNCONSTRAINED
+        self._is_recordable = isinstance(method, Greedy) and is_unconstrained and can_record_steps(model)
+        self._recorded: RecordedSteps | None = None  # a CUDA graph of a step, while there is one
 
     def next_step(self, distribution: bool = False) -> DecodingStep:
         """Choose one token for each unfinished sequence, and drop sequences that end with it from the batch."""
-        log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
-        rows = ((number, self._generated[number], self._tokens_left[number] == 1) for number in self._open)
-        log_p = self._constrain(log_p, rows)
-        if isinstance(self._method, Greedy):
-            next_tokens = log_p.argmax(-1)
+        if self._recorded is None and not distribution:
+            self._recorded = self._record()
+        log_p: Tensor | None = None
+        if self._recorded is not None:
+            numbers, next_tokens = self._recorded.step(), self._recorded.tokens
         else:
-            uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
-            next_tokens = sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device))
-        token_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
-        tokens = next_tokens.tolist()
+            next_tokens, log_p = self._choose_tokens()
+            token_log_p = log_p.gather(-1, next_tokens[:, None])[:, 0]
+            numbers = torch.stack([next_tokens.double(), token_log_p.double()]).tolist()  # the only read of the device
+        tokens = [int(numbers[0][line]) for line in self._open_lines]
         step = DecodingStep(
             sequences=tuple(self._open),
             tokens=tuple(tokens),
-            log_probabilities=tuple(token_log_p.tolist()),
+            log_probabilities=tuple(numbers[1][line] for line in self._open_lines),
             distribution=log_p if distribution else None,
         )
         for number, token in zip(self._open, tokens, strict=True):
             self._tokens_left[number] -= 1
             self._generated[number].append(token)
-        open_rows = [row for row, token in enumerate(tokens) if self._stays_open(self._open[row], token)]
-        self._open = [self._open[row] for row in open_rows]
-        self.done = not open_rows
-        if open_rows:
-            self._cache.reorder(open_rows)
-            self._batch = Packed.of([[tokens[row]] for row in open_rows]).to(log_p.device)
+        stays = [self._stays_open(number, token) for number, token in zip(self._open, tokens, strict=True)]
+        self._open, self._open_lines = (list(compress(values, stays)) for values in (self._open, self._open_lines))
+        self.done = not self._open
+        if not self.done:
+            self._continue_with(next_tokens)
         return step
+
+    def _choose_tokens(self) -> tuple[Tensor, Tensor]:
+        """Return the next token of each sequence, and the log-probabilities of all tokens."""
+        log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        rows = ((number, self._generated[number], self._tokens_left[number] == 1) for number in self._open)
+        log_p = self._constrain(log_p, rows)
+        if isinstance(self._method, Greedy):
+            return log_p.argmax(-1), log_p
+        uniform = [torch.rand(1, generator=self._generators[number], dtype=torch.float64) for number in self._open]
+        return sample_next(log_p, self._method, torch.cat(uniform).to(log_p.device, non_blocking=True)), log_p
+
+    def _record(self) -> RecordedSteps | None:
+        """Return a recorded step for the sequences in the cache, or None if recording it would not pay."""
+        steps, tokens = max(self._tokens_left[number] for number in self._open), self._batch.tokens
+        generated = len(self._generated[self._open[0]])
+        if not (self._is_recordable and worth_recording(tokens.device, steps, generated)):
+            return None
+        recorded = RecordedSteps(self._model, self._score, self._cache, tokens, steps)
+        recorded.record()
+        return recorded
+
+    def _continue_with(self, next_tokens: Tensor) -> None:
+        """Make the batch of the next step, of the unfinished sequences.
+
+        Args:
+            next_tokens: The token of each sequence in the cache.
+        """
+        if self._recorded is not None:
+            if self._recorded.steps_left and 2 * len(self._open) > len(next_tokens):
+                return  # a recorded step computes finished sequences too
+            self._recorded.finish()
+            self._recorded = None
+        if len(self._open) < len(next_tokens):
+            self._cache.reorder(self._open_lines)
+            next_tokens = next_tokens[send(self._open_lines, next_tokens.device)]
+            self._open_lines = list(range(len(self._open)))
+        last_tokens, zeros = [self._generated[number][-1] for number in self._open], torch.zeros_like(next_tokens)
+        self._batch = Packed(
+            tokens=next_tokens,
+            positions=zeros,
+            types=zeros,
+            bounds=tuple(range(len(self._open) + 1)),
+            extremes=((min(last_tokens), max(last_tokens)), (0, 0)),
+        )
 
     def _stays_open(self, number: int, token: int) -> bool:
         """Return whether a sequence is unfinished after a token."""
@@ -424,17 +472,17 @@ class _BeamDecoding(Decoding):
         super().__init__(len(prompts), max_new_tokens)
         self._model, self._score, self._method, self._stop = model, score, method, stop
         self._constrain = _Constrain(constraints, prompts, stop)
-        limits = _token_limits(model, prompts, max_new_tokens, constraints)
+        limits = token_limits(model, prompts, max_new_tokens, constraints)
         self._beams = {
             number: _Beams(max_new_tokens=limit, open=[GeneratedTokens()]) for number, limit in limits.items()
         }
-        self._batch, self._cache = prompts, _init_cache(model, prompts, source)
+        self._batch, self._cache = prompts, init_cache(model, prompts, source)
         # candidates for each prompt: enough for num_beams unfinished texts if each beam has all stopping tokens
         self._candidates = max(2, 1 + len(stop)) * method.num_beams
 
     def _advance(self) -> dict[int, list[GeneratedTokens]]:
         length, searches = self.steps + 1, list(self._beams.values())
-        log_p = _next_log_probabilities(self._model, self._score, self._batch, self._cache)
+        log_p = next_log_probabilities(self._model, self._score, self._batch, self._cache)
         rows = (
             (number, text.tokens, length == beams.max_new_tokens)
             for number, beams in self._beams.items()
@@ -442,7 +490,8 @@ class _BeamDecoding(Decoding):
         )
         log_p = self._constrain(log_p, rows)
         parent_log_p = [text.log_probability for beams in searches for text in beams.open]
-        offsets = torch.tensor(parent_log_p, dtype=torch.float64, device=log_p.device)  # float32 rounds sums to ties
+        offsets = torch.tensor(parent_log_p, dtype=torch.float64)  # float32 rounds sums to ties
+        offsets = offsets.to(log_p.device, non_blocking=True)
         summed = (log_p + offsets[:, None]).unflatten(0, (len(searches), -1)).flatten(1)
         best = top_candidates(summed, min(self._candidates, summed.shape[1]))
         still_open: dict[int, _Beams] = {}
@@ -469,18 +518,6 @@ class _BeamDecoding(Decoding):
             tokens = [[text.tokens[-1]] for beams in still_open.values() for text in beams.open]
             self._batch = Packed.of(tokens).to(log_p.device)
         return finished
-
-
-def top_candidates(rows: Float[Tensor, "rows columns"], count: int) -> Iterator[list[tuple[float, int]]]:
-    """Yield the `count` greatest numbers of each row with their indices, greatest first.
-
-    NaN counts as greatest, and equal numbers are in the order of their indices, as in `argmax`.
-    """
-    least = rows.topk(count, -1).values[:, -1:]
-    for row, large_enough in zip(rows, ~(rows < least), strict=True):
-        indices = large_enough.nonzero()[:, 0]
-        values, order = row[indices].sort(descending=True, stable=True)
-        yield list(zip(values[:count].tolist(), indices[order[:count]].tolist(), strict=True))
 
 
 def _extend(
@@ -547,44 +584,3 @@ class _Constrain:
             for number, tokens, last in rows
         ]
         return self._constraints.apply(log_p, sequences, self._stop)
-
-
-# -- one step ---------------------------------------------------------------------------------------------------
-
-
-def _init_cache(model: Transformer, prompts: Packed, source: Packed | None) -> KVCache:
-    """Return the cache for the first step; raises HeedfulError for inputs that do not fit the model or each other."""
-    if model.training:
-        raise ModelError("the model is in training mode: call eval() before it generates text")
-    prompts.first_rows()  # raises DataError for an empty prompt
-    if (source is None) == model.config.has_encoder:
-        need = "needs a source" if source is None else "takes no source"
-        raise ModelError(f"this model {need}: only a model with an encoder reads one")
-    if source is not None and len(source) != len(prompts):
-        raise DataError(f"there are {len(prompts)} prompts, but {len(source)} sources: give each prompt its own")
-    with torch.inference_mode():
-        return model.init_cache(len(prompts) if source is None else source)
-
-
-def _token_limits(
-    model: Transformer, prompts: Packed, max_new_tokens: int, constraints: TokenConstraints
-) -> dict[int, int]:
-    """Return the maximum number of tokens after each prompt, by its number; the last token needs no position."""
-    positions = model.output_embedding.config.positions
-    limits = [] if positions is None or positions.limit is None else [positions.limit + 1]
-    limits += [] if constraints.max_length is None else [constraints.max_length]
-    return {
-        number: min([max_new_tokens, *(max(1, limit - length) for limit in limits)])
-        for number, length in enumerate(prompts.lengths)
-    }
-
-
-def _next_log_probabilities(
-    model: Transformer, score: Score, batch: Packed, cache: KVCache
-) -> Float[Tensor, "sequences vocabulary"]:
-    """Return the log-probabilities of each sequence's next token, in float32 at least."""
-    with torch.inference_mode():
-        rows = model.decode_step(batch, cache)
-        last_rows = rows[send(batch.bounds[1:], rows.device) - 1]
-        scores = score(last_rows, batch)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)

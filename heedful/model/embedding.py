@@ -44,7 +44,7 @@ class EmbeddingLayer(nn.Module):
             self.query = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, batch: Packed) -> Float[Tensor, "rows width"]:
-        self._check_batch(batch)
+        self.check(batch)
         config = self.config
         x: Tensor = self.tokens(batch.tokens)
         if config.scale != 1.0:
@@ -71,7 +71,7 @@ class EmbeddingLayer(nn.Module):
         table = sinusoid(ids, positions.width or self.config.width, positions.layout, positions.base).to(like)
         return table[batch.positions]
 
-    def _check_batch(self, batch: Packed) -> None:
+    def check(self, batch: Packed) -> None:
         """Raise DataError for positions beyond the limit, unknown ids, or a query stream that the model lacks."""
         if batch.key_lengths is not None and not self.config.query:
             raise DataError("key_lengths is given, but this model has no query stream: leave it out")

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from heedful.nn.layout import Layout
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
-GROWTH = 64  # slots by which a line grows
+GROWTH = 64  # lines have a multiple of this number of slots; each time they are full, they grow by half at least
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -59,25 +59,48 @@ class KVCache:
         self._line_slots, self._memory_line_slots = 0, max([1, *self.memory_lengths])
         self._self_attention: dict[int, KVBuffer] = {}  # by layer
         self._cross_attention: dict[int, KVBuffer] = {}  # by layer
+        self._device_lengths: Tensor | None = None  # `lengths` on the device of the rows; None: not sent yet
+        self._memory_layouts: dict[tuple[int, ...], Layout] = {}  # by the number of rows of each sequence
+
+    def lengths_on(self, device: torch.device) -> Int[Tensor, " sequences"]:
+        """Return `lengths` on a device; they are copied there once, and counted on there."""
+        if self._device_lengths is None:
+            self._device_lengths = send(self.lengths, device)
+        return self._device_lengths
 
     def continue_positions(self, batch: Packed) -> Packed:
         """Return the batch with positions that continue those of the cached rows."""
         assert len(batch) == len(self.lengths), f"{len(batch)} sequences, but {len(self.lengths)} are cached"
-        starts = torch.tensor(self.lengths).repeat_interleave(torch.tensor(batch.lengths))
-        positions = batch.positions + starts.to(batch.positions.device)
-        return replace(batch, positions=positions, past_lengths=tuple(self.lengths))
+        starts = self.lengths_on(batch.positions.device)
+        if not _has_single_rows(batch):
+            counts = send(batch.lengths, starts.device)
+            starts = starts.repeat_interleave(counts, output_size=batch.bounds[-1])
+        return replace(batch, positions=batch.positions + starts, past_lengths=tuple(self.lengths))
 
     def layout(self, batch: Packed) -> Layout:
         """Return the layout of self-attention, from each sequence's rows to its line of the cache."""
         totals = [length + past for length, past in zip(batch.lengths, self.lengths, strict=True)]
-        self._line_slots = stride = max(self._line_slots, -(-max(totals, default=1) // GROWTH) * GROWTH)
+        if (needed := max(totals, default=1)) > self._line_slots:
+            self._line_slots = rounded_slots(max(needed, self._line_slots * 3 // 2))
+        stride = self._line_slots
         keys = tuple((line * stride, line * stride + total) for line, total in enumerate(totals))
-        return Layout(Layout.of(batch.bounds).queries, keys, stride=stride)
+        layout = Layout(Layout.of(batch.bounds).queries, keys, stride=stride)
+        if _has_single_rows(batch):
+            device = batch.tokens.device
+            layout.cached(("key lengths", device), lambda: self.lengths_on(device) + 1)
+        return layout
 
     def memory_layout(self, batch: Packed) -> Layout | None:
         """Return the layout of cross-attention, or None without an encoder; beams of one source share a span."""
         if self.memory is None:
             return None
+        key = tuple(batch.lengths)
+        if key not in self._memory_layouts:
+            self._memory_layouts = {key: self._make_memory_layout(batch)}  # that of a prompt is used once
+        return self._memory_layouts[key]
+
+    def _make_memory_layout(self, batch: Packed) -> Layout:
+        """Make the layout of cross-attention."""
         stride, queries, keys, first = self._memory_line_slots, [], [], 0
         for source, group in groupby(zip(self.source, batch.lengths, strict=True), key=lambda pair: pair[0]):
             rows = sum(length for _, length in group)
@@ -99,7 +122,7 @@ class KVCache:
             self._self_attention[layer] = KVBuffer(keys=next(empty), values=next(empty))
         buffer = self._self_attention[layer]
         buffer.grow(layout.stride)
-        slots = layout.cached(("cache slots", k.device), lambda: _slots_of_queries(layout).to(k.device))
+        slots = layout.cached(("cache slots", k.device), lambda: _slots_of_queries(layout, k.device))
         keys, values = buffer.rows()
         return keys.index_copy_(0, slots, k), values.index_copy_(0, slots, v)
 
@@ -113,7 +136,7 @@ class KVCache:
                 for line, length in enumerate(self.memory_lengths)
                 for position in range(length)
             ]
-            slots = torch.tensor(numbers, dtype=torch.long, device=self.memory.device)
+            slots = send(numbers, self.memory.device)
             k, v = (
                 projected.new_zeros(len(self.memory_lengths) * stride, *projected.shape[1:]).index_copy_(
                     0, slots, projected
@@ -128,20 +151,23 @@ class KVCache:
     def advance(self, lengths: Sequence[int]) -> None:
         """Add the numbers of rows that were written to each sequence."""
         self.lengths = [past + length for past, length in zip(self.lengths, lengths, strict=True)]
+        if self._device_lengths is not None:
+            self._device_lengths = self._device_lengths + lengths[0] if len({*lengths}) == 1 else None
 
     def reorder(self, sequences: Sequence[int]) -> None:
         """Keep these sequences, in this order; one may occur several times (beam search). Others are dropped."""
         if list(sequences) == list(range(len(self.lengths))):
             return
-        device = next(iter(self._self_attention.values())).keys.device if self._self_attention else None
-        lines = torch.tensor(list(sequences), dtype=torch.long, device=device)
-        for buffer in self._self_attention.values():
-            buffer.reorder(lines)
+        if self._self_attention:
+            lines = send(sequences, next(iter(self._self_attention.values())).keys.device)
+            for buffer in self._self_attention.values():
+                buffer.reorder(lines)
         self.lengths = [self.lengths[number] for number in sequences]
+        self._device_lengths, self._memory_layouts = None, {}
         self.source = [self.source[number] for number in sequences]
         sources = sorted(set(self.source))
         if self.memory is not None and len(sources) < len(self.memory_lengths):
-            lines = torch.tensor(sources, dtype=torch.long, device=self.memory.device)
+            lines = send(sources, self.memory.device)
             for buffer in self._cross_attention.values():
                 buffer.reorder(lines)
             self.memory = torch.cat(
@@ -152,8 +178,57 @@ class KVCache:
             self.source = [sources.index(number) for number in self.source]
 
 
-def _slots_of_queries(layout: Layout) -> Int[Tensor, " rows"]:
+def _has_single_rows(batch: Packed) -> bool:
+    """Return whether each sequence has one row, as in all steps but the first one."""
+    return batch.bounds == tuple(range(len(batch) + 1))
+
+
+def rounded_slots(slots: int) -> int:
+    """Return the number of slots of a line that holds at least that many."""
+    return -(-slots // GROWTH) * GROWTH
+
+
+def _slots_of_queries(layout: Layout, device: torch.device) -> Int[Tensor, " rows"]:
     """Return the slot of each query row among the keys: the queries of a sequence have its last slots."""
+    if all(stop - start == 1 for start, stop in layout.queries) and layout.stride is not None:
+        lines = torch.arange(len(layout.queries), device=device)
+        return lines * layout.stride + layout.key_lengths(device) - 1
     spans = zip(layout.queries, layout.keys, strict=True)
     slots = [torch.arange(last - (stop - start), last) for (start, stop), (_, last) in spans]
-    return torch.cat([*slots, torch.arange(0)])
+    return torch.cat([*slots, torch.arange(0)]).to(device)
+
+
+class FixedKVCache(KVCache):
+    """The cache of a batch in a CUDA graph: lines with a fixed number of slots, and lengths that the device counts.
+
+    A sequence whose line is full writes its last slot again.
+    """
+
+    def __init__(self, cache: KVCache, slots: int, device: torch.device) -> None:
+        """Make the lines of a cache `slots` long, which is more than any sequence has rows."""
+        super().__init__(len(cache.lengths), cache.memory, cache._bounds)
+        self.lengths, self.source = list(cache.lengths), cache.source  # at the beginning
+        self._line_slots, self._memory_line_slots = slots, cache._memory_line_slots
+        self._self_attention, self._cross_attention = cache._self_attention, cache._cross_attention
+        for buffer in self._self_attention.values():
+            buffer.grow(slots)
+        self.device_lengths = send(self.lengths, device)
+
+    def continue_positions(self, batch: Packed) -> Packed:
+        """Return the batch with positions that continue those of the cached rows."""
+        return replace(batch, positions=self.device_lengths, past_lengths=(self._line_slots - 1,) * len(batch))
+
+    def layout(self, batch: Packed) -> Layout:
+        """Return the layout of self-attention to all slots of a line, as many as the device counts."""
+        stride = self._line_slots
+        keys = tuple((line * stride, (line + 1) * stride) for line in range(len(batch)))
+        return Layout(Layout.of(batch.bounds).queries, keys, stride=stride, key_counts=self.device_lengths + 1)
+
+    def advance(self, lengths: Sequence[int]) -> None:
+        """Count a row that was written to each sequence, on the device."""
+        self.device_lengths.copy_((self.device_lengths + 1).clamp(max=self._line_slots - 1))
+
+    def hand_back(self, cache: KVCache, steps: int) -> None:
+        """Let the cache from which this one was made continue, after `steps` steps."""
+        cache.lengths = [length + steps for length in self.lengths]
+        cache._line_slots, cache._device_lengths = self._line_slots, None

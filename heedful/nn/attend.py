@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import HeedfulError, SettingError, did_you_mean
-from heedful.nn.cuda_attention import CUDA
+from heedful.nn.cuda_attention import CUDA, RECORDED
 from heedful.nn.dropout import dropout
 from heedful.nn.kernels import KERNELS as PLANNED
 from heedful.nn.kernels import Kernel
@@ -26,7 +26,8 @@ from heedful.nn.layout import (
     with_dense_bias,
 )
 
-KERNELS: tuple[Kernel, ...] = (PLANNED[0], *CUDA, *PLANNED[1:])  # in the order in which they are tried
+DENSE_CACHE = PLANNED[0]
+KERNELS: tuple[Kernel, ...] = (DENSE_CACHE, *CUDA, *PLANNED[1:])  # in the order in which they are tried
 
 
 def attend(
@@ -102,6 +103,10 @@ def choose_kernel(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs, backend:
     Raises:
         SettingError: If `backend` names no kernel, or one that cannot compute the call.
     """
+    if backend == "auto" and args.layout.row_bounds is not None:
+        return RECORDED
+    if backend == "auto" and args.layout.key_counts is not None:
+        return DENSE_CACHE
     if backend == "auto":
         return next(
             kernel for kernel in _ranked(args) if not (kernel.cannot(q, k, v, args) or kernel.slow(q, k, v, args))

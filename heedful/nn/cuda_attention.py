@@ -18,8 +18,10 @@ from torch import Tensor
 
 from heedful.nn.kernels import (
     Kernel,
+    KernelBlock,
     Plan,
     adds_values,
+    bmm,
     device_bounds,
     fused,
     keys_have_gaps,
@@ -27,7 +29,16 @@ from heedful.nn.kernels import (
     run_plan,
     share_lines,
 )
-from heedful.nn.layout import AttentionArgs, Bias, Layout, RelativeBias, Span, cannot_differ
+from heedful.nn.layout import (
+    AttentionArgs,
+    Bias,
+    Layout,
+    RelativeBias,
+    Span,
+    allowed_pairs,
+    cannot_differ,
+    relative_distances,
+)
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -130,6 +141,45 @@ def _not_grouped(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
 
 def _grouped_is_slow(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
     return "" if _not_flash(q, k, v, args) else "packed rows without a bias need no blocks"
+
+
+# -- bounds on the device ---------------------------------------------------------------------------------------
+
+
+def _recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
+    """Compute self-attention between bounds that only the device knows, without any copy between host and device.
+
+    A CUDA graph of this call can be replayed with other bounds in the same tensor.
+    """
+    if not _not_flash(q, k, v, args):
+        return _flash(q, k, v, args)
+    key = ("recorded", args.causal, args.window, q.dtype, isinstance(args.bias, RelativeBias))
+    plan = args.layout.cached(key, lambda: _recorded_plan(args, q))
+    return run_plan(q, k, v, args, plan, bmm if adds_values(args) else fused)
+
+
+def _recorded_plan(args: AttentionArgs, q: Tensor) -> Plan:
+    """Make a plan of one line with all rows, whose mask separates the sequences."""
+    count, bounds = len(q), args.layout.row_bounds
+    assert bounds is not None
+    rows, distances = torch.arange(count, device=q.device), relative_distances(count, count, q.device)
+    sequence = (rows[:, None] >= bounds[1:-1]).sum(-1)
+    hidden = ~((sequence[:, None] == sequence) & allowed_pairs(distances, args))  # each row sees itself
+    mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
+    block = KernelBlock(
+        lines=[[0]],
+        shape=(1, count, count),
+        mask=mask[None, None],
+        distances=distances[None] if isinstance(args.bias, RelativeBias) else None,
+    )
+    return Plan(blocks=[block], queries=None, keys=None, result=None)
+
+
+def _not_recorded(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> str:
+    return "" if args.layout.row_bounds is not None else "the bounds of the sequences are known on the host"
+
+
+RECORDED = Kernel(name="recorded", run=_recorded, cannot=_not_recorded)
 
 
 # -- one compiled kernel ------------------------------------------------------------------------------------------

@@ -371,12 +371,12 @@ def _make_cache_block(args: AttentionArgs, q: Tensor) -> KernelBlock:
     """Make the block of one line for each sequence, with n queries each and keys up to the longest sequence."""
     sizes = args.layout.sizes()
     n, longest = sizes[0][0], max(m for _, m in sizes)
-    lengths = send([m for _, m in sizes], q.device)[:, None, None]
+    lengths = args.layout.key_lengths(q.device)[:, None, None]
     slots = torch.arange(longest, device=q.device)
     distances = slots - (lengths - n + torch.arange(n, device=q.device)[:, None])
     hides_pairs = (args.causal and n > 1) or (args.window is not None and args.window < max(n, longest) - 1)
     mask = None
-    if hides_pairs or any(m != longest for _, m in sizes):
+    if hides_pairs or args.layout.key_counts is not None or any(m != longest for _, m in sizes):
         hidden = ~(allowed_pairs(distances, args) & (slots < lengths))[:, None]
         mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
     return KernelBlock(
@@ -420,6 +420,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs) -> Tensor:
 
 def device_bounds(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the bounds of query rows and of key rows, from 0, int32 [sequences + 1] each, cached with the layout."""
+    if layout.row_bounds is not None:
+        return layout.row_bounds, layout.row_bounds
 
     def bounds(spans: tuple[Span, ...]) -> Int[Tensor, " sequences_and_one"]:
         return send([0, *(stop for _, stop in spans)], device, torch.int32)

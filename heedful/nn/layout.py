@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.packed import Packed
+from heedful.packed import Packed, send
 
 Span = tuple[int, int]  # start and stop of consecutive rows
 Plan = TypeVar("Plan")
@@ -32,6 +32,10 @@ class Layout:
     queries: tuple[Span, ...]
     keys: tuple[Span, ...]
     stride: int | None = None  # rows from the first key of a sequence to the first of the next one; None: they vary
+    # bounds on the device, int32, of sequences that share the only span; a CUDA graph reads them. None: spans are exact
+    row_bounds: Int[Tensor, " bounds"] | None = None
+    # number of key rows of each sequence on the device, at most those of its span, for a CUDA graph; None: all
+    key_counts: Int[Tensor, " sequences"] | None = None
     _plans: dict[Hashable, object] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -83,6 +87,12 @@ class Layout:
         return [
             (stop - start, last - first) for (start, stop), (first, last) in zip(self.queries, self.keys, strict=True)
         ]
+
+    def key_lengths(self, device: torch.device) -> Int[Tensor, " sequences"]:
+        """Return the number of key rows of each sequence as a tensor on a device."""
+        if self.key_counts is not None:
+            return self.key_counts
+        return self.cached(("key lengths", device), lambda: send([m for _, m in self.sizes()], device))
 
     def cached(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """Return the plan cached under a key, made on first use."""

@@ -22,7 +22,7 @@ from heedful.device import resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.infer.engine import Engine
 from heedful.infer.precision import Precision, PrecisionOrAuto, check_precision
-from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision
+from heedful.infer.tuning.precision_gate import fastest_accepted, measure_precisions, open_in_precision, precision_for
 from heedful.model.config import Classes, TokenClasses
 from heedful.runs.checkpoints import find_checkpoint
 from heedful.runs.data_settings import data_settings_for
@@ -94,7 +94,7 @@ def evaluate(
     on_bad_row: BadRowPolicy | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
-    precision: PrecisionOrAuto = "float32",
+    precision: PrecisionOrAuto | None = None,
     revision: str | None = None,
     device: str = "auto",
 ) -> Evaluated:
@@ -118,7 +118,8 @@ def evaluate(
         on_bad_row: Policy for rows that cannot be read; None: an error.
         predictions: File for all answers, the worst mistakes first; in retrieval it is a TREC run.
         overwrite: Whether an existing file of predictions is replaced.
-        precision: Precision of the answers; "auto": the one that an `Engine` takes on this machine.
+        precision: Precision of the answers; None: the default of an `Engine` on this device; "auto": the one that an
+            `Engine` takes with "auto" on this machine.
         revision: Revision of a model on the hub.
         device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
 
@@ -135,7 +136,7 @@ def evaluate(
         _refuse_without_effect(checkpoint=checkpoint, predictions=predictions, revision=revision)
         return _evaluate_rankings(read_rankings(ranking_file), read_relevance(data, split))
     if not isinstance(run, ModelBundle) and is_index(run):
-        not_float32 = None if precision == "float32" else precision
+        not_float32 = None if precision in (None, "float32") else precision
         _refuse_without_effect(checkpoint=checkpoint, revision=revision, precision=not_float32)
         return _evaluate_index(SearchIndex(run, device=device), data, split, predictions)
     loaded, loaded_precision = _load_checkpoint(run, checkpoint, precision, revision, device)
@@ -175,7 +176,7 @@ def evaluate(
 def _load_checkpoint(
     run: str | Path | ModelBundle,
     checkpoint: str | int | None,
-    precision: PrecisionOrAuto,
+    precision: PrecisionOrAuto | None,
     revision: str | None,
     device: str,
 ) -> tuple[ModelBundle, Precision]:
@@ -183,7 +184,7 @@ def _load_checkpoint(
     if not isinstance(run, ModelBundle):
         folder = run if checkpoint is None else find_checkpoint(run, str(checkpoint))
         return load_in_precision(folder, precision, revision, device)
-    if precision != "float32":
+    if precision not in (None, "float32"):
         raise HeedfulError(f"this model is loaded already: to measure it in {precision}, give its folder")
     if checkpoint is not None:
         raise HeedfulError(f"this model is loaded already: for its checkpoint {checkpoint}, give the run's folder")
@@ -251,15 +252,16 @@ def _evaluate_rankings(
 
 
 def load_in_precision(
-    run: str | Path, precision: PrecisionOrAuto, revision: str | None = None, device: str = "auto"
+    run: str | Path, precision: PrecisionOrAuto | None, revision: str | None = None, device: str = "auto"
 ) -> tuple[ModelBundle, Precision]:
-    """Load a model with the weights of an engine in a precision; "auto" is the one that an `Engine` takes here.
+    """Load a model with the weights of an engine in a precision; None and "auto" mean the same as for an `Engine`.
 
     Returns:
         The model, and the precision that was chosen.
     """
-    check_precision(precision)
     resolved_device = resolve_device(device)
+    precision = precision or precision_for(run, revision=revision, device=resolved_device)
+    check_precision(precision)
     if precision == "auto":
         chosen = fastest_accepted(measure_precisions(run, revision=revision, device=resolved_device))
     else:
@@ -366,14 +368,14 @@ def build_eval_task(
 
 
 def evaluate_glue(
-    run: str | Path, data: str | Path, *, precision: PrecisionOrAuto = "float32", device: str = "auto"
+    run: str | Path, data: str | Path, *, precision: PrecisionOrAuto | None = None, device: str = "auto"
 ) -> dict[str, JsonObject]:
     """Evaluate on every GLUE task that has both data and a model.
 
     Args:
         run: A run on one of the tasks, or a folder with a run for each task, under the task's name.
         data: The folder with GLUE's folders.
-        precision: Precision of the answers; "auto": the one that an `Engine` takes on this machine.
+        precision: Precision of the answers, as in `evaluate`.
         device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
 
     Returns:

@@ -123,7 +123,7 @@ class SearchIndex:
             raise HeedfulError(f"{path} exists and is no index: give another folder")
         check_vector_format(vectors)
         WordIndex(None, check_language(language))
-        engine = Engine(model, device=device)
+        engine = Engine(model, precision="float32", device=device)
         name = str(Path(model).absolute()) if Path(model).exists() else str(model)
         settings = IndexSettings(
             model=name,
@@ -165,7 +165,7 @@ class SearchIndex:
         Raises:
             HeedfulError: If it cannot be loaded, or is not the one that made the vectors.
         """
-        engine = Engine(self.settings.model, device=self._device)
+        engine = Engine(self.settings.model, precision="float32", device=self._device)
         if fingerprint(engine) != self.settings.fingerprint:
             raise HeedfulError(
                 f"{self.settings.model} is not the model that made the vectors of {self.folder}: it has changed since; "

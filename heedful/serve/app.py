@@ -293,7 +293,7 @@ def info(service: Service, name: str | None) -> View:
         "labels": labels,
         "index": _index_facts(engine),
         "max_input_length": engine.limit,
-        "max_batch_tokens": limits.max_batch_tokens,
+        "max_batch_tokens": limits.max_batch_tokens or engine.token_budget,
         "max_concurrent_requests": limits.max_concurrent_requests,
         "max_client_batch_size": limits.max_client_batch_size,
         "max_connections": limits.max_connections,

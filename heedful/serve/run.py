@@ -92,6 +92,9 @@ async def _serve(
             if note := unused_note():
                 log(note)
             memory.freeze_gc()
+            for name, model_queue in service.model_queues.items():
+                if model_queue.engine is not None and (line := model_queue.engine.gpu_line()):
+                    log(f"{name} answers {line}")
             log("ready")
             if supervisor_connection is not None:
                 supervisor_connection.send(supervisor.READY)

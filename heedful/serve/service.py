@@ -29,8 +29,10 @@ RANKING_LABELS = {"regression": 1, "single_label_classification": 2}
 LOG = logging.getLogger("heedful.serve")
 
 
-def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str = "auto") -> BundleEngine:
+def load_models(folder: str, precision: PrecisionOrAuto | None = None, device: str = "auto") -> BundleEngine:
     """Return an engine for a folder, a run or NAME[@REVISION] on the hub; for an index, the engine of its model.
+
+    On a GPU, the CUDA graphs for small batches are recorded.
 
     Raises:
         HeedfulError: If the model cannot be loaded, or the precision of an index is not float32.
@@ -40,12 +42,15 @@ def load_models(folder: str, precision: PrecisionOrAuto = "float32", device: str
     if is_index(folder):
         from heedful.search.index import SearchIndex  # it imports pyarrow, which takes 20 MB of memory
 
-        if precision != "float32":
+        if precision not in (None, "float32"):
             raise HeedfulError(f"precision is {precision}, but the vectors of the index {folder} are made in float32")
         index = SearchIndex(folder, device=device)
         index.engine.search_index = index
-        return index.engine
-    return Engine(folder, precision=precision, device=device)
+        engine = index.engine
+    else:
+        engine = Engine(folder, precision=precision, device=device)
+    engine.prepare_graphs()
+    return engine
 
 
 class Service:

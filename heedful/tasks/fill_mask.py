@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from heedful.errors import HeedfulError
-from heedful.model.decode import top_candidates
+from heedful.model.decode_step import top_candidates
 from heedful.tasks.answering import (
     Answer,
     AnswerContext,

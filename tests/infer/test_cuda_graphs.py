@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import heedful
-from heedful.infer.cuda_graphs import CudaGraphs, rerun
+from heedful.errors import DataError
+from heedful.infer.cuda_graphs import MAX_TOKENS, CudaGraphs, GraphInputs, rerun
+from heedful.infer.tuning.execution_plan import ExecutionPlan, apply_plan
 from heedful.model.classic import ClassicModel
 from heedful.model.classic_config import BagPooling, ClassicConfig, UntrainedSelfAttention
 from heedful.model.config import EmbeddingConfig
 from heedful.model.stack import Transformer
+from heedful.nn.positions import DynamicNtkShape, RotaryPosition
 from heedful.packed import Packed
 from tests.support.tiny_models import save_tiny
 
 MODELS = {"bert": "BertModel", "xlnet": "XLNetModel", "modernbert": "ModernBertModel", "gpt2": "GPT2Model"}
+MODELS |= {"deberta-v2": "DebertaV2Model", "roberta": "RobertaModel"}
 
 
 class Crossings(TorchDispatchMode):
@@ -42,25 +47,26 @@ class Crossings(TorchDispatchMode):
 
 @pytest.mark.parametrize("family", MODELS)
 def test_rows_are_the_models_and_nothing_crosses(family: str, tmp_path: Path) -> None:
-    save_tiny(tmp_path, family, MODELS[family], torch.float32)
-    model = heedful.load(tmp_path).model
+    save_tiny(tmp_path, family, MODELS[family], torch.float64)
+    bundle = heedful.load(tmp_path, dtype=torch.float64).eval()
+    apply_plan(bundle, ExecutionPlan(precision="float32"))
+    model = bundle.model
     assert isinstance(model, Transformer)
-    ids = [[5, 6, 7, 8, 9]]
     with torch.no_grad():
-        batch = Packed.of(ids)
-        run = rerun(model, batch)
-        for _ in range(2):
-            assert torch.equal(run(), model(batch))
-            batch.tokens.copy_(torch.tensor([9, 8, 7, 6, 5]))  # the same place, other tokens
+        inputs = GraphInputs.of(24, torch.device("cpu"))
+        run = rerun(model, inputs)
+        for lengths in ((24,), (13,), (1,), (3, 20), (9, 1, 9), (1,) * 24):  # the rows after texts hold earlier ones
+            batch = Packed.of([[5 + (7 * length + place) % 50 for place in range(length)] for length in lengths])
+            inputs.load(batch)
+            torch.testing.assert_close(run()[: sum(lengths)], model(batch), atol=1e-11, rtol=1e-11)
     elsewhere = model.to("meta", torch.bfloat16)  # in place of CUDA: another device than the host
     with torch.no_grad():
-        run = rerun(elsewhere, Packed.of(ids).to("meta"))
-        with Crossings() as first:
-            run()
+        run = rerun(elsewhere, GraphInputs.of(24, torch.device("meta")))
+        run()
         with Crossings() as second:
             rows = run()
-    assert rows.device.type == "meta" and rows.dtype == torch.bfloat16
-    assert first.found and not second.found, second.found
+    assert rows.device.type == "meta" and rows.dtype == torch.bfloat16 and rows.shape[0] == 24
+    assert not second.found, second.found
 
 
 def test_what_is_not_recorded_is_computed_as_usual(tmp_path: Path) -> None:
@@ -86,33 +92,65 @@ def test_what_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(model, Transformer)
     graphs = OnCuda(model, max_tokens=5)
     with torch.no_grad():
-        assert graphs.cannot(Packed.of([[5] * 5])) == ""
-        assert graphs.cannot(Packed.of([[5], [7]])) == "only a single text is recorded"
-        assert graphs.cannot(Packed.of([[5] * 6])) == "a text of 1 to 5 tokens is recorded, not one of 6"
+        assert graphs.cannot(Packed.of([[5] * 5])) == "" == graphs.cannot(Packed.of([[5], [7, 8]]))
+        assert graphs.cannot(Packed.of([[5]] * 33)) == "only batches of up to 32 texts are recorded"
+        assert graphs.cannot(Packed.of([[5] * 3] * 2)) == "batches of 1 to 5 tokens are recorded, not one of 6"
     assert graphs.cannot(Packed.of([[5]])) == "what is recorded has no gradients and no dropout"
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     with torch.no_grad():
         assert "autocast frees its copies of weights" in graphs.cannot(Packed.of([[5]]))
 
 
-def test_a_length_is_recorded_when_it_is_frequent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny(tmp_path, "bert", "BertModel", torch.float32)
+def test_a_graph_is_recorded_at_the_third_batch_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float64)
     recorded: list[int] = []
 
-    def record(graphs: OnCuda, batch: Packed) -> SimpleNamespace:
-        recorded.append(batch.bounds[-1])
-        rows = graphs.model(batch)
-        return SimpleNamespace(batch=batch, rows=rows, graph=SimpleNamespace(replay=lambda: None))
+    def record(graphs: OnCuda, rows: int) -> SimpleNamespace:
+        recorded.append(rows)
+        inputs = GraphInputs.of(rows, torch.device("cpu"))
+        output = torch.zeros(rows, graphs.model.config.width, dtype=torch.float64)
+        run = rerun(graphs.model, inputs)
+        return SimpleNamespace(inputs=inputs, rows=output, graph=SimpleNamespace(replay=lambda: output.copy_(run())))
 
     monkeypatch.setattr(OnCuda, "_record", record)
     monkeypatch.setattr(Packed, "to", lambda packed, device: packed)
-    graphs = OnCuda(heedful.load(tmp_path).model, max_graphs=2)
+    model = heedful.load(tmp_path, dtype=torch.float64).eval().model
+    graphs = OnCuda(model, max_tokens=20)
+    assert graphs.sizes == (8, 16, 20)
     with torch.inference_mode():
-        for length in (4, 3, 4, 3, 3, 3, 4):
-            assert graphs(Packed.of([[5] * length])).shape[0] == length
-        assert recorded == [3, 4]
-        graphs.prepare([6])
-        assert recorded == [3, 4, 6] and list(graphs._recorded) == [4, 6]
+        for lengths in ((4,), (3,), (12,), (3, 5), (9,), (1,), (17,), (10, 10), (21,)):
+            batch = Packed.of([[5 + place for place in range(length)] for length in lengths])
+            torch.testing.assert_close(graphs(batch), model(batch), atol=1e-11, rtol=1e-11)
+        assert recorded == [8]
+        with pytest.raises(DataError, match="token id 99999 is unknown"):
+            graphs(Packed.of([[99999]]))
+        graphs.prepare()
+        assert recorded == [8, 20, 16]
+
+
+def test_the_sizes_of_graphs_end_at_the_last_position(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bert", "BertModel", torch.float32)
+    model = heedful.load(tmp_path).model
+    limit = model.embedding.config.positions.limit
+    assert limit is not None and limit < MAX_TOKENS and CudaGraphs(model).sizes[-1] == limit
+    save_tiny(tmp_path, "qwen3", "Qwen3Model", torch.float32)
+    sizes = CudaGraphs(heedful.load(tmp_path).model).sizes
+    assert sizes[-1] == MAX_TOKENS and len(sizes) == 20
+    assert all(b <= max(a + 8, 1.25 * a) for a, b in pairwise(sizes))
+
+
+def test_lengths_that_change_the_computation_are_not_recorded(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "deberta-v2", "DebertaV2Model", torch.float32)
+    bundle = heedful.load(tmp_path)
+    with torch.no_grad():
+        assert "it projects distances in each pass" in OnCuda(bundle.model.eval()).cannot(Packed.of([[5]]))
+        apply_plan(bundle, ExecutionPlan(precision="float32"))
+        assert OnCuda(bundle.model.eval()).cannot(Packed.of([[5]])) == ""
+        rotary = RotaryPosition(10_000.0, 8, by_length=DynamicNtkShape(factor=2.0, trained=100))
+        assert bundle.model.encoder is not None
+        bundle.model.encoder.relations[-1] = rotary
+        assert "frequencies depend on the length" in OnCuda(bundle.model, max_tokens=128).cannot(Packed.of([[5]]))
+        assert OnCuda(bundle.model, max_tokens=100).cannot(Packed.of([[5]])) == ""
 
 
 def test_a_model_that_is_more_than_its_stack_is_not_recorded() -> None:

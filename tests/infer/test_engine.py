@@ -18,8 +18,8 @@ import heedful
 import heedful.infer.bundle_engine as module
 from heedful.checkpoint import BundleConfig, create, load
 from heedful.errors import HeedfulError, InputError
-from heedful.infer.bundle_engine import TOKEN_BUDGET
 from heedful.infer.engine import Engine
+from heedful.infer.engine_options import TOKEN_BUDGET
 from heedful.infer.tuning.precision_gate import open_in_precision
 from heedful.model.config import Classes, EmbeddingConfig, ModelConfig, StackConfig
 from heedful.tasks.predictions import Classification

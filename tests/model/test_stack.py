@@ -323,6 +323,19 @@ def test_no_others_leave_the_last_block() -> None:
     assert rows.shape == (2, 16) and seen == [136, 2]
 
 
+def test_the_number_of_rows_is_rounded_up_where_that_is_asked_for() -> None:
+    """On a GPU too, here the meta device; by default only where each new number of rows takes time."""
+    model = build(replace(BOTH, decoder=None)).eval().to("meta", torch.bfloat16)
+    batch = Packed.of([[1] * 100, [2] * 33]).to("meta")
+    for asked, rows in ((None, 133), (False, 133), (True, 136)):
+        model.execution = ExecutionOptions(pad_to_bucket=asked)
+        seen: list[int] = []
+        assert model.encoder is not None
+        hook = model.encoder.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(len(inputs[0])))
+        assert model(batch).shape == (133, 16) and seen == [rows]
+        hook.remove()
+
+
 # -- refusals -------------------------------------------------------------------------------------------------
 
 

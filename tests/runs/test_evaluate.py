@@ -270,7 +270,7 @@ def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
-    with pytest.raises(HeedfulError, match="precision is 'fp16': give one of auto, float32, bfloat16, int8"):
+    with pytest.raises(HeedfulError, match="precision is 'fp16': give one of auto, float32, bfloat16, float16, int8"):
         evaluate(single / "run", single / "data", precision="fp16")  # type: ignore[arg-type]
 
 

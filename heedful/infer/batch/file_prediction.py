@@ -201,7 +201,7 @@ def _plan(
     """Return everything that determines the content of the parts, as plain data."""
     return {
         "version": VERSION,
-        "precision": _precision(engine),
+        "precision": engine.precision,
         "model": fingerprint(engine),
         "settings": to_mapping(settings) | {"top_k": top_k},
         "data": to_mapping(without_split_settings(data)),
@@ -209,13 +209,6 @@ def _plan(
         "order": [file.name for file in input_files],
         "files": {file.name: {"bytes": file.size, "sha256": _sha256(file.path)} for file in input_files},
     }
-
-
-def _precision(engine: BundleEngine) -> str:
-    """Return the precision of an engine's plan, or the dtype of a model without a plan."""
-    if engine.plan is not None:
-        return engine.plan.precision
-    return str(next(engine.loaded.parameters()).dtype).removeprefix("torch.")
 
 
 def fingerprint(engine: BundleEngine) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from heedful.infer.bundle_engine import TOKEN_BUDGET
 from heedful.infer.encoded_input import Chunk, EncodedInput
 from heedful.model.decode import BeamSearch, Decoding
 from heedful.tasks.answering import Answer
@@ -21,7 +20,8 @@ class QueueLimits:
     max_queued_tokens: int = 262_144  # tokens of waiting requests
     max_request_tokens: int = 16_384  # tokens of one request, over all windows
     max_queued_characters: int = 4_194_304  # characters of long requests that are not tokenised yet
-    max_batch_tokens: int = TOKEN_BUDGET  # tokens of a batch; a single window that has more is a batch by itself
+    # tokens of a batch; None: the token budget of the engine. A single window that has more is a batch by itself
+    max_batch_tokens: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,6 +43,7 @@ class ScheduledEngine(Protocol):
     """The part of `Engine` that a queue uses."""
 
     writing: GenerationConfig  # generation settings of requests that have none
+    token_budget: int  # maximum tokens of a batch, unless the limits of the queue have one
 
     @property
     def stages(self) -> Sequence[tuple[ScheduledEngine, float]]:

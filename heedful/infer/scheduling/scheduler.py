@@ -43,7 +43,7 @@ MAX_DUE_SHARE = 0.5  # share of its time after which any request is due, so that
 MAX_SKIPPED = 64  # waiting chunks that are skipped to fill a batch
 BATCH_TIME_SHARE = 0.5  # share of the time left to the most urgent request of a batch that the batch may take
 WAIT_TIME_SHARE = 0.5  # a request is refused unless its answer is expected within this share of its time
-FIRST_BATCH_SHARE = 0.25  # share of max_batch_tokens from which a first batch measures the speed; small ones are slower
+FIRST_BATCH_SHARE = 0.25  # share of the token budget from which a first batch measures the speed; small ones are slower
 SPEED_DECAY = 0.9  # weight of earlier batches in the measured speed, applied once for each new batch
 SLICE_SECONDS = 0.05  # seconds after which a text generation yields the engine thread to other batches
 MAX_DECODINGS = 2  # started text generations of a model, each with its KV cache; further ones wait
@@ -295,7 +295,12 @@ class ModelQueue(Generic[EngineType]):
             model_queue=self, engine=engine, deadline=deadline, future=future, is_disconnected=is_disconnected
         )
 
-    def _next_run(self, token_budget: int, now: float, counts: QueueCounters) -> BatchRun | None:
+    @property
+    def token_budget(self) -> int:
+        """The maximum tokens of a batch."""
+        return self.scheduler.limits.max_batch_tokens or (1 if self.engine is None else self.engine.token_budget)
+
+    def _next_run(self, now: float, counts: QueueCounters) -> BatchRun | None:
         """Return the run that is due first: a paused text generation, or a new batch.
 
         No new batch starts while MAX_DECODINGS text generations are paused.
@@ -304,13 +309,13 @@ class ModelQueue(Generic[EngineType]):
         starts_batch = paused is None or (
             len(self.paused) < MAX_DECODINGS and bool(self.heap) and self.heap[0].due < paused.due
         )
-        if starts_batch and (items := self._pop_batch(token_budget, now)):
+        if starts_batch and (items := self._pop_batch(now)):
             return BatchRun(items, counts)
         if paused is not None:
             self.paused.remove(paused)
         return paused
 
-    def _pop_batch(self, token_budget: int, now: float) -> list[QueuedChunk]:
+    def _pop_batch(self, now: float) -> list[QueuedChunk]:
         """Remove and return the chunks of the next batch.
 
         It has the chunk that is due first and, in order, further chunks with the same key that fit into the budget and
@@ -318,7 +323,7 @@ class ModelQueue(Generic[EngineType]):
         """
         batch: list[QueuedChunk] = []
         skipped: list[QueuedChunk] = []
-        cost, max_cost = 0, float(token_budget)
+        cost, max_cost = 0, float(self.token_budget)
         while self.heap and len(skipped) < MAX_SKIPPED and cost < max_cost:
             item = heapq.heappop(self.heap)
             if item.request.is_abandoned(now):
@@ -558,7 +563,7 @@ class Scheduler:
     def _count_batch(self, model_queue: ModelQueue[ScheduledEngine], run: BatchRun) -> None:
         """Count a finished batch, and update the measured speed of its model."""
         seconds = max(run.seconds, 1e-6)
-        if model_queue.recent_seconds or run.cost >= FIRST_BATCH_SHARE * self.limits.max_batch_tokens:
+        if model_queue.recent_seconds or run.cost >= FIRST_BATCH_SHARE * model_queue.token_budget:
             model_queue.recent_tokens = SPEED_DECAY * model_queue.recent_tokens + run.cost
             model_queue.recent_seconds = SPEED_DECAY * model_queue.recent_seconds + seconds
         self.counts.batches += 1
@@ -573,7 +578,7 @@ class Scheduler:
             return None
         for model_queue in sorted(self.model_queues, key=lambda model_queue: model_queue.used_seconds):
             now = time.monotonic()
-            run = model_queue._next_run(self.limits.max_batch_tokens, now, self.counts)
+            run = model_queue._next_run(now, self.counts)
             if run is None:
                 continue
             if not run.started:

@@ -54,13 +54,30 @@ LINEAR_KERNELS: dict[LinearKernel, _LinearKernelSpec] = {
 }
 
 
+def default_precision(device: torch.device) -> Precision:
+    """Return the precision of an engine that is given none: float32 on a CPU, that of a GPU's tensor cores.
+
+    They compute bfloat16 from compute capability 8.0 (A100, RTX 30), and float16 from 7.0 (V100, T4).
+    """
+    if device.type != "cuda":
+        return "float32"
+    major, _ = torch.cuda.get_device_capability(device)
+    if major >= 8:
+        return "bfloat16"
+    return "float16" if major == 7 else "float32"
+
+
 def activation_dtype(precision: Precision) -> torch.dtype:
     """Return the activation dtype of a precision; for int8 it is bfloat16 if the processor has it, else float32."""
+    if precision == "float16":
+        return torch.float16
     return torch.bfloat16 if precision == "bfloat16" or (precision == "int8" and has_fast_bfloat16()) else torch.float32
 
 
 def unsupported_reason(precision: Precision, model: ModelConfig, device: torch.device) -> str:
     """Return why a model cannot be computed in a precision on a device, or ""."""
+    if precision == "float16" and device.type != "cuda":
+        return f"float16 is for GPUs: on {device.type} use float32, bfloat16 or auto"
     if precision == "int8" and device.type != "cpu":
         return f"int8 is for CPUs: on {device.type} use float32, bfloat16 or auto"
     if precision == "int8" and model.encoder is None and model.decoder is None:

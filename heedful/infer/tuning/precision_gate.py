@@ -22,8 +22,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from heedful.checkpoint import RUN_MODEL, ModelBundle, load, weight_files
+from heedful.checkpoint import RUN_MODEL, ModelBundle, config_of, load, weight_files
 from heedful.checkpoint.bundle import EarlyStage
+from heedful.checkpoint.loading import overflows_in_float16
 from heedful.device import CPU
 from heedful.errors import HeedfulError, InputError
 from heedful.infer.bundle_engine import BundleEngine
@@ -31,7 +32,13 @@ from heedful.infer.encoded_input import Chunk
 from heedful.infer.precision import Precision, PrecisionOrAuto
 from heedful.infer.tuning import tuning_cache
 from heedful.infer.tuning.autotune import autotune_enabled, median_times, tuned_plan
-from heedful.infer.tuning.execution_plan import ExecutionPlan, activation_dtype, apply_plan, unsupported_reason
+from heedful.infer.tuning.execution_plan import (
+    ExecutionPlan,
+    activation_dtype,
+    apply_plan,
+    default_precision,
+    unsupported_reason,
+)
 from heedful.packed import Packed
 from heedful.tasks.fill_mask import mask_name
 from heedful.tasks.generation import GenerationConfig
@@ -75,6 +82,22 @@ class Measurement:
         return text + (f"; refused: {self.refused}" if self.refused else "")
 
 
+def precision_for(
+    name: str | Path, *, revision: str | None = None, head: str | None = None, device: torch.device = CPU
+) -> Precision:
+    """Return the precision of an engine that is given none: the default of its device.
+
+    It is float32 for a model without blocks, since rounding the state of a recurrent layer in each step adds up, and
+    for a model that overflows in float16.
+    """
+    precision = default_precision(device)
+    if precision == "float32":
+        return precision
+    model = config_of(name, revision=revision, head=head).model
+    has_blocks = model.encoder is not None or model.decoder is not None
+    return precision if has_blocks and not (precision == "float16" and overflows_in_float16(model)) else "float32"
+
+
 def choose_precision(
     name: str | Path,
     requested: PrecisionOrAuto,
@@ -87,7 +110,8 @@ def choose_precision(
 
     Args:
         name: A run, a folder, or a model on the hub.
-        requested: A precision, or "auto": the fastest that is accepted.
+        requested: A precision, or "auto": the fastest that is accepted. float32 and the device's default are accepted
+            without a measurement.
         revision: Commit or branch on the hub.
         head: Kind of the head; None: the model's own.
         device: Device that runs the model.
@@ -97,6 +121,8 @@ def choose_precision(
     """
     if requested == "float32":
         return "float32", ()
+    if requested == (default := default_precision(device)):
+        return default, ()
     measurements = measure_precisions(name, revision=revision, head=head, device=device)
     if requested == "auto":
         return fastest_accepted(measurements), measurements
@@ -240,8 +266,11 @@ def load_with_plan(
 
 
 def early_stage_precision(name: str | Path, precision: Precision, device: torch.device = CPU) -> Precision:
-    """Return the precision for an early stage of a cascade: this one or float32, the faster that is not refused."""
-    if precision == "float32":
+    """Return the precision for an early stage of a cascade: this one or float32, the faster that is not refused.
+
+    The device's default precision is not measured.
+    """
+    if precision in ("float32", default_precision(device)):
         return precision
     measurements = measure_precisions(name, device=device)
     return fastest_accepted(

@@ -40,6 +40,8 @@ from tests.support.model_folders import make, make_writer
 class Fake:
     """An engine whose tokens are letters: each input is one chunk, or as many as there are spaces between them."""
 
+    token_budget = 4096
+
     def __init__(self, seconds: float = 0.0, name: str = "") -> None:
         self.seconds, self.name = seconds, name
         self.batches: list[list[str]] = []
