@@ -71,7 +71,7 @@ def test_gradients_that_stay_infinite_end_training() -> None:
 def test_an_infinite_loss_is_no_overflow() -> None:
     made = scaled()
     made.objective = Faulty(made.objective, made, FAULTS["infinite loss"], at=3)
-    with pytest.raises(DivergedError, match="^step 3"):
+    with pytest.raises(DivergedError, match=r"^step 3"):
         list(made)
     assert made.overflows == 0
 

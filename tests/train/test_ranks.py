@@ -88,7 +88,7 @@ def test_nccl_connects_at_once_if_every_rank_has_a_gpu(
 
 def test_memory_that_runs_out_in_nccl_is_no_lost_connection() -> None:
     text = "NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
-    with pytest.raises(RuntimeError, match="^NCCL error"), SINGLE_PROCESS.translate_errors():
+    with pytest.raises(RuntimeError, match=r"^NCCL error"), SINGLE_PROCESS.translate_errors():
         raise RuntimeError(text)
 
 
