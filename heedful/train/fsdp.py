@@ -5,9 +5,9 @@ A block's weights are gathered before it runs and freed after it, and its gradie
 "shard", tensors are split by their first dimension. Along "replicate", shards are equal, and only sums of gradients are
 exchanged.
 
-In half precision, the weights of blocks are rounded to it before they are gathered, which halves the traffic and what
-autograd keeps. Linear layers compute the same as with autocast alone; weights of norms are rounded too, but norms are
-computed in float32, as are embeddings, losses and sums of gradients.
+In half precision on GPUs, the weights of blocks are rounded to it before they are gathered, which halves the traffic
+and what autograd keeps. Linear layers compute the same as with autocast alone; weights of norms are rounded too, but
+norms are computed in float32, as are embeddings, losses and sums of gradients.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
+ROUNDED_DEVICES = {"cuda"}  # on a CPU, a layer norm of float32 rows cannot have bfloat16 weights
 # names of the tensors of a state that are sharded like the parameter {}
 STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
 
@@ -64,7 +65,7 @@ class Sharded:
         self.ranks, self.degree, self.num_replicas = ranks, degree, ranks.size // degree
         device = next(loaded.parameters()).device.type
         self.mesh, self._cpu_mesh = _meshes(ranks, degree, device, "cpu")
-        self._gathers_rounded = precision in (torch.bfloat16, torch.float16)
+        self._gathers_rounded = precision in (torch.bfloat16, torch.float16) and device in ROUNDED_DEVICES
         reduce_dtype = torch.bfloat16 if reduce_bf16 else None
         policy = block_policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         if self._gathers_rounded:
