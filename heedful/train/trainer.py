@@ -212,7 +212,7 @@ class Trainer:
                     return
                 yield step
         finally:
-            self._close_loader()
+            self.close()
             self._optimizer.flush()
 
     def train_step(self) -> Step:
@@ -260,6 +260,15 @@ class Trainer:
         self._skipped = self._skipped + 1 if is_diverged else 0
         self.step, self.seconds, self.tokens_seen = number, self.seconds + seconds, self.tokens_seen + step.tokens
         return step
+
+    def close(self) -> None:
+        """End the thread and the processes that prepare batches, after calls of `train_step`.
+
+        Iteration closes the trainer at its end.
+        """
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors, which are not copied, and plain values, from which `load_state` resumes bit for bit."""
@@ -356,7 +365,7 @@ class Trainer:
         if not (self.settings.num_workers or self._prefetches):
             return dataset[step]
         if self._loader is None or not self._loader.continues(dataset, step):
-            self._close_loader()
+            self.close()
             self._loader = StepLoader(
                 dataset,
                 step,
@@ -366,12 +375,6 @@ class Trainer:
                 stop=self._stage_stop(),
             )
         return next(self._loader)
-
-    def _close_loader(self) -> None:
-        """End the thread and the processes that prepare batches."""
-        if self._loader is not None:
-            self._loader.close()
-            self._loader = None
 
     def _stage_stop(self) -> int | None:
         """Return the number of steps of the current stage; None: the clock decides."""

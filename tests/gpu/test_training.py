@@ -29,7 +29,7 @@ from heedful.train.optim import AdamW, Constant
 from heedful.train.trainer import Trainer, TrainSettings
 from tests.support.generated_data import data, tune
 from tests.support.tiny_models import save_tiny, sequences, target
-from tests.support.tiny_runs import everything, records, same, tokenizer, weights
+from tests.support.tiny_runs import everything, records, same, tokenizer, trainer, weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,7 +98,7 @@ def test_batches_made_ahead_are_pinned() -> None:
     assert batches.micro_batches
     for _, batch in batches.micro_batches:
         assert batch.packed.tokens.is_pinned() and batch.targets.is_pinned() and batch.weight_sum is not None
-    made._close_loader()
+    made.close()
 
 
 def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
@@ -106,7 +106,7 @@ def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
     for _ in range(5):
         made.train_step()
     state = everything(made)
-    made._close_loader()
+    made.close()
     outcomes = []
     for _ in range(2):
         again = encoder(deterministic=True)
@@ -179,7 +179,7 @@ def test_kernels_of_families(
 
     monkeypatch.setattr(attend, "choose_kernel", noted)
     made.train_step()
-    made._close_loader()
+    made.close()
     print(f"{family}, {precision}, dropout {dropout}: {', '.join(sorted(names))}")
     assert names and "reference" not in names
     if family in WITHOUT_BIAS and precision != "float32":
@@ -201,7 +201,7 @@ def waits_of_a_step(made: Trainer) -> list[str]:
             made.train_step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        made._close_loader()
+        made.close()
     return [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA operation" in str(one.message)]
 
 
@@ -216,6 +216,12 @@ def test_a_step_waits_for_the_gpu_at_most_twice(tokens: int, precision: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_of_each_family_waits_at_most_twice(family: str, tmp_path: Path) -> None:
     waits = waits_of_a_step(of_family(family, tmp_path, 0.1))
+    assert len(waits) <= 2, waits
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "packed"])
+def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
+    waits = waits_of_a_step(trainer(task, device="cuda", precision="bfloat16"))
     assert len(waits) <= 2, waits
 
 
@@ -278,6 +284,6 @@ def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
         for _ in range(3):
             one.train_step()
     (tensors, values), (expected, expected_values) = everything(made), everything(plain)
-    made._close_loader()
+    made.close()
     assert same(tensors, expected)
     assert values | {"seconds": 0} == expected_values | {"seconds": 0}
