@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 RATE, CHECKS, ROOM, FULL = 1e-4, 3, 1.3, 0.975
 Losses = list[float]
+Inputs = dict[str, Any]  # of transformers' model: tensors by name
 Text = tuple[list[int], list[int]]  # ids as they are read, labels: -100 where nothing is asked
 
 
@@ -218,48 +220,84 @@ def trainer(inputs: Given, folder: str, device: torch.device, stack: ExitStack, 
     from heedful.train.optim import AdamW, Constant
     from heedful.train.trainer import Trainer, TrainSettings
 
+    loaded = heedful.load(folder).to(device)
+    if backend:
+        stack.enter_context(CompiledBlocks(loaded, backend=backend))
+    settings = TrainSettings(
+        max_steps=10**9, batch_size=1, optimizer=AdamW(lr=RATE), schedule=Constant(), precision="bfloat16", seed=SEED
+    )
+
     def rounds(part: Given) -> Callable[[], Losses]:
-        loaded = heedful.load(folder).to(device)
-        if backend:
-            stack.enter_context(CompiledBlocks(loaded, backend=backend))
-        settings = TrainSettings(
-            max_steps=10**9,
-            batch_size=1,
-            optimizer=AdamW(lr=RATE),
-            schedule=Constant(),
-            precision="bfloat16",
-            seed=SEED,
-        )
+        loaded.flush()  # of the trainer of another part
         made_trainer = Trainer(loaded, objective(part.case), part.samples, settings)
         return lambda: [made_trainer.train_step().loss for _ in range(made_trainer.order.steps_per_epoch)]
 
     return rounds
 
 
-def padded(grouped: bool) -> Make:
-    """transformers' model in a plain loop, on padded batches that lie on the device."""
+def theirs(inputs_of: Callable[[Given, torch.device], list[Inputs]], *, dynamic: bool = False) -> Make:
+    """transformers' model in a plain loop, on batches that lie on the device.
+
+    Args:
+        inputs_of: Makes the arguments of the model for each step.
+        dynamic: Whether their shapes differ from step to step.
+    """
 
     def make(inputs: Given, folder: str, device: torch.device, stack: ExitStack, backend: str) -> Any:
         import torch
 
         model = peer("AutoModelForMaskedLM", folder, "sdpa").to(device)
         move = mover(model, RATE)
-        called: Any = torch.compile(model, backend=backend, dynamic=grouped) if backend else model
+        called: Any = torch.compile(model, backend=backend, dynamic=dynamic) if backend else model
 
-        def step(ids: Tensor, mask: Tensor | None, labels: Tensor) -> float:
+        def step(batch: Inputs) -> float:
             with torch.autocast(device.type, torch.bfloat16):
-                loss = called(input_ids=ids, attention_mask=mask, labels=labels).loss
+                loss = called(**batch).loss
             loss.float().backward()
             move()
             return float(loss.detach())
 
         def rounds(part: Given) -> Callable[[], Losses]:
-            batches = pad(part, device, grouped=grouped)
-            return lambda: [step(*batch) for batch in batches]
+            batches = inputs_of(part, device)
+            return lambda: [step(batch) for batch in batches]
 
         return rounds
 
     return make
+
+
+def padded(part: Given, device: torch.device, *, grouped: bool) -> list[Inputs]:
+    """Return the arguments of each padded step, see `pad`."""
+    names = ("input_ids", "attention_mask", "labels")
+    return [dict(zip(names, batch, strict=True)) for batch in pad(part, device, grouped=grouped)]
+
+
+def pack(part: Given, device: torch.device) -> list[Inputs]:
+    """Return the arguments of each step with sequences end to end in rows; a mask hides other sequences of a row.
+
+    transformers' own path without padding needs the package flash-attn; its BERT takes masks of two dimensions for each
+    row, and positions, in every attention.
+    """
+    import torch
+
+    from heedful.objectives.packing import pack_best_fit
+
+    batches, most = [], part.case.most
+    for step in part.texts:
+        rows = pack_best_fit(np.array([len(ids) for ids, _ in step]), most, SEED)
+        ids, labels, positions, owners = (np.full((len(rows), most), empty) for empty in (PAD, -100, 0, -1))
+        for line, row in enumerate(rows):
+            start = 0
+            for number in row.tolist():
+                read, asked = step[number]
+                span = slice(start, start := start + len(read))
+                ids[line, span], labels[line, span] = read, asked
+                positions[line, span], owners[line, span] = np.arange(len(read)), number
+        owner = torch.from_numpy(owners).to(device)
+        columns = {"input_ids": ids, "position_ids": positions, "labels": labels}
+        batch = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
+        batches.append(batch | {"attention_mask": owner[:, None, :, None] == owner[:, None, None, :]})
+    return batches
 
 
 def pad(part: Given, device: torch.device, *, grouped: bool) -> list[tuple[Tensor, Tensor | None, Tensor]]:
@@ -297,12 +335,16 @@ class Way:
     compiled: bool = False
 
 
+PADDED, GROUPED = theirs(partial(padded, grouped=False)), theirs(partial(padded, grouped=True), dynamic=True)
+PACKED = theirs(pack, dynamic=True)
 WAYS: Mapping[str, Way] = {
-    "transformers, padded": Way(make=padded(grouped=False), is_heedful=False),
-    "transformers, padded, compiled": Way(make=padded(grouped=False), is_heedful=False, compiled=True),
-    "transformers, grouped": Way(make=padded(grouped=True), is_heedful=False),
-    "transformers, grouped, compiled": Way(make=padded(grouped=True), is_heedful=False, compiled=True),
+    "transformers, padded": Way(make=PADDED, is_heedful=False),
+    "transformers, grouped": Way(make=GROUPED, is_heedful=False),
+    "transformers, packed": Way(make=PACKED, is_heedful=False),
     "heedful": Way(make=packed, is_heedful=True),
+    "heedful, its trainer": Way(make=trainer, is_heedful=True),
+    "transformers, grouped, compiled": Way(make=GROUPED, is_heedful=False, compiled=True),
+    "transformers, packed, compiled": Way(make=PACKED, is_heedful=False, compiled=True),
     "heedful, compiled": Way(make=packed, is_heedful=True, compiled=True),
-    "heedful, its trainer": Way(make=trainer, is_heedful=True, compiled=True),
+    "heedful, its trainer, compiled": Way(make=trainer, is_heedful=True, compiled=True),
 }

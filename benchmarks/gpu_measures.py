@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ BOUND = Bound(difference=0.01, cosine=0.9999)
 ANSWER = Bound(difference=0.08, cosine=0.995)  # of vectors in half precision
 FEWEST = 3  # rounds, where time is short
 COMPILING = 60.0  # seconds that must be left before an arm is compiled
+COMPILED = ", compiled"  # end of the name of measurements with compiled arms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,7 @@ class Size:
 
     matrix: int = 8192
     copied: int = 2**32  # bytes
-    rounds: int = 7
+    rounds: int = 5
     backend: str = "inductor"  # of torch.compile
     cases: Mapping[str, Case] = field(
         default_factory=lambda: {
@@ -171,7 +173,8 @@ def forget(device: torch.device) -> None:
     """Free what arms have left behind: compiled functions and cached memory."""
     import torch
 
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -198,6 +201,7 @@ class Ready:
     learned: Losses
     run: Callable[[], Losses]
     holds: int  # bytes
+    seconds: float  # of the round that is not counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,10 +221,19 @@ def ready(name: str, inputs: Given, folder: str, device: torch.device, stack: Ex
     rounds = way.make(inputs, folder, device, stack, size.backend if way.compiled else "")
     check = rounds(inputs.first())
     learned = [loss for _ in range(CHECKS) for loss in check()]
+    del check  # a trainer may hold an optimizer of its own
     run = rounds(inputs)
+    start = time.perf_counter()
     run()
     idle(device)
-    return Ready(name=name, is_heedful=way.is_heedful, learned=learned, run=run, holds=held(device) - before)
+    return Ready(
+        name=name,
+        is_heedful=way.is_heedful,
+        learned=learned,
+        run=run,
+        holds=held(device) - before,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def train(what: str, names: Sequence[str], size: Size, device: torch.device, rate: float, clock: Clock) -> Trained:
@@ -228,7 +241,8 @@ def train(what: str, names: Sequence[str], size: Size, device: torch.device, rat
 
     Arms that are compiled are made ready last, and left out where no time is left for it.
     """
-    inputs, failed = given(size.cases[what]), {}
+    print(f"{what}: {clock.left:.0f} s are left", flush=True)
+    inputs, failed = given(size.cases[what.removesuffix(COMPILED)]), {}
     with ExitStack() as stack:
         folder = models(inputs.case, stack.enter_context(tempfile.TemporaryDirectory()))
         several = []
@@ -239,15 +253,24 @@ def train(what: str, names: Sequence[str], size: Size, device: torch.device, rat
             start = time.perf_counter()
             try:
                 several.append(ready(name, inputs, folder, device, stack, size))
-                print(f"{what}: {name}: ready after {time.perf_counter() - start:.1f} s", flush=True)
+                speed = f"{inputs.tokens / several[-1].seconds:,.0f} tokens/s in its first round"
+                print(f"{what}: {name}: ready after {time.perf_counter() - start:.1f} s, {speed}", flush=True)
             except Exception as error:  # the others are measured nevertheless, and the record says so
                 if not several:
                     raise
                 failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+                print(f"{what}: {name}: {failed[name]}", flush=True)
         facts = {"tokens": inputs.tokens, "sequences": inputs.sequences, "inputs": inputs.digest}
         first = {arm.name: _first(arm, facts, inputs) for arm in several}
         arms = [Arm(name=arm.name, command=(), is_heedful=arm.is_heedful, bound=BOUND) for arm in several]
-        near = {arm.name: compare(arm, first[arm.name], first[arms[0].name]) for arm in arms}
+        near = {}
+        for arm in arms:
+            try:
+                near[arm.name] = compare(arm, first[arm.name], first[arms[0].name])
+            except RuntimeError as error:
+                failed[arm.name] = str(error)
+                print(f"{what}: {error}", flush=True)
+        arms, several = [arm for arm in arms if arm.name in near], [arm for arm in several if arm.name in near]
         turns: dict[str, list[Answer]] = {arm.name: [] for arm in several}
         memory, others = dict.fromkeys(turns, 0), 0.0
         for number in range(size.rounds):

@@ -157,7 +157,8 @@ def mixed(folder: str, device: torch.device, dtype: torch.dtype, budget: int) ->
         return answer
 
     def engine(queries: Sequence[str]) -> list[Vector]:
-        return [list(answer["vector"]) for answer in heedful_engine(list(queries))]
+        vectors: list[Vector] = heedful_engine.encode(list(queries)).tolist()
+        return vectors
 
     arms = {f"sentence-transformers, sorted, {size} a batch": sorted_by(size) for size in (64, 256)}
     return {**arms, "transformers, padded, 64 a batch": _padded(folder, device, dtype, 64), "heedful": engine}

@@ -73,11 +73,40 @@ def has_fast_bfloat16(device: torch.device = CPU) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
-def resolve_dtype(precision: Literal["auto", "float32", "bfloat16"], device: torch.device = CPU) -> torch.dtype:
-    """Return the dtype of a precision setting; "auto" is bfloat16 if the device has instructions for it."""
+def fastest_precision(device: torch.device = CPU) -> Literal["float32", "bfloat16", "float16"]:
+    """Return the precision in which training is fastest: bfloat16 if the device has instructions for it, else float32.
+
+    GPUs of compute capability 7 (V100, T4) multiply float16 in tensor cores, but not bfloat16.
+    """
+    if has_fast_bfloat16(device):
+        return "bfloat16"
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 7:
+        return "float16"
+    return "float32"
+
+
+def resolve_dtype(
+    precision: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device = CPU
+) -> torch.dtype:
+    """Return the dtype of a precision setting; "auto" is `fastest_precision`.
+
+    Raises:
+        SettingError: If it is float16 on a CPU.
+    """
     if precision == "auto":
-        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+        precision = fastest_precision(device)
+    if precision == "float16" and device.type == "cpu":
+        raise SettingError(
+            "the precision is float16, and the device is a CPU, on which float16 is slow: set it to float32 or "
+            "bfloat16, or train on a GPU"
+        )
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+def autocast(device: torch.device | str, dtype: torch.dtype) -> torch.autocast:
+    """Return a context in which matrix products have this dtype; with float32 or float64 it changes nothing."""
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return torch.autocast(torch.device(device).type, dtype if is_half else torch.bfloat16, enabled=is_half)
 
 
 def device_name(device: torch.device) -> str:

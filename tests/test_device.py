@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import resolve_device, resolve_dtype, tf32_products
+from heedful.device import autocast, fastest_precision, resolve_device, resolve_dtype, tf32_products
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
@@ -65,6 +65,29 @@ def test_the_device_decides_the_default_precision(monkeypatch: pytest.MonkeyPatc
     assert resolve_auto(TrainSettings(epochs=3.0), Path("none"), SINGLE_PROCESS, print).precision == "float32"
 
 
+@pytest.mark.parametrize(
+    ("capability", "bfloat16", "expected"),
+    [((7, 0), False, "float16"), ((7, 5), False, "float16"), ((6, 1), False, "float32"), ((8, 0), True, "bfloat16")],
+)
+def test_gpus_without_bfloat16_train_in_float16(
+    capability: tuple[int, int], bfloat16: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert fastest_precision(gpu) == expected
+    assert resolve_dtype("auto", gpu) == getattr(torch, expected)
+    assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).precision == expected
+    assert resolve_dtype("float16", gpu) == torch.float16
+    with autocast("cpu", resolve_dtype("float16", gpu)):
+        assert torch.get_autocast_dtype("cpu") == torch.float16 and torch.is_autocast_enabled("cpu")
+    with autocast("cpu", torch.float64):
+        assert not torch.is_autocast_enabled("cpu")
+
+
 def test_auto_is_a_gpu_where_there_is_one_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == torch.device("cpu")
@@ -72,12 +95,11 @@ def test_auto_is_a_gpu_where_there_is_one_for_the_process(tmp_path: Path, monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert resolve_device("auto") == torch.device("cuda", 0)
     messages: list[str] = []
     settings = resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, messages.append)
     assert (settings.device, settings.precision) == ("cuda", "bfloat16")
-    assert messages == ["training on GPU 0 in bfloat16"]
+    assert not messages  # the loop reports it, with the size of micro-batches
     monkeypatch.setenv("LOCAL_RANK", "1")  # the second of two processes that share the host with one GPU
     assert resolve_device("auto") == torch.device("cpu")
 

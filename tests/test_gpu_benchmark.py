@@ -49,6 +49,24 @@ def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
                 assert seen == [1] * count + [0] * (len(seen) - count) and set(wanted[count:]) <= {-100}
                 lines.append((line[:count], wanted[:count]))
         assert sorted(lines) == texts
+    lines = []
+    for batch in arms.pack(inputs, device):
+        assert batch["input_ids"].shape[1] == case.most and batch["input_ids"].ne(0).float().mean() > 0.7
+        for ids, places, wanted, mask in zip(
+            *(batch[name].tolist() for name in ("input_ids", "position_ids", "labels")),
+            batch["attention_mask"][:, 0],
+            strict=True,
+        ):
+            starts = [
+                number for number, (place, token) in enumerate(zip(places, ids, strict=True)) if token and not place
+            ]
+            stops = [*starts[1:], sum(token > 0 for token in ids)]
+            for start, stop in zip(starts, stops, strict=True):
+                assert places[start:stop] == list(range(stop - start)), "positions begin anew"
+                assert mask[start:stop].nonzero()[:, 1].unique().tolist() == list(range(start, stop))
+                lines.append((ids[start:stop], wanted[start:stop]))
+            assert set(wanted[stops[-1] :]) <= {-100} and mask.any(1).all()
+    assert sorted(lines) == texts
     assert inputs.tokens == sum(len(ids) for ids, _ in texts) >= arms.FULL * case.tokens * case.steps
 
 

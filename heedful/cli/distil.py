@@ -99,7 +99,7 @@ def distil(
         recipe=recipe,
         assignments=context_assignments(context),
     )
-    check_overrides(overrides)  # check settings before torch is imported
+    device = check_overrides(overrides).device  # check settings before torch is imported
     if nproc:
         return launch(nproc, context.obj)
     note_aliases(overrides)
@@ -113,7 +113,7 @@ def distil(
 
     disable_malloc_trim()
     with (
-        connect_ranks() as group,
+        connect_ranks(device) as group,
         Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):

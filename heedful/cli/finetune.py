@@ -78,7 +78,7 @@ def finetune(
     )
     alias = task  # the name of another library for the task, or the task itself
     task = check_task(alias)
-    preview_settings(task, overrides)  # check settings before torch is imported
+    settings = preview_settings(task, overrides)  # check settings before torch is imported
     if nproc and dry_run:
         raise HeedfulError("--nproc would change nothing: a dry run uses one process; leave one of them out")
     if overwrite and dry_run:
@@ -104,7 +104,7 @@ def finetune(
     from heedful.train.ranks import connect_ranks
 
     with (
-        connect_ranks() as group,
+        connect_ranks(settings.train.device) as group,
         Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):

@@ -11,9 +11,28 @@ import typer
 
 from heedful.errors import HeedfulError
 
+
+def parse_process_count(text: object) -> int:
+    """Return the number of processes: a number from 0, or "gpu", one for each GPU that PyTorch sees."""
+    if text == "gpu":
+        from torch.cuda import device_count
+
+        if not (count := device_count()):
+            raise typer.BadParameter("PyTorch sees no GPU: give a number of processes, or leave it out")
+        return count
+    if not str(text).isdecimal():
+        raise typer.BadParameter(f'"{text}" is no number of processes: give a whole number from 0, or gpu')
+    return int(str(text))
+
+
 Nproc = Annotated[
     int,
-    typer.Option(min=0, help="Number of processes on this machine for data parallel training; 0: only this process."),
+    typer.Option(
+        parser=parse_process_count,
+        metavar="N|gpu",
+        help="Number of processes on this machine for data parallel training; gpu: one for each GPU; 0: only this "
+        "process.",
+    ),
 ]
 
 

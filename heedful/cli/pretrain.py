@@ -99,7 +99,7 @@ def pretrain(
     from heedful.train.ranks import connect_ranks
 
     with (
-        connect_ranks() as group,
+        connect_ranks(settings.train.device) as group,
         Progress(quiet=as_json or not group.is_main) as progress,
         replacing_run(folder, group, overwrite),
     ):

@@ -257,7 +257,7 @@ def _training_flags(max_length: str) -> tuple[Flag, ...]:
         Flag("--max-length", f"{max_length}={{}}", "TOKENS", f"Maximum sequence length in tokens ({max_length})."),
         Flag("--seed", "train.seed={}", "NUMBER", "Seed of the sample order, dropout and new heads (train.seed)."),
         Flag("--device", "train.device={}", "auto|cpu|cuda", "Device to train on (train.device)."),
-        Flag("--precision", "train.precision={}", "PRECISION", "auto, float32 or bfloat16 (train.precision)."),
+        Flag("--precision", "train.precision={}", "PRECISION", "auto, float32, bfloat16 or float16 (train.precision)."),
     )
 
 

@@ -53,7 +53,7 @@ WARMUP_RATIO = "train.schedule.warmup_ratio"
 EVAL_EVERY = ("eval_every_steps", "fit.eval_every_epochs")
 INIT_MODEL = ("init.model", "model.init_from")
 MAX_LENGTH = ("max_length", "max_seq_length")
-PRECISION_ADVICE = "set precision=bfloat16, float32 or auto; float16 is not supported"
+PRECISION_ADVICE = "set precision=bfloat16, float32 or auto; float16 is for GPUs"
 ACCUMULATION_ADVICE = (
     "batch_size is the batch of an update; it is split into micro-batches by max_tokens_per_microbatch without "
     "changing the result"
@@ -145,7 +145,7 @@ _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("train.time_budget",), "max_time time max_train_time", "give a duration, as 90s, 10m or 2h"),
     (("train.precision",), "fp16 bf16 half amp use_amp mixed_precision tf32 torch_dtype dtype", PRECISION_ADVICE),
     (("train.device",), "use_cpu no_cuda accelerator gpu_id use_cuda", "set device=cpu, device=cuda or device=auto"),
-    (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device"),
+    (("--nproc",), "devices gpus num_gpus", "give the number of processes, one for each device, or gpu"),
     (
         ("train.data_parallel_shard_degree",),
         "fsdp sharding_strategy zero_stage deepspeed",

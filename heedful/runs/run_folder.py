@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -24,12 +24,13 @@ from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, check, escape_cell
 from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
-from heedful.device import device_name, has_fast_bfloat16, has_gpu, resolve_device
+from heedful.device import fastest_precision, has_gpu, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
 from heedful.runs.results import BEFORE, JOURNAL, RESULTS, JsonObject
 from heedful.settings import from_file, load_mapping, to_mapping, to_toml
+from heedful.train.determinism import prepare_determinism
 from heedful.train.journal import read_journal
 from heedful.train.ranks import Ranks
 from heedful.train.run_lock import LOCK
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
 MAX_CHECKED = 100_000  # examples; larger data is not checked for problems when a run begins
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
 METHOD = "method.json"  # scores of methods on held-out examples, and the method that was chosen
 START_MODEL = "start"  # folder of the initial model, if it was made for the run
@@ -104,11 +105,11 @@ def _list_names(folder: Path) -> set[str]:
 
 
 def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
-    """Replace "auto" as device and precision, and report the GPU that is used. All ranks call this.
+    """Replace "auto" as device and precision. All ranks call this.
 
     If the folder holds a run with a checkpoint, device and precision are those of that run, also on another machine.
-    Otherwise the device is a GPU if there is one for each rank, and the precision is bfloat16 if all devices have
-    instructions for it, else float32.
+    Otherwise the device is a GPU if there is one for each rank, and the precision is the fastest one if it is the same
+    on all devices, else float32.
     """
     gathered = ranks.all_gather_object((has_gpu(), _run_device(folder) if ranks.is_main else (None, None)))
     run_device, run_precision = gathered[0][1]
@@ -116,16 +117,16 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
     if device == "auto":
         device = run_device or ("cuda" if all(rank_has_gpu for rank_has_gpu, _ in gathered) else "cpu")
     resolved_device = resolve_device(device)
-    all_fast = all(ranks.all_gather_object(has_fast_bfloat16(resolved_device)))
+    if train.deterministic and resolved_device.type == "cuda":
+        prepare_determinism()  # before a tensor is on the GPU
+    by_rank = set(ranks.all_gather_object(fastest_precision(resolved_device)))
     precision = train.precision
     if precision == "auto":
-        fastest: Precision = "bfloat16" if all_fast else "float32"
+        fastest: Precision = by_rank.pop() if len(by_rank) == 1 else "float32"
         precision = run_precision or fastest
         if precision != fastest:
             warning = ", which is slow where there are no instructions for it" if precision == "bfloat16" else ""
             log(f"{folder} began with train.precision={precision}, and resumes with it{warning}")
-    if resolved_device.type == "cuda":
-        log(f"training on {device_name(resolved_device)} in {precision}")
     return replace(train, device=device, precision=precision)
 
 
@@ -135,7 +136,7 @@ def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
             device, precision = values.get("train.device"), values.get("train.precision")
-            return str(device) if device else "cpu", precision if precision in ("float32", "bfloat16") else None
+            return str(device) if device else "cpu", precision if precision in get_args(Precision) else None
     return None, None
 
 

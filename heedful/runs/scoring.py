@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -16,6 +16,7 @@ import torch
 from heedful.atomic_io import atomic_path, write_synced
 from heedful.checkpoint import ModelBundle
 from heedful.data.examples import Example
+from heedful.device import autocast
 from heedful.infer.engine import Engine
 from heedful.infer.finite import replace_nonfinite
 from heedful.runs.results import JsonObject
@@ -50,8 +51,7 @@ def engine_for(
     )
 
     def answer(inputs: list[object]) -> list[Answer]:
-        device = next(loaded.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16) if precision == torch.bfloat16 else nullcontext():
+        with autocast(next(loaded.parameters()).device, precision):
             return engine(inputs)
 
     return answer

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import Work
 
 from heedful.checkpoint import ModelBundle
+from heedful.device import autocast
 from heedful.model.embedding import EmbeddingLayer
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ranks import Ranks
@@ -88,8 +89,7 @@ class Replicated:
         self, objective: Objective, batch: Batch, *, precision: torch.dtype, weight: float, last: bool
     ) -> Loss:
         """Add `weight` times the gradient of a micro-batch; `last`: the step has no more micro-batches."""
-        device = batch.packed.tokens.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=precision == torch.bfloat16):
+        with autocast(batch.packed.tokens.device, precision):
             loss = objective.loss(self._loaded, batch)
         with self._launch_ready_buckets() if last and self._overlap else nullcontext():
             (loss.sum * weight if weight != 1.0 else loss.sum).backward()

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from heedful.device import device_name
 from heedful.errors import RunError
 from heedful.train.async_checkpoint import AsyncCheckpointer
 from heedful.train.checkpoint import CheckpointManager
@@ -120,6 +121,13 @@ def fit(
     return loop.run()
 
 
+def describe_device(trainer: Trainer) -> str:
+    """Return a line about the GPU that trains, for the user."""
+    dtype = str(trainer.precision).removeprefix("torch.")
+    size = f"micro-batches of up to {trainer.max_tokens_per_microbatch:,} tokens"
+    return f"training on {device_name(trainer.device)} in {dtype}, in {size}"
+
+
 class _InterruptedError(BaseException):
     """A signal interrupted an evaluation, which is repeated after resuming."""
 
@@ -162,11 +170,18 @@ class _FitLoop(Generic[Share]):
         reason: StopReason = "interrupted"
         try:
             resumed_from = self._resume()
+            if self.trainer.device.type == "cuda":
+                self.reporter.message(describe_device(self.trainer))
             if self.journal is not None:
                 self.reporter.started(self.journal.path.parent, resumed_from)
             with self._signal_handlers():
                 reason = self._train()
             self.checkpointer.wait()
+            if self.trainer.overflows:
+                self.reporter.message(
+                    f"{self.trainer.overflows:,} of {self.trainer.step:,} steps were skipped: gradients were too large "
+                    "for float16, and the loss scale was halved"
+                )
         finally:
             if self.journal is not None:
                 self.reporter.ended(reason != "interrupted")
@@ -260,7 +275,12 @@ class _FitLoop(Generic[Share]):
         """Evaluate on all ranks; raises _InterruptedError if a rank was interrupted."""
         assert self.evaluate is not None
         own_share: tuple[Share] | None = None  # None: interrupted
-        with self.trainer.average.applied(), self.trainer.full_params(), suppress(_InterruptedError):
+        with (
+            self.trainer.algorithms(),
+            self.trainer.average.applied(),
+            self.trainer.full_params(),
+            suppress(_InterruptedError),
+        ):
             self.may_interrupt = True
             try:
                 if not self.trainer.stop_requested:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from heedful.atomic_io import atomic_path, make_folder, remove, write_synced
 from heedful.data.sampler import split_microbatches
+from heedful.device import autocast
 from heedful.model.stack import Transformer
 from heedful.objectives import PerEpochSamples, Sample
 from heedful.objectives.base import pack_samples
@@ -131,7 +132,7 @@ def _states(trainer: Trainer, samples: Sequence[Sample]) -> Iterator[Tensor]:
     for group in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
         batch = [samples[number] for number in group]
         packed = pack_samples(batch).to(trainer.device)
-        with torch.autocast(trainer.device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
+        with autocast(trainer.device, trainer.precision):
             rows = model.frozen_states(packed).cpu()
         states |= zip(group, rows.split([len(sample) for sample in batch]), strict=True)
     yield from (states[number] for number in range(len(samples)))

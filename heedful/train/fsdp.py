@@ -4,13 +4,17 @@ A block's weights are gathered before it runs and freed after it, and its gradie
 (Rajbhandari et al. 2020; PyTorch's `fully_shard`, Zhao et al. 2023). The ranks are a mesh of two dimensions. Along
 "shard", tensors are split by their first dimension. Along "replicate", shards are equal, and only sums of gradients are
 exchanged.
+
+In half precision on GPUs, the weights of blocks are rounded to it before they are gathered, which halves the traffic
+and what autograd keeps. Linear layers compute the same as with autocast alone; weights of norms are rounded too, but
+norms are computed in float32, as are embeddings, losses and sums of gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,12 +25,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from heedful.checkpoint import ModelBundle
+from heedful.device import autocast
 from heedful.errors import SettingError
 from heedful.model.stack import Stack
 from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
+ROUNDED_DEVICES = {"cuda"}  # on a CPU, a layer norm of float32 rows cannot have bfloat16 weights
 # names of the tensors of a state that are sharded like the parameter {}
 STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
 
@@ -37,7 +43,14 @@ class Sharded:
     needs_equal_steps = True  # all ranks must run the same number of micro-batches, since they gather weights together
 
     def __init__(
-        self, loaded: ModelBundle, extra_module: nn.Module | None, ranks: Ranks, degree: int, *, reduce_bf16: bool
+        self,
+        loaded: ModelBundle,
+        extra_module: nn.Module | None,
+        ranks: Ranks,
+        degree: int,
+        *,
+        precision: torch.dtype,
+        reduce_bf16: bool,
     ) -> None:
         """Shard the model in place.
 
@@ -46,16 +59,24 @@ class Sharded:
             extra_module: Trained with the model; it may share tensors with it.
             ranks: The processes.
             degree: Number of ranks that share one copy of the weights; it divides the number of ranks.
+            precision: The dtype of matrix products.
             reduce_bf16: Whether to sum gradients in bfloat16.
         """
         self.ranks, self.degree, self.num_replicas = ranks, degree, ranks.size // degree
         device = next(loaded.parameters()).device.type
         self.mesh, self._cpu_mesh = _meshes(ranks, degree, device, "cpu")
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if reduce_bf16 else None)
+        self._gathers_rounded = precision in (torch.bfloat16, torch.float16) and device in ROUNDED_DEVICES
+        reduce_dtype = torch.bfloat16 if reduce_bf16 else None
+        policy = block_policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        if self._gathers_rounded:
+            # inputs stay float32, since autocast decides about each operation
+            block_policy = MixedPrecisionPolicy(
+                param_dtype=precision, reduce_dtype=reduce_dtype or torch.float32, cast_forward_inputs=False
+            )
         self._root = _LossModule(loaded, extra_module)
         for stack in [module for module in self._root.modules() if isinstance(module, Stack)]:
             for block in stack.blocks:
-                fully_shard(block, mesh=self.mesh, mp_policy=policy)
+                fully_shard(block, mesh=self.mesh, mp_policy=block_policy)
         fully_shard(self._root, mesh=self.mesh, mp_policy=policy, reshard_after_forward=False)
         self._modules = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
@@ -85,7 +106,7 @@ class Sharded:
         root: Any = self._root  # an FSDPModule since `fully_shard`
         root.set_requires_all_reduce(last)
         with self.ranks.translate_errors():
-            with torch.autocast(self.mesh.device_type, torch.bfloat16, enabled=precision == torch.bfloat16):
+            with autocast(self.mesh.device_type, precision):
                 total, count, used = root(objective, batch)
             self._used |= used
             (total * weight).backward()
@@ -120,20 +141,47 @@ class Sharded:
             return
         saved_hooks = []
         for module in self._modules:
-            with self.ranks.translate_errors():
-                module.unshard()
             assert isinstance(module, nn.Module)
+            if self._gathers_rounded and module is not self._root:
+                module.reshard()
+            else:
+                with self.ranks.translate_errors():
+                    module.unshard()
             saved_hooks.append((module, module._forward_pre_hooks, module._forward_hooks))
             # without the hooks, which gather weights, ranks may run the model different numbers of times
             module._forward_pre_hooks, module._forward_hooks = {}, {}
         self._has_full_params = True
         try:
-            yield
+            with self._exact_blocks() if self._gathers_rounded else nullcontext():
+                yield
         finally:
             self._has_full_params = False
             for module, pre_hooks, hooks in saved_hooks:
                 module._forward_pre_hooks, module._forward_hooks = pre_hooks, hooks
                 module.reshard()
+
+    @contextmanager
+    def _exact_blocks(self) -> Iterator[None]:
+        """Context in which blocks have all of their weights in float32; `unshard` would round them."""
+        sharded = [
+            (module, name, parameter)
+            for module in self._root.modules()
+            for name, parameter in module._parameters.items()
+            if isinstance(parameter, DTensor)
+        ]
+        full: dict[int, nn.Parameter] = {}  # by the id of the sharded tensor, which modules may share
+        for _, _, parameter in sharded:
+            if id(parameter) not in full:
+                with self.ranks.translate_errors():
+                    tensor = parameter.detach().full_tensor()
+                full[id(parameter)] = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+        try:
+            for module, name, parameter in sharded:
+                module._parameters[name] = full[id(parameter)]
+            yield
+        finally:
+            for module, name, parameter in sharded:
+                module._parameters[name] = parameter  # type: ignore[assignment]
 
 
 class _LossModule(nn.Module):

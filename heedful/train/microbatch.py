@@ -77,10 +77,17 @@ class RankShare:
         return [self._smallest._replace(is_filler=True)] * count
 
 
+OUT_OF_MEMORY = (  # parts of messages of errors that are no torch.OutOfMemoryError
+    *("can't allocate memory", "bad_alloc", "could not create a primitive"),  # PyTorch, C++ and oneDNN
+    *("CUDA error: out of memory", "Triton Error [CUDA]: out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    *("Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'", "Failed to CUDA calloc"),  # NCCL
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on a GPU or a CPU."""
-    messages = ("can't allocate memory", "bad_alloc", "could not create a primitive")  # PyTorch, C++ and oneDNN
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in messages)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 @cache

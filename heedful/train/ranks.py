@@ -18,8 +18,10 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from heedful.device import has_gpu, resolve_device
 from heedful.errors import RunError, SettingError
 from heedful.train.heartbeat import Heartbeat, format_ranks
+from heedful.train.microbatch import is_out_of_memory
 
 T = TypeVar("T")
 CONNECTION_ERROR = re.compile(r"gloo|nccl|connection|pair closure|timed? ?out", re.IGNORECASE)  # PyTorch's messages
@@ -97,7 +99,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not (isinstance(error, dist.DistError) or CONNECTION_ERROR.search(str(error))):
+            is_connection_error = isinstance(error, dist.DistError) or CONNECTION_ERROR.search(str(error))
+            if is_out_of_memory(error) or not is_connection_error:
                 raise
             missing = "another rank" if self.heartbeat is None else self.heartbeat.missing_ranks()
             raise RunError(
@@ -110,10 +113,14 @@ SINGLE_PROCESS = Ranks()
 
 
 @contextmanager
-def connect_ranks() -> Iterator[Ranks]:
+def connect_ranks(device: str = "auto") -> Iterator[Ranks]:
     """Connect the ranks that torchrun started, by gloo on the CPU and NCCL on GPUs; yields SINGLE_PROCESS without it.
 
     A rank waits for another for HEEDFUL_DIST_TIMEOUT seconds (600 by default).
+
+    Args:
+        device: The device of training, as in the settings. NCCL connects at once unless it is "cpu", or a rank has no
+            GPU.
 
     Raises:
         RunError: If a rank cannot be reached.
@@ -127,7 +134,8 @@ def connect_ranks() -> Iterator[Ranks]:
         store, rank, size = next(rendezvous("env://", timeout=start_timeout))
         store = _new_store(store, rank, size, start_timeout)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        gpu = None if device == "cpu" else _gpu_of_each_rank(store, rank, size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout, device_id=gpu)
         heartbeat = Heartbeat(dist.distributed_c10d.PrefixStore("alive", store.clone()), rank, size)  # type: ignore[attr-defined]  # missing in torch's stubs
     except RuntimeError as error:
         environment = os.environ
@@ -141,6 +149,15 @@ def connect_ranks() -> Iterator[Ranks]:
     finally:
         heartbeat.stop()
         dist.destroy_process_group()
+
+
+def _gpu_of_each_rank(store: Store, rank: int, size: int) -> torch.device | None:
+    """Return the GPU of this rank; None if some rank has none, since all ranks connect by NCCL or none does."""
+    is_usable = has_gpu() and dist.is_nccl_available()
+    store.set(f"gpu/{rank}", str(int(is_usable)))
+    if not all(store.get(f"gpu/{number}") == b"1" for number in range(size)):
+        return None
+    return resolve_device("cuda")
 
 
 def _first_sentence(error: RuntimeError) -> str:

@@ -134,13 +134,16 @@ class TrainSettings:
     # training time without evaluations, as "10m" or "1h30m", or a number of minutes; the schedule follows the clock
     time_budget: float | str | None = None
     batch_size: int = 32  # samples of an update, summed over ranks and micro-batches
-    max_tokens_per_microbatch: int = 8192  # maximum tokens per micro-batch: more memory, same results
+    # maximum tokens per micro-batch: more memory, same results; auto: 8192, or as many as fit into the memory of a GPU
+    max_tokens_per_microbatch: int | Literal["auto"] = "auto"
     optimizer: AdamW = AdamW(lr=5e-5)
     schedule: Linear | Cosine | Constant | DecayFromStart | Noam = Linear(warmup_ratio=0.1)
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto: a GPU where there is one
-    num_workers: int = 0  # processes that prepare batches ahead while a GPU computes; 0: the training process
-    # precision of matrix products; weights and sums stay float32
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # processes that prepare batches ahead of time; 0: the training process, on a GPU in a thread
+    num_workers: int = 0
+    # precision of matrix products; weights and sums stay float32. float16, with loss scaling: GPUs without bfloat16
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    deterministic: bool = False  # on a GPU, use deterministic algorithms, so that equal runs have the same bits: slower
     compile: bool = False  # compile blocks with torch.compile, for GPUs; the first steps take minutes
     gradient_checkpointing: bool = False  # compute blocks again in the backward pass: less memory, a third more time
     freeze_layers: int = 0  # lower layers that stay as they are, with the embeddings and without dropout; 0: train all
@@ -176,7 +179,7 @@ class TrainSettings:
             )
         for name, minimum in (
             ("batch_size", 1),
-            ("max_tokens_per_microbatch", 1),
+            *((("max_tokens_per_microbatch", 1),) if self.max_tokens_per_microbatch != "auto" else ()),
             ("seed", 0),
             ("max_nonfinite_steps", 0),
             ("num_workers", 0),

@@ -23,17 +23,20 @@ class Step(NamedTuple):
     tokens: int  # tokens of the step, on all ranks together
     seconds: float  # duration of the step
     updated: bool  # whether weights were updated; False: the loss or the gradient is not finite
+    loss_scale: float | None = None  # factor of the loss in the backward pass of this step; None: not float16
 
     @property
     def record(self) -> dict[str, float | bool]:
         """Values for the journal: all but times, which differ between equal runs."""
-        record = {
+        record: dict[str, float | bool] = {
             "step": self.number,
             "epoch": self.epoch,
             "loss": self.loss,
             "lr": self.lr,
             "grad_norm": self.grad_norm,
         }
+        if self.loss_scale is not None:
+            record["loss_scale"] = self.loss_scale
         return record if self.updated else record | {"skipped": True}
 
 

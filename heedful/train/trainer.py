@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +25,12 @@ from heedful.random_streams import Stream
 from heedful.train.batches import StepBatches, StepDataset, StepLoader
 from heedful.train.compiled import CompiledBlocks
 from heedful.train.ddp import Replicated, trainable_parameters
+from heedful.train.determinism import deterministic_algorithms, prepare_determinism
 from heedful.train.ema import WeightAverage
 from heedful.train.freezing import freeze_layers
+from heedful.train.gpu_memory import initial_max_tokens
 from heedful.train.lazy_embedding import LazyRows, make_embeddings_lazy
+from heedful.train.loss_scale import LossScale
 from heedful.train.microbatch import MicroBatch, first_operation, is_out_of_memory, release_failed_backward, seeded
 from heedful.train.optim import Optimizer, lr_factor
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
@@ -83,6 +86,8 @@ class Trainer:
         self.device = next(loaded.parameters()).device
         if settings.device != "auto" or self.device.type == "cpu":
             self.device = resolve_device(settings.device)
+        if settings.deterministic and self.device.type == "cuda":
+            prepare_determinism()
         for model in self._models:
             model.to(self.device)
         self._set_mode(train=False)
@@ -101,18 +106,21 @@ class Trainer:
         self.stage = 0  # number of the current stage
         self._stage_step, self._stage_epoch = 0, 0.0  # step and epoch at the beginning of the stage
         self.precision = resolve_dtype(settings.precision, self.device)
+        self._loss_scale: LossScale | None = None  # None: no loss scaling
+        if self.precision == torch.float16:
+            self._loss_scale = LossScale.for_batch(self.order.batch_size)
         self.step = 0  # number of steps so far
         self.seconds = 0.0  # duration of all steps, earlier parts of a resumed run included
         self.tokens_seen = 0  # tokens of all steps on all ranks, earlier parts of a resumed run included
         self.stop_requested = False  # may be set to True at any time: all ranks stop after the same step
-        self._max_tokens = settings.max_tokens_per_microbatch
         self._loader: StepLoader | None = None  # prepares the next steps of the current stage
+        self._prefetches = self.device.type == "cuda"  # whether a thread prepares the next step during a step
         self._skipped = 0  # number of consecutive steps without an update
         if settings.shrink_batch_on_oom:
             first_operation()  # needs a thread, for which there may be no memory later
         if settings.freeze_layers:
             freeze_layers(loaded, settings.freeze_layers)
-        self._data_parallel = _make_data_parallel(loaded, extra_module, settings, ranks)
+        self._data_parallel = _make_data_parallel(loaded, extra_module, settings, ranks, self.precision)
         self._compiled = CompiledBlocks(*self._models) if settings.compile else nullcontext()
         self._parameters = self._data_parallel.parameters
         self._optimizer = Optimizer(self._parameters, settings.optimizer)
@@ -122,6 +130,7 @@ class Trainer:
             loaded.flush = LazyRows(self._optimizer)
         for part in (part for module in self._models for part in module.modules() if isinstance(part, Transformer)):
             part.execution = replace(part.execution, gradient_checkpointing=settings.gradient_checkpointing)
+        self._max_tokens = initial_max_tokens(loaded, settings, self.device, self.precision, self._parameters.values())
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -159,6 +168,21 @@ class Trainer:
         return self._data_parallel.as_dtensors(tensors)
 
     @property
+    def max_tokens_per_microbatch(self) -> int:
+        """Maximum tokens of a micro-batch."""
+        return self._max_tokens
+
+    @property
+    def overflows(self) -> int:
+        """Number of steps that were skipped because gradients overflowed float16."""
+        return 0 if self._loss_scale is None else self._loss_scale.overflows
+
+    def algorithms(self) -> AbstractContextManager[None]:
+        """Context in which PyTorch uses deterministic algorithms, if settings ask for them, on a GPU."""
+        is_needed = self.settings.deterministic and self.device.type == "cuda"
+        return deterministic_algorithms() if is_needed else nullcontext()
+
+    @property
     def epoch(self) -> float:
         """Number of passes over the samples so far."""
         return self._epoch_after(self.step)
@@ -188,16 +212,23 @@ class Trainer:
                     return
                 yield step
         finally:
-            self._loader = None  # ends the worker processes
+            self.close()
             self._optimizer.flush()
 
     def train_step(self) -> Step:
         """Run one optimizer update over one batch of samples.
 
+        A step whose gradients overflow float16 does not update the weights, and the next one has a smaller loss scale.
+
         Raises:
             DivergedError: If the loss or the gradient is not finite, in more consecutive steps than settings allow.
             StoppedError: If a stop was requested on some rank.
         """
+        with self.algorithms():
+            return self._train_step()
+
+    def _train_step(self) -> Step:
+        """Run one update, as `train_step` does."""
         start = time.perf_counter()
         self._enter_stage()
         own_sums = self._accumulate_gradients(self._step_batches())
@@ -209,22 +240,35 @@ class Trainer:
             raise StoppedError
         self._max_tokens = int(min(max_tokens))  # the same on all ranks, because rank 0 saves it
         count = sum(counts)
-        scale, factor = 1 / count if count else 0.0, self._lr_factor()
-        loss = sum(losses) * scale
+        mean, factor = 1 / count if count else 0.0, self._lr_factor()
+        loss, scale = sum(losses) * mean, mean / self._loss_factor
         norm = self._data_parallel.global_norm(self._optimizer.grad_norm(gradients, scale=scale))
         updated = math.isfinite(loss) and math.isfinite(norm)
         if updated:
             self._optimizer.step(gradients, lr_factor=factor, scale=scale, grad_norm=norm)
             self.average.update(self.step + 1)
+        loss_scale, is_overflow = None, False
+        if self._loss_scale is not None and math.isfinite(loss):
+            loss_scale, is_overflow = self._loss_scale.scale, self._loss_scale.update(is_finite=updated)
         number, lr = self.step + 1, factor * max(self._optimizer.peak_lrs.values())
         seconds = self._agree_on_seconds(time.perf_counter() - start)
-        step = Step(number, self._epoch_after(number), loss, lr, norm, int(sum(tokens)), seconds, updated)
-        if not updated and self._skipped >= self.settings.max_nonfinite_steps:
+        step = Step(number, self._epoch_after(number), loss, lr, norm, int(sum(tokens)), seconds, updated, loss_scale)
+        is_diverged = not (updated or is_overflow)
+        if is_diverged and self._skipped >= self.settings.max_nonfinite_steps:
             raise divergence_error(step, gradients)
         self._data_parallel.zero_grad()
-        self._skipped = 0 if updated else self._skipped + 1
+        self._skipped = self._skipped + 1 if is_diverged else 0
         self.step, self.seconds, self.tokens_seen = number, self.seconds + seconds, self.tokens_seen + step.tokens
         return step
+
+    def close(self) -> None:
+        """End the thread and the processes that prepare batches, after calls of `train_step`.
+
+        Iteration closes the trainer at its end.
+        """
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors, which are not copied, and plain values, from which `load_state` resumes bit for bit."""
@@ -233,6 +277,8 @@ class Trainer:
         optimizer = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
         values = {"step": self.step, "seconds": self.seconds, "tokens": self._max_tokens, "skipped": self._skipped}
         values["read"] = self.tokens_seen
+        if self._loss_scale is not None:
+            values["loss_scale"] = asdict(self._loss_scale)
         stage = {"stage": self.stage, "begun": self._stage_step, "epochs": self._stage_epoch} if self.stages[1:] else {}
         return weights | optimizer, values | stage | self._sample_counts()
 
@@ -260,6 +306,8 @@ class Trainer:
         self.average.load(select_prefix("average/", tensors))
         self.step, self.seconds, self.tokens_seen = values["step"], values["seconds"], values.get("read", 0)
         self._max_tokens, self._skipped = values["tokens"], values["skipped"]
+        if self._loss_scale is not None and "loss_scale" in values:
+            self._loss_scale = LossScale(**values["loss_scale"])
         if self.stages[1:]:
             self.stage, self._stage_step, self._stage_epoch = values["stage"], values["begun"], values["epochs"]
             self.objective = self._objectives[self.stage]
@@ -314,11 +362,31 @@ class Trainer:
             max_tokens=self._max_tokens,
         )
         step = self.step - self._stage_step
-        if not self.settings.num_workers:
+        if not (self.settings.num_workers or self._prefetches):
             return dataset[step]
         if self._loader is None or not self._loader.continues(dataset, step):
-            self._loader = StepLoader(dataset, step, self.settings.num_workers)
+            self.close()
+            self._loader = StepLoader(
+                dataset,
+                step,
+                num_workers=self.settings.num_workers,
+                prefetches=self._prefetches,
+                device=self.device,
+                stop=self._stage_stop(),
+            )
         return next(self._loader)
+
+    def _stage_stop(self) -> int | None:
+        """Return the number of steps of the current stage; None: the clock decides."""
+        if self.total_steps is None:
+            return None
+        end = self.stages[self.stage + 1].share if self.stages[self.stage + 1 :] else 1.0
+        return math.ceil(end * self.total_steps) - self._stage_step
+
+    @property
+    def _loss_factor(self) -> float:
+        """Factor of the loss in the backward pass, by which gradients are too large."""
+        return 1.0 if self._loss_scale is None else self._loss_scale.scale
 
     def _accumulate_gradients(self, batches: StepBatches) -> tuple[float, float, int]:
         """Run the micro-batches of this rank; gradients accumulate in `grad`.
@@ -344,7 +412,7 @@ class Trainer:
                             self.objective,
                             replace(batch, scales=scales).to(self.device),
                             precision=self.precision,
-                            weight=float(not micro.is_filler),
+                            weight=0.0 if micro.is_filler else self._loss_factor,
                             last=number == len(micro_batches) - 1,
                         )
                     if not micro.is_filler:
@@ -357,6 +425,8 @@ class Trainer:
                     failed = micro
                     break
             if failed is None:
+                if self._loader is not None:
+                    self._loader.prefetch()  # the device has work for a while
                 return sum(torch.stack(sums).tolist()) if sums else 0.0, count, tokens
             self._shrink_micro_batches(failed)
             batches = StepBatches.of(self.objective, batches.share, self._max_tokens)
@@ -392,6 +462,8 @@ class Trainer:
             )
         gc.collect()  # frames of the error may be in a reference cycle that keeps activations alive
         release_failed_backward()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # cuBLAS and NCCL cannot use what PyTorch has cached
         self._max_tokens = max(1, tokens // 2)
         warnings.warn(f"{what}; from here on they have {self._max_tokens:,} at most", HeedfulWarning, stacklevel=2)
 
@@ -415,7 +487,7 @@ def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _make_data_parallel(
-    loaded: ModelBundle, extra_module: nn.Module | None, settings: TrainSettings, ranks: Ranks
+    loaded: ModelBundle, extra_module: nn.Module | None, settings: TrainSettings, ranks: Ranks, precision: torch.dtype
 ) -> Replicated | Sharded:
     """Replicate or shard the weights, depending on the settings."""
     if not trainable_parameters(loaded, extra_module):
@@ -427,4 +499,4 @@ def _make_data_parallel(
         return Replicated(loaded, extra_module, ranks, reduce_bf16=reduce_bf16, overlap=overlap)
     from heedful.train.fsdp import Sharded
 
-    return Sharded(loaded, extra_module, ranks, degree, reduce_bf16=reduce_bf16)
+    return Sharded(loaded, extra_module, ranks, degree, precision=precision, reduce_bf16=reduce_bf16)

@@ -39,6 +39,32 @@ def test_it_calls_torchrun(verb: list[str], tmp_path: Path, monkeypatch: pytest.
     assert "OMP_NUM_THREADS" not in os.environ and not (tmp_path / "run").exists()
 
 
+def test_gpu_is_a_process_for_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr("torch.distributed.run.run", called.append)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    data = as_csv(tmp_path / "a.csv", classified(4))
+    assert not ended(["finetune", "classify", str(data), "--nproc", "gpu", "--output", str(tmp_path / "run")])
+    assert called[0].nproc_per_node == "4" and "--nproc" not in called[0].training_script_args
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu", "PyTorch sees no GPU: give a number of processes"),
+        ("many", '"many" is no number of processes'),
+        ("-1", '"-1" is no number of processes'),
+    ],
+)
+def test_other_numbers_of_processes_are_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    data = as_csv(tmp_path / "a.csv", classified(4))
+    assert ended(["finetune", "classify", str(data), f"--nproc={text}"]) == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 def test_nproc_is_refused_inside_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

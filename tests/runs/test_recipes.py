@@ -56,7 +56,8 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
             return
         if name.startswith("distil-"):
             assert offer.command == "heedful distil TEACHER DATA --recipe {}"
-            return check_overrides(distil_overrides("a", recipe=path))
+            check_overrides(distil_overrides("a", recipe=path))
+            return
         if name.startswith("translate-"):
             assert offer.command == "heedful finetune seq2seq DATA --recipe {}"
             assert preview_settings("seq2seq", Overrides(recipe=path)).init == TransformerInit(

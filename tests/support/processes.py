@@ -50,6 +50,7 @@ class Job:
     rank: int = 0  # which one is hurt, at its first start under torchrun
     patience: float = 60.0  # seconds that one rank waits for another
     double: bool = False  # train in float64
+    rounded: bool = False  # gather rounded weights of blocks, as on GPUs
     data: str = ""  # of a whole run
     sets: tuple[str, ...] = ()  # its assignments
 
@@ -159,6 +160,8 @@ def run(job: Job, ranks: Ranks) -> dict[str, Any]:
     loaded, task, samples = MADE[job.task](job.dropout)
     if job.double:
         loaded.double()
+    if job.rounded:
+        import_module("heedful.train.fsdp").ROUNDED_DEVICES = {"cpu"}  # type: ignore[attr-defined]
     trainer = Trainer(loaded, task, samples, settings(job.train, {})[0], ranks)
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if ranks.rank == job.rank and not again:

@@ -7,8 +7,8 @@ import math
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def tokenizer() -> Tokenizer:
     )
 
 
-def created(head: Head, dropout: float, width: int = 16) -> ModelBundle:
+def created(head: Head, dropout: float, width: int = 16, norm: Literal["layer", "rms"] = "layer") -> ModelBundle:
     """A fresh model of two layers with two heads."""
     embedding = EmbeddingConfig(
         vocabulary=tokenizer().size,
@@ -80,7 +80,7 @@ def created(head: Head, dropout: float, width: int = 16) -> ModelBundle:
     )
     encoder = StackConfig(
         width=width, layers=2, heads=2, head_width=width // 2, inner_width=2 * width, dropout=dropout,
-        attention_dropout=dropout,
+        attention_dropout=dropout, norm=norm,
     )  # fmt: skip
     model = ModelConfig(embedding=embedding, encoder=encoder)
     return create(BundleConfig(family="heedful", model=model, head=head), tokenizer(), seed=1)
@@ -133,9 +133,9 @@ def half(dropout: float = 0.1) -> tuple[ModelBundle, Task, list[Sample]]:
     return loaded, Half(tokenizer=tokenizer(), limit=loaded.max_length, labels=LABELS), samples
 
 
-def packed(dropout: float = 0.1) -> tuple[ModelBundle, Any, list[Sample]]:
+def packed(dropout: float = 0.1, norm: Literal["layer", "rms"] = "layer") -> tuple[ModelBundle, Any, list[Sample]]:
     """Hidden tokens, scored by the embedding's own table, in ragged rows of one to four whole sequences."""
-    loaded = created(MaskedTokens(), dropout)
+    loaded = created(MaskedTokens(), dropout, norm=norm)
     encoded = [tokenizer().encode(line.rpartition(" ")[0]) for line in LINES]
     groups = [encoded[start : start + count] for start, count in zip(range(16), [4, 1, 3, 2] * 4, strict=True)]
     samples = [
@@ -149,6 +149,7 @@ MADE: dict[str, Callable[[float], tuple[ModelBundle, Any, list[Sample]]]] = {
     "tag": tag,
     "half": half,
     "packed": packed,
+    "packed, rms": partial(packed, norm="rms"),
 }
 
 

@@ -1,20 +1,29 @@
-"""Batches of a step: which steps a loader continues with."""
+"""Batches of a step: which steps a loader continues with, and batches that a thread prepares ahead of time."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pytest
+import torch
 
-from heedful.errors import HeedfulError
+from heedful.errors import HeedfulError, HeedfulWarning
+from heedful.objectives import Batch, Sample
 from heedful.train import batches
-from heedful.train.batches import StepDataset, StepLoader
-from tests.support.tiny_runs import trainer
+from heedful.train.batches import StepDataset, StepLoader, pinned
+from heedful.train.trainer import Stage, Trainer
+from tests.support.tiny_runs import MADE, Spy, everything, records, same, settings, trainer
 
 
-def dataset() -> StepDataset:
-    made = trainer()
+def dataset(task: str = "classify") -> StepDataset:
+    made = trainer(task)
     return StepDataset(samples=made.samples, objective=made.objective, order=made.order, rank=0, ranks=1, max_tokens=30)
 
 
@@ -46,5 +55,180 @@ def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -
 def test_signals_to_the_process_group_do_not_reach_workers() -> None:
     loader = StepLoader(dataset(), 0, num_workers=1)
     next(loader)
-    (worker,) = loader._batches._workers  # type: ignore[attr-defined]
+    (worker,) = loader._worker_batches._workers  # type: ignore[attr-defined]
     assert os.getsid(worker.pid) == worker.pid != os.getsid(0)
+
+
+# -- a thread that prepares the next step -------------------------------------------------------------------------
+
+
+def made_ahead(task: str = "classify", **train: Any) -> Trainer:
+    """A trainer on the CPU with the thread that is used for GPUs."""
+    made = trainer(task, **train)
+    made._prefetches = True
+    return made
+
+
+class Watched(Spy):
+    """An objective that notes the thread of each batch, and may do something before it makes one."""
+
+    def __init__(self, trainer: Trainer, before: Any = lambda: None) -> None:
+        super().__init__(trainer)
+        self.threads: list[str] = []
+        self.before_batch = before
+        self.term_weights, self.num_static_masks = self.task.term_weights, self.task.num_static_masks
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        self.threads.append(threading.current_thread().name)
+        self.before_batch()
+        return super().batch(samples, keys)
+
+
+def batch_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not batch_threads()
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "packed"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_with_the_thread_has_the_same_bits(task: str, workers: int) -> None:
+    plain, ahead = trainer(task), made_ahead(task, num_workers=workers)
+    spy = Watched(ahead)
+    steps = list(ahead)
+    assert records(steps) == records(list(plain))
+    assert same(everything(ahead)[0], everything(plain)[0])
+    if not workers:  # only the first step was waited for, and no step after the last one was made
+        first = len([name for name in spy.threads if name == "MainThread"])
+        assert {*spy.threads[:first]} == {"MainThread"} and {*spy.threads[first:]} == {"batches_0"}
+        expected = Watched(plain_again := trainer(task))
+        list(plain_again)
+        assert spy.seen == expected.seen and spy.keys == expected.keys
+    assert ahead._loader is None and not batch_threads()
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_resumed_run_takes_the_steps_after_the_last_one(stop: int) -> None:
+    """A checkpoint knows nothing of the batches that were made ahead of time."""
+    whole, ahead = trainer("packed"), made_ahead("packed")
+    expected = records(list(whole))
+    steps = iter(ahead)
+    first = list(islice(steps, stop))
+    state = everything(ahead)
+    steps.close()  # type: ignore[attr-defined]
+    for again in (made_ahead("packed"), trainer("packed")):
+        again.load_state(*state)
+        assert records(first) + records(list(again)) == expected
+        assert same(everything(again)[0], everything(whole)[0])
+
+
+def test_stages_change_as_without_the_thread() -> None:
+    outcomes = []
+    for prefetches in (False, True):
+        loaded, objective, samples = MADE["classify"](0.1)
+        later = [Stage(0.3, samples[:7], 3), Stage(0.7, samples[4:], 2)]
+        made = Trainer(loaded, objective, samples, settings({}, {})[0], later_stages=later)
+        made._prefetches = prefetches
+        outcomes.append((records(list(made)), everything(made)[0]))
+    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+
+
+class UnreadableError(ValueError):
+    """An error of nobody else."""
+
+
+def test_an_error_in_the_thread_is_raised_in_its_step() -> None:
+    made, faulty = made_ahead(), False
+
+    def fail() -> None:
+        if faulty:
+            raise UnreadableError(threading.current_thread().name)
+
+    Watched(made, fail)
+    steps = iter(made)
+    next(steps)  # the second step is made by now, or will be
+    assert made._loader is not None and made._loader._pending is not None
+    made._loader._pending.result()
+    faulty = True
+    next(steps)
+    with pytest.raises(UnreadableError, match="batches_0"):
+        next(steps)
+    assert made.step == 2 and made._loader is None
+    faulty = False
+    list(made)  # the fault is over
+    whole = trainer()
+    list(whole)
+    assert same(everything(made)[0], everything(whole)[0])
+
+
+def test_ctrl_c_while_a_batch_is_waited_for() -> None:
+    made, is_slow = made_ahead(), threading.Event()
+
+    def wait() -> None:
+        if is_slow.is_set():
+            time.sleep(0.3)
+
+    Watched(made, wait)
+    steps = iter(made)
+    next(steps)
+    is_slow.set()
+    next(steps)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(steps)
+    timer.join()
+    assert not batch_threads() and made._loader is None
+    is_slow.clear()
+    state = everything(made)
+    again, whole = trainer(), trainer()
+    again.load_state(*state)
+    for one in (made, again, whole):
+        list(one)
+    assert same(everything(made)[0], everything(whole)[0]) and same(everything(again)[0], everything(whole)[0])
+
+
+def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
+    outcomes = []
+    for make in (trainer, made_ahead):
+        made: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
+
+        def fail(batch: Batch, made: Trainer = made) -> None:
+            if made.step == 2 and len(batch.packed.tokens) > 30:
+                raise MemoryError
+
+        Spy(made, fail)
+        with pytest.warns(HeedfulWarning, match="step 3: memory was not enough"):
+            steps = list(made)
+        outcomes.append((records(steps), everything(made)[0]))
+    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+
+
+def test_a_loop_that_is_left_early_ends_the_thread() -> None:
+    made = made_ahead()
+    for step in made:
+        if step.number == 3:
+            break
+    assert made._loader is None and not batch_threads()
+
+
+def test_a_pinned_batch_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[int] = []
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor.numel())
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
+    for task in ("classify", "packed"):
+        ((_, batch), *_), copies[:] = dataset(task)[0].micro_batches, []
+        result = pinned(batch)
+        assert len(copies) == 5 + (batch.rows is not None)  # tokens, positions, types, targets, weights
+        assert result.packed.tokens.equal(batch.packed.tokens) and result.targets.equal(batch.targets)
+        assert result.packed.bounds == batch.packed.bounds and result.groups == batch.groups
+        assert result.packed.extremes == batch.packed.id_extremes()
+        assert result.weight_sum == batch.total_weight

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import DistStoreError, HashStore
 
 from heedful.errors import HeedfulError
-from heedful.train.ranks import SINGLE_PROCESS, Ranks, _new_store, connect_ranks
+from heedful.train import ranks as ranks_module
+from heedful.train.ranks import SINGLE_PROCESS, Ranks, _gpu_of_each_rank, _new_store, connect_ranks
 from tests.support.processes import ONE_THREAD, ForkServer, Job, fork_server, free_port, left, told, weights
 from tests.support.tiny_runs import CALM, distance, same, trainer
 
@@ -68,6 +70,26 @@ def test_together(server: ForkServer, job: Job, size: int) -> None:
         assert found["none"] == [[]] * size
         assert found["gathered"] == [{"rank": each, "text": "ü" * each} for each in range(size)]
         assert found["first"] == (rank == 0)
+
+
+@pytest.mark.parametrize(("others", "expected"), [((b"1", b"1"), torch.device("cuda", 0)), ((b"1", b"0"), None)])
+def test_nccl_connects_at_once_if_every_rank_has_a_gpu(
+    others: tuple[bytes, bytes], expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_module, "has_gpu", lambda: True)
+    monkeypatch.setattr(ranks_module.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(ranks_module, "resolve_device", lambda name: torch.device(name, 0))
+    store = HashStore()
+    for rank, value in zip((0, 2), others, strict=True):
+        store.set(f"gpu/{rank}", value)
+    assert _gpu_of_each_rank(store, 1, 3) == expected
+    assert store.get("gpu/1") == b"1"
+
+
+def test_memory_that_runs_out_in_nccl_is_no_lost_connection() -> None:
+    text = "NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+    with pytest.raises(RuntimeError, match=r"^NCCL error"), SINGLE_PROCESS.translate_errors():
+        raise RuntimeError(text)
 
 
 # -- an update does not depend on the number of ranks -----------------------------------------------------------------

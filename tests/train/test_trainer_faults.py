@@ -115,6 +115,10 @@ def test_out_of_memory_is_recognised_in_torch_messages() -> None:
         MemoryError,
         lambda: RuntimeError("std::bad_alloc"),
         lambda: RuntimeError("could not create a primitive"),
+        lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        lambda: RuntimeError("Triton Error [CUDA]: out of memory"),
+        lambda: RuntimeError("NCCL Error 1: unhandled cuda error\nLast error:\nFailed to CUDA calloc async 24 bytes"),
     ],
 )
 def test_out_of_memory_errors_of_all_kinds_are_recognised(error: Callable[[], Exception]) -> None:

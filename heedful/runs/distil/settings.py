@@ -375,8 +375,8 @@ def distil_overrides(
     return Overrides.of(overrides, recipe=recipe, presets=presets, flags=flags, assignments=assignments)
 
 
-def check_overrides(overrides: Overrides) -> None:
-    """Refuse overrides that no task accepts, before the teacher is loaded.
+def check_overrides(overrides: Overrides) -> TrainSettings:
+    """Refuse overrides that no task accepts, before the teacher is loaded; return those of training.
 
     Raises:
         HeedfulError: The error for the first task.
@@ -384,13 +384,11 @@ def check_overrides(overrides: Overrides) -> None:
     first_error: HeedfulError | None = None
     for task in SPECS:
         try:
-            preview_distil_settings(overrides, task)
+            return preview_distil_settings(overrides, task).train
         except HeedfulError as error:
             first_error = first_error or error
-        else:
-            return
     try:
-        overrides.resolve(MaskedDistilSettings(teacher="?"))
+        return overrides.resolve(MaskedDistilSettings(teacher="?")).settings.pretrain.train
     except HeedfulError:
         assert first_error is not None
         raise first_error from None

@@ -25,7 +25,10 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
     Returns:
         Seconds of the whole training, and tokens a second.
     """
-    steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)][1:]
+    try:
+        steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)][1:]
+    finally:
+        trainer.close()
     speed = sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
     if (budget := trainer.settings.budget_seconds) is not None:
         return budget, speed

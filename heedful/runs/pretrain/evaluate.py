@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from heedful.data.sampler import derive_seed
+from heedful.device import autocast
 from heedful.errors import HeedfulError
 from heedful.objectives import Sample, SelfSupervised
 from heedful.random_streams import Stream
@@ -30,7 +29,7 @@ def measure_share(
     for number in range(ranks.rank, len(validation), ranks.size):
         key = derive_seed(trainer.settings.seed, Stream.VALIDATION, number)
         batch = objective.batch([validation[number]], [key]).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=trainer.precision == torch.bfloat16):
+        with autocast(device, trainer.precision):
             for name, (batch_sum, batch_count) in objective.measure(trainer.loaded, batch).items():
                 total, count = sums.get(name, (0.0, 0.0))
                 sums[name] = total + batch_sum, count + batch_count

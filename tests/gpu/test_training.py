@@ -1,0 +1,289 @@
+"""Training on a GPU: bits, waits of the host, float16, memory, and the attention kernels that families take.
+
+scripts/test tests/gpu/test_training.py        # on a machine with a CUDA device
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import heedful
+from heedful.checkpoint import BundleConfig, ModelBundle, create
+from heedful.errors import HeedfulWarning
+from heedful.model.config import EmbeddingConfig, Learned, MaskedTokens, ModelConfig, StackConfig
+from heedful.model.stack import Attention, CrossAttention
+from heedful.nn import attend
+from heedful.objectives import Batch, Loss, Objective, Sample
+from heedful.objectives.base import pack_samples
+from heedful.objectives.masked_lm import MaskedLM
+from heedful.train.fit import Reporter
+from heedful.train.optim import AdamW, Constant
+from heedful.train.trainer import Trainer, TrainSettings
+from tests.support.generated_data import data, tune
+from tests.support.tiny_models import save_tiny, sequences, target
+from tests.support.tiny_runs import everything, records, same, tokenizer, trainer, weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("default"),
+]
+# PyTorch reads it once in a process, and this module is imported before the first test runs
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def encoder(**train: Any) -> Trainer:
+    """A trainer of an encoder with heads of 64, dropout and long sequences, each of one word alone."""
+    words = tokenizer()
+    embedding = EmbeddingConfig(
+        vocabulary=words.size,
+        width=256,
+        positions=Learned(count=512),
+        types=2,
+        padding=words.special.pad,
+        norm="layer",
+        dropout=0.1,
+    )
+    stack = StackConfig(
+        width=256, layers=3, heads=4, head_width=64, inner_width=512, dropout=0.1, attention_dropout=0.1
+    )
+    config = ModelConfig(embedding=embedding, encoder=stack)
+    loaded = create(BundleConfig(family="heedful", model=config, head=MaskedTokens()), words, seed=1)
+    draw, samples = random.Random(0), []
+    for _ in range(64):
+        length = draw.randrange(20, 500)
+        samples.append(Sample.of([[draw.randrange(10, words.size)] * length], [[0] * length]))
+    settings = TrainSettings(
+        **{
+            "max_steps": 25,
+            "batch_size": 8,
+            "max_tokens_per_microbatch": 1500,
+            "optimizer": AdamW(lr=1e-3),
+            "schedule": Constant(),
+            "device": "cuda",
+            "precision": "bfloat16",
+        }
+        | train
+    )
+    return Trainer(loaded, MaskedLM(tokenizer=words), samples, settings)
+
+
+# -- bits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_made_ahead_give_the_same_weights(workers: int) -> None:
+    outcomes = []
+    for prefetches in (False, True):
+        made = encoder(max_steps=12, deterministic=True, num_workers=workers if prefetches else 0)
+        assert made._prefetches
+        made._prefetches = prefetches
+        outcomes.append((records(list(made)), weights(made)))
+    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+
+
+def test_batches_made_ahead_are_pinned() -> None:
+    made = encoder()
+    made.train_step()
+    assert made._loader is not None and made._loader._pending is not None
+    batches = made._loader._pending.result()
+    assert batches.micro_batches
+    for _, batch in batches.micro_batches:
+        assert batch.packed.tokens.is_pinned() and batch.targets.is_pinned() and batch.weight_sum is not None
+    made.close()
+
+
+def test_deterministic_runs_from_one_checkpoint_have_the_same_bits() -> None:
+    made = encoder(deterministic=True)
+    for _ in range(5):
+        made.train_step()
+    state = everything(made)
+    made.close()
+    outcomes = []
+    for _ in range(2):
+        again = encoder(deterministic=True)
+        again.load_state(*state)
+        outcomes.append((records(list(again)), everything(again)[0]))
+        assert again.step == 25
+    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+FAMILIES = {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM", "gpt2": "GPT2LMHeadModel"}
+WITHOUT_BIAS = tuple(FAMILIES)
+FAMILIES |= {"t5": "T5ForConditionalGeneration", "xlnet": "XLNetLMHeadModel", "deberta-v2": "DebertaV2ForMaskedLM"}
+
+
+class Squares(Objective):
+    """The sum of squares of hidden states: a loss for the body of any family."""
+
+    def __init__(self, loaded: ModelBundle) -> None:
+        self.loaded = loaded
+
+    def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
+        packed = pack_samples(samples)
+        rows = torch.ones(packed.bounds[-1])
+        return Batch(packed=packed, targets=rows, weights=rows, decoder_input=target(self.loaded, packed))
+
+    def loss(self, loaded: ModelBundle, batch: Batch) -> Loss:
+        rows = loaded.hidden_states(batch.packed, batch.decoder_input)
+        return Loss(rows.float().square().sum(), batch.total_weight)
+
+
+def of_family(family: str, folder: Path, dropout: float, **train: Any) -> Trainer:
+    """A trainer of a tiny model, with this dropout of attention weights."""
+    save_tiny(folder, family, FAMILIES[family])
+    loaded = heedful.load(folder)
+    for part in loaded.modules():
+        if isinstance(part, Attention | CrossAttention):
+            part.dropout = dropout
+    ids, types = sequences(family, (7, 23, 39, 12, 30, 18, 25, 3))
+    samples = [Sample.of([row], [row_types]) for row, row_types in zip(ids, types, strict=True)]
+    settings: dict[str, Any] = {"max_steps": 6, "batch_size": 4, "device": "cuda", "precision": "bfloat16"}
+    return Trainer(loaded, Squares(loaded), samples, TrainSettings(**settings | train))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_have_deterministic_algorithms(family: str, tmp_path: Path) -> None:
+    outcomes = []
+    for number in range(2):
+        made = of_family(family, tmp_path / str(number), 0.1, deterministic=True)
+        outcomes.append((records(list(made)), weights(made)))
+    assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
+
+
+# -- kernels ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_kernels_of_families(
+    family: str, precision: str, dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = of_family(family, tmp_path, dropout, precision=precision)
+    choose, names = attend.choose_kernel, set()
+
+    def noted(*args: Any, **more: Any) -> Any:
+        kernel = choose(*args, **more)
+        names.add(kernel.name)
+        return kernel
+
+    monkeypatch.setattr(attend, "choose_kernel", noted)
+    made.train_step()
+    made.close()
+    print(f"{family}, {precision}, dropout {dropout}: {', '.join(sorted(names))}")
+    assert names and "reference" not in names
+    if family in WITHOUT_BIAS and precision != "float32":
+        assert names == {"flash" if dropout else "varlen"}
+
+
+# -- waits --------------------------------------------------------------------------------------------------------
+
+
+def waits_of_a_step(made: Trainer) -> list[str]:
+    """The lines at which a step waits for the GPU."""
+    for _ in range(3):
+        made.train_step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made.train_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        made.close()
+    return [f"{one.filename}:{one.lineno}" for one in caught if "synchronizing CUDA operation" in str(one.message)]
+
+
+@pytest.mark.parametrize("tokens", [1500, 10**6])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float32"])
+def test_a_step_waits_for_the_gpu_at_most_twice(tokens: int, precision: str) -> None:
+    """For the losses and for the norm of the gradient, however many micro-batches there are."""
+    waits = waits_of_a_step(encoder(max_tokens_per_microbatch=tokens, precision=precision))
+    assert len(waits) <= 2, waits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_of_each_family_waits_at_most_twice(family: str, tmp_path: Path) -> None:
+    waits = waits_of_a_step(of_family(family, tmp_path, 0.1))
+    assert len(waits) <= 2, waits
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "packed"])
+def test_a_step_of_each_task_waits_at_most_twice(task: str) -> None:
+    waits = waits_of_a_step(trainer(task, device="cuda", precision="bfloat16"))
+    assert len(waits) <= 2, waits
+
+
+# -- float16 ------------------------------------------------------------------------------------------------------
+
+
+def test_float16_learns_with_a_scaled_loss() -> None:
+    losses = {}
+    for precision in ("float16", "bfloat16"):
+        made = encoder(precision=precision, max_steps=60, max_tokens_per_microbatch=10**6)
+        steps = list(made)
+        losses[precision] = [step.loss for step in steps]
+        assert all(tensor.isfinite().all() for tensor in weights(made).values())
+        assert made.overflows == sum(not step.updated for step in steps) <= 15
+        assert (steps[-1].loss_scale is not None) == (precision == "float16")
+    first, last = (sum(losses["float16"][part]) / 5 for part in (slice(5), slice(-5, None)))
+    assert last < 0.8 * first, losses
+    assert abs(last - sum(losses["bfloat16"][-5:]) / 5) < 0.3 * first, losses
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """250 MB for what is allocated in the test, beside what is cached already."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 250 * 2**20) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_micro_batches_shrink_when_memory_runs_out(little_memory: None) -> None:
+    made = encoder(max_tokens_per_microbatch=10**6, batch_size=64, max_steps=3, shrink_batch_on_oom=True)
+    with pytest.warns(HeedfulWarning, match="memory was not enough for a micro-batch of"):
+        steps = list(made)
+    assert len(steps) == 3 and all(step.updated for step in steps) and made.max_tokens_per_microbatch < 16_000
+
+
+def test_micro_batches_follow_free_memory(tmp_path: Path) -> None:
+    made = encoder(max_tokens_per_microbatch="auto")
+    assert 1000 <= made.max_tokens_per_microbatch <= 65_536
+    messages: list[str] = []
+
+    class Listener(Reporter):
+        def message(self, text: str) -> None:
+            messages.append(text)
+
+    done = tune("classify", data("single", tmp_path / "data"), tmp_path / "run", reporter=Listener())
+    assert done.status == "completed"
+    (line,) = [text for text in messages if text.startswith("training on ")]
+    assert torch.cuda.get_device_name(0) in line and "in float32, in micro-batches of up to " in line, line
+
+
+def test_a_checkpoint_holds_nothing_of_batches_made_ahead() -> None:
+    made, plain = encoder(deterministic=True), encoder(deterministic=True)
+    plain._prefetches = False
+    for one in (made, plain):
+        for _ in range(3):
+            one.train_step()
+    (tensors, values), (expected, expected_values) = everything(made), everything(plain)
+    made.close()
+    assert same(tensors, expected)
+    assert values | {"seconds": 0} == expected_values | {"seconds": 0}
