@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -20,7 +20,15 @@ from heedful.errors import HeedfulError, InputError
 from heedful.infer.attention_report import attention_report
 from heedful.infer.cascade import answer_in_stages
 from heedful.infer.cuda_graphs import CudaGraphs
-from heedful.infer.encoded_input import Chunk, EncodedInput, describe_value, token_batches, with_prompt
+from heedful.infer.encoded_input import (
+    Chunk,
+    EncodedInput,
+    all_windows,
+    describe_value,
+    scored_chunks,
+    token_batches,
+    with_prompt,
+)
 from heedful.infer.engine_options import (
     check_min_confidence,
     check_prediction_set,
@@ -43,8 +51,6 @@ from heedful.tasks.answering import (
     AnswerHead,
     PromptedText,
     Window,
-    group_by_window,
-    input_windows,
 )
 from heedful.tasks.generation import (
     GenerationConfig,
@@ -364,12 +370,12 @@ class BundleEngine:
         for number, (engine_input, text_input) in enumerate(zip(inputs, text_inputs, strict=True), start=first):
             answerer, texts, prompt = text_input
             own_encodings = [next(encodings) for _ in texts]
-            windows = self._input_windows(number, answerer, texts, own_encodings)
+            windows = all_windows(number, answerer, texts, own_encodings, self.limit)
             encoded_inputs.append(
                 EncodedInput(
                     engine_input=engine_input,
                     answerer=answerer,
-                    chunks=self._input_chunks(answerer, windows, self._prompt_tokens(prompt)),
+                    chunks=scored_chunks(answerer, windows, self._prompt_tokens(prompt), self.tokenizer),
                     dropped=sum(encoding.dropped for encoding in own_encodings),
                     windows=windows,
                 )
@@ -533,27 +539,6 @@ class BundleEngine:
             return 0
         encoding = self.tokenizer.encode(prompt)
         return len(encoding) - int(bool(encoding.special) and encoding.special[-1])
-
-    def _input_windows(
-        self, number: int, answerer: AnswerHead, texts: list[TokenizerInput], encodings: list[Encoding]
-    ) -> list[Encoding]:
-        """Return the windows of all texts of an input; raises InputError if one is too long for the head."""
-        try:
-            by_text = input_windows(answerer, texts, encodings, self.limit)
-            return [window for windows in by_text for window in windows]
-        except HeedfulError as error:
-            raise InputError(str(error), number) from None
-
-    def _input_chunks(self, answerer: AnswerHead, windows: list[Encoding], unpooled: int) -> list[Chunk]:
-        """Return the windows of an input in which something is to be scored."""
-        if answerer.positions is None:
-            return [Chunk(answerer, window, [], unpooled) for window in windows]
-        by_window = group_by_window(answerer.positions(windows, self.tokenizer), len(windows))
-        return [
-            Chunk(answerer, window, positions)
-            for window, positions in zip(windows, by_window, strict=True)
-            if positions
-        ]
 
     def _encode(self, texts: list[TokenizerInput]) -> list[Encoding]:
         """Tokenize texts, truncated if the engine or its head says so, and add what a decoder reads before them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from heedful.tasks.answering import AnswerHead, PromptedText
-from heedful.tokenizer import Encoding
+from heedful.errors import HeedfulError, InputError
+from heedful.tasks.answering import AnswerHead, PromptedText, group_by_window, input_windows
+from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 
 
 class Chunk(NamedTuple):
@@ -31,6 +32,27 @@ class EncodedInput(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens to be scored."""
         return sum(len(chunk.encoded) for chunk in self.chunks)
+
+
+def all_windows(
+    number: int, answerer: AnswerHead, texts: list[TokenizerInput], encodings: list[Encoding], limit: int | None
+) -> list[Encoding]:
+    """Return the windows of all texts of an input; raises InputError if one is too long for the head."""
+    try:
+        by_text = input_windows(answerer, texts, encodings, limit)
+        return [window for windows in by_text for window in windows]
+    except HeedfulError as error:
+        raise InputError(str(error), number) from None
+
+
+def scored_chunks(answerer: AnswerHead, windows: list[Encoding], unpooled: int, tokenizer: Tokenizer) -> list[Chunk]:
+    """Return the windows of an input in which something is to be scored."""
+    if answerer.positions is None:
+        return [Chunk(answerer, window, [], unpooled) for window in windows]
+    by_window = group_by_window(answerer.positions(windows, tokenizer), len(windows))
+    return [
+        Chunk(answerer, window, positions) for window, positions in zip(windows, by_window, strict=True) if positions
+    ]
 
 
 def token_batches(chunks: Sequence[Chunk], token_budget: int) -> Iterator[list[int]]:
