@@ -259,12 +259,13 @@ class BundleEngine:
         for number, text in enumerate(listed):
             if not isinstance(text, str):
                 raise HeedfulError(f"input {number} is {describe_value(text)}; expected a text")
-        inputs: list[object] = listed if prompt is None else with_prompt(prompt, listed)
+        inputs = self._as_list(listed) if prompt is None else with_prompt(prompt, listed)
         head = self._head
         assert isinstance(head, SentenceEmbedding)
         vectors = np.empty((len(listed), head.width(self.loaded.config.model)), np.float32)
         for first, encoded_inputs in self._tokenize_ahead(inputs):
-            chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]  # one of each text
+            chunks = [chunk for encoded_input in encoded_inputs for chunk in encoded_input.chunks]
+            assert len(chunks) == len(encoded_inputs), "texts are truncated and not read in windows"
             for indices in token_batches(chunks, self.token_budget):
                 scores = self.score([chunks[index] for index in indices])
                 vectors[[first + index for index in indices]] = np.stack([np.asarray(row) for row in scores])
