@@ -110,8 +110,8 @@ class CudaGraphs:
         self.model = model
         positions = model.embedding.config.positions
         limit = max_tokens if positions is None or positions.limit is None else positions.limit
-        self.max_tokens = min(max_tokens, limit)  # of the largest batch that is recorded
-        self.sizes = (*(rows for rows in GRAPH_ROWS if rows < self.max_tokens), self.max_tokens)
+        self.max_tokens: int = min(max_tokens, limit)  # of the largest batch that is recorded
+        self.sizes: tuple[int, ...] = (*(rows for rows in GRAPH_ROWS if rows < self.max_tokens), self.max_tokens)
         self._recorded: dict[int, CudaGraph] = {}  # by number of rows
         self._batch_counts: Counter[int] = Counter()  # batches so far, by number of rows
         self._lock = Lock()  # a graph has one output tensor
@@ -182,7 +182,8 @@ class CudaGraphs:
 
     def _rows_for(self, batch: Packed) -> int:
         """Return the number of rows of the graph for a batch."""
-        return next(rows for rows in self.sizes if rows >= batch.bounds[-1])
+        count = batch.bounds[-1]
+        return next(rows for rows in self.sizes if rows >= count)
 
     def _is_frequent(self, rows: int) -> bool:
         """Count a batch for a graph, and return whether the graph is recorded or worth recording."""

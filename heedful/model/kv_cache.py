@@ -81,7 +81,7 @@ class KVCache:
         """Return the layout of self-attention, from each sequence's rows to its line of the cache."""
         totals = [length + past for length, past in zip(batch.lengths, self.lengths, strict=True)]
         if (needed := max(totals, default=1)) > self._line_slots:
-            self._line_slots = rounded_slots(max(needed, self._line_slots * 3 // 2))
+            self._line_slots = _rounded_slots(max(needed, self._line_slots * 3 // 2))
         stride = self._line_slots
         keys = tuple((line * stride, line * stride + total) for line, total in enumerate(totals))
         layout = Layout(Layout.of(batch.bounds).queries, keys, stride=stride)
@@ -183,7 +183,7 @@ def _has_single_rows(batch: Packed) -> bool:
     return batch.bounds == tuple(range(len(batch) + 1))
 
 
-def rounded_slots(slots: int) -> int:
+def _rounded_slots(slots: int) -> int:
     """Return the number of slots of a line that holds at least that many."""
     return -(-slots // GROWTH) * GROWTH
 
@@ -201,22 +201,23 @@ def _slots_of_queries(layout: Layout, device: torch.device) -> Int[Tensor, " row
 class FixedKVCache(KVCache):
     """The cache of a batch in a CUDA graph: lines with a fixed number of slots, and lengths that the device counts.
 
-    A sequence whose line is full writes its last slot again.
+    A sequence of the maximum length writes its last row again.
     """
 
-    def __init__(self, cache: KVCache, slots: int, device: torch.device) -> None:
-        """Make the lines of a cache `slots` long, which is more than any sequence has rows."""
+    def __init__(self, cache: KVCache, max_length: int, device: torch.device) -> None:
+        """Give the lines of a cache room for sequences of `max_length` rows, which is more than any has now."""
         super().__init__(len(cache.lengths), cache.memory, cache._bounds)
         self.lengths, self.source = list(cache.lengths), cache.source  # at the beginning
-        self._line_slots, self._memory_line_slots = slots, cache._memory_line_slots
+        self._max_length, self._line_slots = max_length, max(_rounded_slots(max_length), cache._line_slots)
+        self._memory_line_slots = cache._memory_line_slots
         self._self_attention, self._cross_attention = cache._self_attention, cache._cross_attention
         for buffer in self._self_attention.values():
-            buffer.grow(slots)
+            buffer.grow(self._line_slots)
         self.device_lengths = send(self.lengths, device)
 
     def continue_positions(self, batch: Packed) -> Packed:
         """Return the batch with positions that continue those of the cached rows."""
-        return replace(batch, positions=self.device_lengths, past_lengths=(self._line_slots - 1,) * len(batch))
+        return replace(batch, positions=self.device_lengths, past_lengths=(self._max_length - 1,) * len(batch))
 
     def layout(self, batch: Packed) -> Layout:
         """Return the layout of self-attention to all slots of a line, as many as the device counts."""
@@ -226,7 +227,7 @@ class FixedKVCache(KVCache):
 
     def advance(self, lengths: Sequence[int]) -> None:
         """Count a row that was written to each sequence, on the device."""
-        self.device_lengths.copy_((self.device_lengths + 1).clamp(max=self._line_slots - 1))
+        self.device_lengths.copy_((self.device_lengths + 1).clamp(max=self._max_length - 1))
 
     def hand_back(self, cache: KVCache, steps: int) -> None:
         """Let the cache from which this one was made continue, after `steps` steps."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heedful.model.config import Buckets, Rotary
 from heedful.model.decode_step import Score, next_log_probabilities
-from heedful.model.kv_cache import FixedKVCache, KVCache, rounded_slots
+from heedful.model.kv_cache import FixedKVCache, KVCache
 from heedful.model.stack import Transformer
 from heedful.nn.cuda_graph import record
 from heedful.packed import Packed
@@ -47,11 +47,11 @@ class RecordedSteps:
             steps: Number of steps that any sequence may need.
         """
         self.steps_left = min(steps, MAX_STEPS)
-        slots = rounded_slots(max(cache.lengths) + self.steps_left)
+        max_length = max(cache.lengths) + self.steps_left
         positions = model.output_embedding.config.positions
         if positions is not None and positions.limit is not None:
-            slots = min(slots, positions.limit)
-        self.cache = FixedKVCache(cache, slots, tokens.device)
+            max_length = min(max_length, positions.limit)
+        self.cache = FixedKVCache(cache, max_length, tokens.device)
         self._model, self._score, self._from, self._steps = model, score, cache, 0
         zeros = torch.zeros_like(tokens)
         self._batch = Packed(tokens=tokens.clone(), positions=zeros, types=zeros, bounds=tuple(range(len(tokens) + 1)))

@@ -267,9 +267,9 @@ def test_batches_and_promises_fit_the_time_that_is_left(make_scheduler: Any) -> 
             await model_queue.ask(["wrong"], deadline=soon(60))
         with queue._changed:
             now = time.monotonic()
-            late = model_queue._pop_batch(4096, now + 75)
+            late = model_queue._pop_batch(now + 75)
             assert len(late) == 1  # half of 25 s is enough for one
-            taken = late + model_queue._pop_batch(4096, now)
+            taken = late + model_queue._pop_batch(now)
             assert [item.cost for item in taken] == [10] * 4
             for item in taken:
                 queue_module.heapq.heappush(model_queue.heap, item)
