@@ -175,7 +175,6 @@ def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[s
         return "\n".join(one.text() for one in served.values())
 
     several: list[tuple[str, float, Callable[[], str]]] = [(BASE, 60.0, partial(training, BASE, MIXED))]
-    several.append((BASE + COMPILED, 20.0 + COMPILING, partial(training, BASE + COMPILED, FASTER)))
     for shape in SHAPES:
         several.append((f"one text, {shape}", 20.0, partial(serving, partial(serve_alone, size, device, shape))))
     several.append(("full length, base", 30.0, partial(training, "full length, base", FULL)))
@@ -183,6 +182,7 @@ def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[s
     several.append(("decoding", 30.0, partial(serving, partial(serve_decoding, size, device))))
     for what in ("mixed lengths, large", "mixed lengths, small", "one length, base"):
         several.append((what, 30.0, partial(training, what, OWN)))
+    several.append((BASE + COMPILED, 20.0 + COMPILING, partial(training, BASE + COMPILED, FASTER)))
     return several
 
 

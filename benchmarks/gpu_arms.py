@@ -128,9 +128,9 @@ def given(case: Case) -> Given:
 
 
 def rows(case: Case) -> list[Sample]:
-    """A step each: as many tokens and sequences in all of them."""
+    """A step each, of sequences in random order: as many tokens and sequences in all of them."""
     from heedful.objectives import Sample
-    from heedful.objectives.packing import FixedShape, pack_best_fit
+    from heedful.objectives.packing import FixedShape
 
     draw = random.Random(SEED)
 
@@ -148,7 +148,16 @@ def rows(case: Case) -> list[Sample]:
     several = np.minimum(several, case.most)
     steady = FixedShape(sequences=int(1.2 * case.tokens / mean) + 2, pad=PAD)
     room, most = steady.room(case.tokens)
-    full = [row for row in pack_best_fit(several, room, SEED, most) if several[row].sum() >= FULL * case.tokens]
+    full: list[list[int]] = []
+    row: list[int] = []
+    for number, length in enumerate(several.tolist()):
+        filled = int(several[row].sum())
+        if filled + length > room or len(row) == most:
+            if filled < FULL * case.tokens:
+                continue  # too long for the rest of the row
+            full.append(row)
+            row = []
+        row.append(number)
     assert len(full) >= case.steps, f"{len(full)} full rows of {case.steps}: draw more lengths"
     return [steady.pad_sample(sample(several[row].tolist()), case.tokens) for row in full[: case.steps]]
 

@@ -73,7 +73,7 @@ def has_fast_bfloat16(device: torch.device = CPU) -> bool:
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
-def fastest_precision(device: torch.device = CPU) -> Literal["float32", "bfloat16", "float16"]:
+def auto_precision(device: torch.device = CPU) -> Literal["float32", "bfloat16", "float16"]:
     """Return the precision in which training is fastest: bfloat16 if the device has instructions for it, else float32.
 
     GPUs of compute capability 7 (V100, T4) multiply float16 in tensor cores, but not bfloat16.
@@ -88,13 +88,13 @@ def fastest_precision(device: torch.device = CPU) -> Literal["float32", "bfloat1
 def resolve_dtype(
     precision: Literal["auto", "float32", "bfloat16", "float16"], device: torch.device = CPU
 ) -> torch.dtype:
-    """Return the dtype of a precision setting; "auto" is `fastest_precision`.
+    """Return the dtype of a precision setting; "auto" is `auto_precision`.
 
     Raises:
         SettingError: If it is float16 on a CPU.
     """
     if precision == "auto":
-        precision = fastest_precision(device)
+        precision = auto_precision(device)
     if precision == "float16" and device.type == "cpu":
         raise SettingError(
             "the precision is float16, and the device is a CPU, on which float16 is slow: set it to float32 or "

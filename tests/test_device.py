@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.bundled import BUNDLED_ENCODER
 from heedful.cli import main
-from heedful.device import autocast, fastest_precision, resolve_device, resolve_dtype, tf32_products
+from heedful.device import auto_precision, autocast, resolve_device, resolve_dtype, tf32_products
 from heedful.errors import HeedfulError
 from heedful.infer.engine import Engine
 from heedful.infer.engine_options import GPU_TOKEN_BUDGET, TOKEN_BUDGET, default_token_budget
@@ -78,7 +78,7 @@ def test_gpus_without_bfloat16_train_in_float16(
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert fastest_precision(gpu) == expected
+    assert auto_precision(gpu) == expected
     assert resolve_dtype("auto", gpu) == getattr(torch, expected)
     assert resolve_auto(TrainSettings(epochs=1.0), tmp_path, SINGLE_PROCESS, print).precision == expected
     assert resolve_dtype("float16", gpu) == torch.float16

@@ -51,7 +51,7 @@ def test_every_arm_reads_the_same_and_no_shape_changes(benchmarks: Any) -> None:
         assert sorted(lines) == texts
     lines = []
     for batch in arms.pack(inputs, device):
-        assert batch["input_ids"].shape[1] == case.most and batch["input_ids"].ne(0).float().mean() > 0.7
+        assert batch["input_ids"].shape[1] == case.most
         for ids, places, wanted, mask in zip(
             *(batch[name].tolist() for name in ("input_ids", "position_ids", "labels")),
             batch["attention_mask"][:, 0],

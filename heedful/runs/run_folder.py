@@ -24,7 +24,7 @@ from heedful.atomic_io import atomic_path, remove, remove_stale, write_synced
 from heedful.data import Dataset, Quarantine, check, escape_cell
 from heedful.data.examples import Example
 from heedful.data.labelled.class_folders import LAYOUTS, Layout
-from heedful.device import fastest_precision, has_gpu, resolve_device
+from heedful.device import auto_precision, has_gpu, resolve_device
 from heedful.errors import HeedfulError, HeedfulWarning, RunError
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.pretrain.settings import PretrainSettings
@@ -119,7 +119,7 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
     resolved_device = resolve_device(device)
     if train.deterministic and resolved_device.type == "cuda":
         prepare_determinism()  # before a tensor is on the GPU
-    by_rank = set(ranks.all_gather_object(fastest_precision(resolved_device)))
+    by_rank = set(ranks.all_gather_object(auto_precision(resolved_device)))
     precision = train.precision
     if precision == "auto":
         fastest: Precision = by_rank.pop() if len(by_rank) == 1 else "float32"
@@ -136,7 +136,8 @@ def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
             device, precision = values.get("train.device"), values.get("train.precision")
-            return str(device) if device else "cpu", precision if precision in get_args(Precision) else None
+            known: tuple[Precision, ...] = get_args(Precision)
+            return str(device) if device else "cpu", next((name for name in known if name == precision), None)
     return None, None
 
 

@@ -149,10 +149,10 @@ class StepLoader(Iterator[StepBatches]):
         batches = self._dataset[step] if self._worker_batches is None else next(self._worker_batches)
         if self._device.type != "cuda":
             return batches
-        return replace(batches, micro_batches=[(micro, pinned(batch)) for micro, batch in batches.micro_batches])
+        return replace(batches, micro_batches=[(micro, pin_batch(batch)) for micro, batch in batches.micro_batches])
 
 
-def pinned(batch: Batch) -> Batch:
+def pin_batch(batch: Batch) -> Batch:
     """Return a batch in pinned memory, from which it is sent without waiting, with all that `Batch.to` computes."""
     packed = replace(batch.packed, extremes=batch.packed.id_extremes())
     result: Batch = _pin(replace(batch, packed=packed, weight_sum=batch.total_weight))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import functional as F
 
 from heedful.checkpoint import ModelBundle
 from heedful.device import autocast
@@ -32,7 +34,7 @@ from heedful.objectives import Batch, Loss, Objective
 from heedful.train.ddp import trainable_parameters
 from heedful.train.ranks import Ranks
 
-ROUNDED_DEVICES = {"cuda"}  # on a CPU, a layer norm of float32 rows cannot have bfloat16 weights
+ROUNDED_DEVICES = {"cuda"}  # devices on which the gathered weights of blocks are in half precision
 # names of the tensors of a state that are sharded like the parameter {}
 STATE_NAMES = ("model/{}", "best/{}", "average/{}", "optimizer/{}.m", "optimizer/{}.v")
 
@@ -76,6 +78,8 @@ class Sharded:
         self._root = _LossModule(loaded, extra_module)
         for stack in [module for module in self._root.modules() if isinstance(module, Stack)]:
             for block in stack.blocks:
+                if self._gathers_rounded:
+                    _keep_norms_in_float32(block)
                 fully_shard(block, mesh=self.mesh, mp_policy=block_policy)
         fully_shard(self._root, mesh=self.mesh, mp_policy=policy, reshard_after_forward=False)
         self._modules = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
@@ -142,7 +146,7 @@ class Sharded:
         saved_hooks = []
         for module in self._modules:
             assert isinstance(module, nn.Module)
-            if self._gathers_rounded and module is not self._root:
+            if self._gathers_rounded and not isinstance(module, _LossModule):
                 module.reshard()
             else:
                 with self.ranks.translate_errors():
@@ -163,7 +167,7 @@ class Sharded:
     @contextmanager
     def _exact_blocks(self) -> Iterator[None]:
         """Context in which blocks have all of their weights in float32; `unshard` would round them."""
-        sharded = [
+        sharded: list[tuple[nn.Module, str, Any]] = [
             (module, name, parameter)
             for module in self._root.modules()
             for name, parameter in module._parameters.items()
@@ -181,7 +185,22 @@ class Sharded:
             yield
         finally:
             for module, name, parameter in sharded:
-                module._parameters[name] = parameter  # type: ignore[assignment]
+                module._parameters[name] = parameter
+
+
+def _keep_norms_in_float32(block: nn.Module) -> None:
+    """Let the norms of a block return float32, as under autocast, although their weights are rounded."""
+    for norm in block.modules():
+        if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+            norm.forward = partial(_norm_in_float32, norm)  # type: ignore[method-assign]
+
+
+def _norm_in_float32(norm: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
+    """Compute a norm in float32."""
+    weight, shape = norm.weight.float(), norm.normalized_shape
+    if isinstance(norm, nn.RMSNorm):
+        return F.rms_norm(x.float(), shape, weight, norm.eps)
+    return F.layer_norm(x.float(), shape, weight, None if norm.bias is None else norm.bias.float(), norm.eps)
 
 
 class _LossModule(nn.Module):

@@ -275,8 +275,8 @@ class Trainer:
         weights = {f"model/{name}": tensor.detach() for name, tensor in self._parameters.items()}
         weights |= {f"average/{name}": tensor for name, tensor in self.average.tensors.items()}
         optimizer = {f"optimizer/{name}": tensor for name, tensor in self._optimizer.state().items()}
-        values = {"step": self.step, "seconds": self.seconds, "tokens": self._max_tokens, "skipped": self._skipped}
-        values["read"] = self.tokens_seen
+        values: dict[str, Any] = {"step": self.step, "seconds": self.seconds, "read": self.tokens_seen}
+        values |= {"tokens": self._max_tokens, "skipped": self._skipped}
         if self._loss_scale is not None:
             values["loss_scale"] = asdict(self._loss_scale)
         stage = {"stage": self.stage, "begun": self._stage_step, "epochs": self._stage_epoch} if self.stages[1:] else {}

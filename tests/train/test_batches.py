@@ -17,7 +17,7 @@ import torch
 from heedful.errors import HeedfulError, HeedfulWarning
 from heedful.objectives import Batch, Sample
 from heedful.train import batches
-from heedful.train.batches import StepDataset, StepLoader, pinned
+from heedful.train.batches import StepDataset, StepLoader, pin_batch
 from heedful.train.trainer import Stage, Trainer
 from tests.support.tiny_runs import MADE, Spy, everything, records, same, settings, trainer
 
@@ -198,11 +198,11 @@ def test_smaller_micro_batches_after_oom_with_the_thread() -> None:
         made: Trainer = make("tag", max_tokens_per_microbatch=60, shrink_batch_on_oom=True)
 
         def fail(batch: Batch, made: Trainer = made) -> None:
-            if made.step == 2 and len(batch.packed.tokens) > 30:
+            if made.step == 1 and len(batch.packed.tokens) > 40:
                 raise MemoryError
 
         Spy(made, fail)
-        with pytest.warns(HeedfulWarning, match="step 3: memory was not enough"):
+        with pytest.warns(HeedfulWarning, match="step 2: memory was not enough"):
             steps = list(made)
         outcomes.append((records(steps), everything(made)[0]))
     assert outcomes[0][0] == outcomes[1][0] and same(outcomes[0][1], outcomes[1][1])
@@ -226,7 +226,7 @@ def test_a_pinned_batch_has_the_same_numbers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
     for task in ("classify", "packed"):
         ((_, batch), *_), copies[:] = dataset(task)[0].micro_batches, []
-        result = pinned(batch)
+        result = pin_batch(batch)
         assert len(copies) == 5 + (batch.rows is not None)  # tokens, positions, types, targets, weights
         assert result.packed.tokens.equal(batch.packed.tokens) and result.targets.equal(batch.targets)
         assert result.packed.bounds == batch.packed.bounds and result.groups == batch.groups

@@ -63,14 +63,15 @@ def test_sharded_training_equals_replicated_training(
         assert told(job, rank)["tokens"] == [step.tokens for step in steps]
 
 
-def test_blocks_are_gathered_in_bfloat16(server: ForkServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["packed", "packed, rms"])
+def test_blocks_are_gathered_in_bfloat16(server: ForkServer, tmp_path: Path, task: str) -> None:
     """As autocast alone but for weights of norms; what is updated, evaluated and saved stays float32."""
     how: dict[str, Any] = {"max_steps": FEW, "optimizer": CALM, "precision": "bfloat16"}
-    loaded, objective, samples = MADE["packed, rms"](0.0)
+    loaded, objective, samples = MADE[task](0.0)
     alone = Trainer(loaded, objective, samples, settings(how, {})[0])
     steps = list(alone)
     how |= {"data_parallel_shard_degree": "all"}
-    job = Job(out=str(tmp_path / "out"), what="updates", task="packed, rms", dropout=0.0, train=how, rounded=True)
+    job = Job(out=str(tmp_path / "out"), what="updates", task=task, dropout=0.0, train=how, rounded=True)
     assert server.run(job, 2) == [0, 0], [(tmp_path / "out" / f"rank-{rank}.log").read_text() for rank in range(2)]
     assert same(weights(job), weights(job, 1))
     assert distance(weights(job), alone.loaded.named_tensors()) < 0.05

@@ -89,7 +89,8 @@ def test_a_resumed_run_has_the_same_scale() -> None:
             made.load_state(*state)
         outcomes.append((steps + records(list(made)), everything(made)))
     (steps, (tensors, values)), (others, (resumed, resumed_values)) = outcomes
-    assert steps == others and same(tensors, resumed) and values["loss_scale"] == resumed_values["loss_scale"]
+    assert repr(steps) == repr(others)  # the norm of the skipped step is NaN
+    assert same(tensors, resumed) and values["loss_scale"] == resumed_values["loss_scale"]
 
 
 def test_a_run_reports_the_steps_that_were_skipped(tmp_path: Path) -> None:
