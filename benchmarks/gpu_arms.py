@@ -146,7 +146,7 @@ def rows(case: Case) -> list[Sample]:
     mean = (lengths.DISTRIBUTIONS | lengths.TRAINING)[case.distribution].mean
     several = np.array(lengths.draw(case.distribution, int(ROOM * (case.steps + 1) * case.tokens / mean)))
     several = np.minimum(several, case.most)
-    steady = FixedShape(sequences=int(1.2 * case.tokens / mean) + 2, pad=PAD)
+    steady = FixedShape(sequences=int(1.2 * case.tokens / mean) + 10, pad=PAD)
     room, most = steady.room(case.tokens)
     full: list[list[int]] = []
     row: list[int] = []
