@@ -31,7 +31,7 @@ class Limits:
     max_request_tokens: int = 16_384  # tokens of one request, over all windows
     max_request_characters: int = 262_144  # characters of one request
     max_client_batch_size: int = 1_024  # inputs of one request
-    max_batch_tokens: int | None = None  # tokens of a batch; "none": 4,096 on a CPU, on a GPU up to 32,768
+    max_batch_tokens: int | None = None  # tokens of a batch; none: 4,096, up to 32,768 on a GPU
     max_new_tokens: int = 512  # tokens that /generate may generate for one text
     max_attention_weights: int = 1_000_000  # numbers in one response of /attention
     max_fill_mask_candidates: int = 32_768  # tokens in one response of /fill-mask, over all its masks
@@ -74,7 +74,7 @@ class ServeSettings:
     behind_proxy: bool = False  # all clients connect through a proxy: no limit of connections per address
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks of proxies, without that limit, such as "10.0.0.0/8"
     allow_unauthenticated: bool = False  # listen beyond this machine without API keys
-    precision: PrecisionOrAuto | None = None  # of the models; "none": float32, on a GPU bfloat16; "auto" is measured
+    precision: PrecisionOrAuto | None = None  # precision of models; none: float32, bfloat16 on a GPU; auto: measured
     device: str = "auto"  # device that runs the models: cpu, cuda, cuda:1, ...; auto: a GPU where there is one
     log_text: bool = False  # write the inputs of requests to the log
     restart_on_crash: bool = True  # a supervisor process starts the server again after it was killed
