@@ -201,9 +201,9 @@ def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monke
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
     said = Messages()
     given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
-    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(folder_module, "auto_precision", lambda device: "bfloat16")
     assert tune("classify", given, run, auto, reporter=Leaves(1)).status == "interrupted"
-    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: False)
+    monkeypatch.setattr(folder_module, "auto_precision", lambda device: "float32")
     done = tune("classify", given, run, auto, reporter=said)
     assert (done.status, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert (
@@ -216,15 +216,15 @@ def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monke
 
 
 def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    told: list[str] = []
 
     class Two(Ranks):
         def all_gather_object(self, value: Any) -> list[Any]:
-            other = told[-1] if isinstance(value, bool) else (True, ("cuda", "float32"))
+            other = told[-1] if isinstance(value, str) else (True, ("cuda", "float32"))
             return [value, other]  # that a rank other than the first reads something, counts for nothing
 
-    monkeypatch.setattr(folder_module, "has_fast_bfloat16", lambda device: True)
-    for others, expected in ((True, "bfloat16"), (False, "float32")):
+    monkeypatch.setattr(folder_module, "auto_precision", lambda device: "bfloat16")
+    for others, expected in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32")):
         told.append(others)
         asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
         for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
