@@ -186,8 +186,8 @@ def parts(results: Found, size: Size, device: Any, clock: Clock) -> list[tuple[s
     return several
 
 
-def record(results: Found, size: Size, device: Any, folder: Path) -> Path:
-    """Write what there is."""
+def record(results: Found, size: Size, device: Any, folder: Path, part: str | None) -> Path:
+    """Write what there is; the record of one part is named after it."""
     about = ABOUT.format(
         device=_named(device),
         versions=", ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "sentence-transformers")),
@@ -197,7 +197,7 @@ def record(results: Found, size: Size, device: Any, folder: Path) -> Path:
         checks=CHECKS,
         bound=BOUND.difference,
     )
-    return write("gpu", about, results.texts(), results.data(), folder)
+    return write(f"gpu-{part}" if part else "gpu", about, results.texts(), results.data(), folder)
 
 
 def _named(device: Any) -> str:
@@ -250,10 +250,10 @@ def main() -> None:
             traceback.print_exc()
             results.missing[name] = f"{type(error).__name__}: {str(error)[:300]}".replace("\n", " ").replace("|", "/")
         if folder:
-            record(results, size, device, folder)
+            record(results, size, device, folder, chosen.only)
     print(*results.texts()[:2], sep="\n")
     if folder:
-        print(record(results, size, device, folder))
+        print(record(results, size, device, folder, chosen.only))
     for name, why in results.missing.items():
         print(f"not measured: {name}: {why}")
     failed = [name for trained in results.trained.values() for name in trained.failed]

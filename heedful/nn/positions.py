@@ -375,10 +375,10 @@ class DisentangledPosition(RelativePosition):
 
     def prepare(self, batch: Packed, like: Tensor, *, keep: bool) -> DistanceVectors:
         reach = max(batch.max_length - 1, 0)
-        distances = torch.arange(-reach, reach + 1, device=like.device)
-        rows = self.rows(distances)  # ascending
-        vectors: Tensor = self.norm(self.table.weight[rows[0] : rows[-1] + 1])
-        return DistanceVectors(vectors, rows - rows[0])
+        rows = self.rows(torch.arange(-reach, reach + 1))  # ascending; on the CPU, since a GPU would be waited for
+        first, last = int(rows[0]), int(rows[-1])
+        vectors: Tensor = self.norm(self.table.weight[first : last + 1])
+        return DistanceVectors(vectors, (rows - first).to(like.device, non_blocking=True))
 
     def rows(self, distances: Int[Tensor, " distances"]) -> Int[Tensor, " distances"]:
         """Return the row of `table` for each distance, query position minus key position."""

@@ -26,7 +26,6 @@ from heedful.model import decode
 from heedful.model.decode import BeamSearch, Greedy, generate
 from heedful.model.recorded_decoding import RecordedSteps
 from heedful.packed import Packed
-from heedful.serve.service import load_models
 from tests.support.model_folders import make
 from tests.support.tiny_models import save_tiny
 
@@ -127,6 +126,9 @@ def test_texts_by_the_graph_of_the_next_size(family: str, dtype: torch.dtype, tm
 
 
 def test_a_server_records_graphs_when_it_loads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("starlette")
+    from heedful.serve.service import load_models
+
     engine = load_models(str(make(tmp_path, "single")))
     graphs = engine._cuda_graphs
     assert graphs is not None and sorted(graphs._recorded) == sorted(graphs.sizes)
