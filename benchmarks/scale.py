@@ -74,11 +74,11 @@ class Network:
         return LATENCY + 2 * (GPUS - 1) / GPUS * GRADIENT * parameters / self.rate
 
 
-BASE = Shape(name="BERT-base", layers=12, width=768, vocabulary=30_522, places=512, types=2, share=0.45)
-LARGE = Shape(name="BERT-large", layers=24, width=1024, vocabulary=30_522, places=512, types=2, share=0.50)
+BASE = Shape(name="BERT-base", layers=12, width=768, vocabulary=30_522, places=512, types=2, share=0.30)
+LARGE = Shape(name="BERT-large", layers=24, width=1024, vocabulary=30_522, places=512, types=2, share=0.41)
 ROBERTA = (
-    Shape(name="RoBERTa-base", layers=12, width=768, vocabulary=50_265, places=514, types=1, share=0.45),
-    Shape(name="RoBERTa-large", layers=24, width=1024, vocabulary=50_265, places=514, types=1, share=0.50),
+    Shape(name="RoBERTa-base", layers=12, width=768, vocabulary=50_265, places=514, types=1, share=0.30),
+    Shape(name="RoBERTa-large", layers=24, width=1024, vocabulary=50_265, places=514, types=1, share=0.41),
 )
 NETWORKS = (
     Network(name="fast", rate=200e9),  # bytes/s: eight 400 Gb/s adapters a host and NVLink inside, half of it used

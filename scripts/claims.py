@@ -8,7 +8,7 @@ passages that differ are listed, and the exit status is 1 if there are any. `--u
 into the pages.
 
 A value is RECORD/STEP/STEP/...: the short name of a record, then keys of its "tables". In a list a step is an index, or
-the name, title, number of tokens or arm of an element. A spread counts as its median. Of a text such as
+the name, title, number of tokens or arm of an element, or "median" of numbers. A spread counts as its median. Of a text such as
 "89.83 ± 0.52", the steps "mean" and "deviation" take the two numbers. " * 100" at the end makes per cent. The steps
 "by rounds/float32" give the ratio of Heedful's speed in float32 to the fastest peer in float32 of the same round.
 """
@@ -101,6 +101,8 @@ def _step(entry: object, step: str) -> object:
     if isinstance(entry, dict):
         return _ratios_by_precision(entry) if step == "by rounds" else entry.get(step)
     if isinstance(entry, list):
+        if step == "median":
+            return median(entry)
         if step.isdecimal() and int(step) < len(entry):
             return entry[int(step)]
         return next((part for part in entry if isinstance(part, dict) and step in _names(part)), None)
