@@ -108,7 +108,7 @@ def test_what_has_no_direction_is_refused() -> None:
             Retrieval().update(range(3), broken)
     with pytest.raises(HeedfulError, match="of no examples is not defined"):
         Retrieval().compute()
-    with pytest.raises(HeedfulError, match="their widths differ: 5 and 6"):
+    with pytest.raises(HeedfulError, match="their dimensions differ: 5 and 6"):
         Retrieval().update([0], drawn(1)).merge_state(Retrieval().update([1], drawn(1, width=6)))
     with pytest.raises(HeedfulError, match="there are 2 ids for 3 pairs of vectors"):
         Retrieval().update([0, 1], vectors)

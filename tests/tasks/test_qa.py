@@ -17,7 +17,7 @@ from heedful.data import AnswerSpan, QuestionExample
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
 from heedful.tasks.answering import AnswerContext
-from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, answer_tokens, no_answer_row
+from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, answer_tokens, no_answer_position
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import pair_windows
@@ -112,7 +112,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
     with torch.no_grad():
         rows = decoder()(Packed.of([list(ids)]))
     assert abs(second["no_answer_score"] - float(rows[-1].sum())) < 1e-5
-    made = task(has_unanswerable=True, null_row=no_answer_row(decoder().config.head))
+    made = task(has_unanswerable=True, null_position=no_answer_position(decoder().config.head))
     (sample,) = made.encode_split([question("why ?", "the cat sat")]).samples
     assert sample.target == (len(sample) - 1, len(sample) - 1)
 
@@ -121,7 +121,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
-    assert no_answer_row(head) == -1 and no_answer_row(both("span").model.config.head) == 0
+    assert no_answer_position(head) == -1 and no_answer_position(both("span").model.config.head) == 0
 
 
 def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:

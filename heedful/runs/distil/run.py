@@ -474,11 +474,11 @@ class TeacherLearner:
         """
         labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
         labelled_split, unlabelled_split = encode_both(task, labelled_examples, unlabelled)
-        unlabelled_owners = (labelled_split.examples + number for number in unlabelled_split.example_numbers)
+        unlabelled_owners = (labelled_split.examples + index for index in unlabelled_split.example_indices)
         return (
             OwnedSamples(
                 samples=[*labelled_split.samples, *unlabelled_split.samples],
-                owners=[*labelled_split.example_numbers, *unlabelled_owners],
+                owners=[*labelled_split.example_indices, *unlabelled_owners],
             ),
             labelled_split,
         )

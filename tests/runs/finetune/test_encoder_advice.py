@@ -51,7 +51,7 @@ def tokenizer() -> Tokenizer:
 def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSplit:
     return EncodedSplit(
         samples=[], examples=examples, tokens=0, windowed=windowed, truncated=cut, truncated_tokens=0, skipped=0,
-        example_numbers=[],
+        example_indices=[],
         remarks={},  # type: ignore[arg-type]
     )  # fmt: skip
 
