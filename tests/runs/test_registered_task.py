@@ -72,7 +72,7 @@ class Ordered(Example):
         return str(self.right)
 
     @classmethod
-    def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
+    def from_cells(cls, reader: Any, cells: Any) -> Iterator[dict[str, Any]]:
         right = read.text(cells, "label") == "yes"
         yield {"text": read.text(cells, "text"), "text_pair": read.text(cells, "text_pair"), "right": right}
 
