@@ -73,8 +73,8 @@ class Ordered(Example):
 
     @classmethod
     def from_cells(cls, reader: Any, cells: Any) -> Iterator[dict[str, Any]]:
-        right = read.text(cells, "label") == "yes"
-        yield {"text": read.text(cells, "text"), "text_pair": read.text(cells, "text_pair"), "right": right}
+        right = reader.text(cells, "label") == "yes"
+        yield {"text": reader.text(cells, "text"), "text_pair": reader.text(cells, "text_pair"), "right": right}
 
     @classmethod
     def from_input(cls, given: Any, label: str) -> Ordered:

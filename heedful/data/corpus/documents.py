@@ -151,7 +151,7 @@ class DocumentReader:
         return min(1.0, (self._finished_bytes + current_bytes) / max(sum(self._sizes), 1))
 
     def chunks(self) -> Iterator[Chunk | None]:
-        """Yield the documents of each shard, and None every TICK_CHARS characters, when the caller can serve workers."""
+        """Yield the documents of each shard. Also yield None every TICK_CHARS characters, as time to serve workers."""
         chunk: Chunk = []
         chunk_size = size_since_tick = 0  # characters
         for document in self._documents():

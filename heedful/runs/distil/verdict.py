@@ -38,7 +38,7 @@ from heedful.runs.plots.figures import wilson
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
 from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
-from heedful.runs.statistics import ENOUGH, paired_t_interval
+from heedful.runs.statistics import MIN_SEEDS, paired_t_interval
 from heedful.tasks.metrics import Result, format_difference, format_metric, metric_bounds
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
@@ -291,11 +291,11 @@ def compare_models(
 def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float] | None:
     """The 95 % confidence interval of a model's metric; None if it is unknown.
 
-    From ENOUGH seeds on: of the mean over seeds (Student's t). With one seed, and a metric that is a share of the
+    From MIN_SEEDS seeds on: of the mean over seeds (Student's t). With one seed, and a metric that is a share of the
     examples: of that share (Wilson).
     """
     numbers = quality["numbers"]
-    if len(numbers) >= ENOUGH:
+    if len(numbers) >= MIN_SEEDS:
         interval = paired_t_interval(numbers, [0.0] * len(numbers), resolution=resolution)
         least, greatest = (0.0, 1.0) if resolution else (-inf, inf)
         return {"low": max(interval.low, least), "high": min(interval.high, greatest)}
@@ -306,9 +306,9 @@ def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float
 
 
 def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
-    """Difference of student and baseline, paired by seed; with a 95 % interval, which is None below ENOUGH seeds."""
+    """Difference of student and baseline, paired by seed; with a 95 % interval, which is None below MIN_SEEDS seeds."""
     interval = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
-    has_interval = len(student["numbers"]) >= ENOUGH
+    has_interval = len(student["numbers"]) >= MIN_SEEDS
     return {
         "difference": interval.mean,
         "low": interval.low if has_interval else None,
@@ -337,9 +337,9 @@ def verdict_sentence(verdict: JsonObject) -> str:
     delta = verdict["delta_vs_baseline"]
     difference = format_difference(verdict["metric"], delta["difference"])
     comparison = f"{difference} compared with the same student trained without the teacher"
-    if delta["seeds"] < ENOUGH:
+    if delta["seeds"] < MIN_SEEDS:
         seeds = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
-        return f"{text}; {comparison}, from {seeds} each, too few for a verdict: {ENOUGH} or more are needed."
+        return f"{text}; {comparison}, from {seeds} each, too few for a verdict: {MIN_SEEDS} or more are needed."
     comparison += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
     if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {comparison}: no difference seen."
