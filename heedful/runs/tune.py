@@ -135,7 +135,7 @@ def tune(
         raise SettingError(f"time_budget is {time_budget}; expected minutes above 0", path="time_budget")
     _check_folder(folder)
     plan = search.plan({})
-    if "dev" not in plan.survey.non_empty_splits:
+    if "dev" not in plan.stats.non_empty_splits:
         raise HeedfulError("trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction")
     if plan.settings.train.time_budget is not None:
         raise SettingError("trials train for a share of the epochs: give epochs or max_steps", path="train.time_budget")

@@ -46,7 +46,7 @@ from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.objective_builder import Components
-from heedful.runs.pretrain.run import PretrainLesson, PretrainTraining, TextLearner
+from heedful.runs.pretrain.run import PretrainSetup, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import JOURNAL, JsonObject, RunResult
@@ -291,7 +291,9 @@ class MlmTeacherLearner:
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: value for name, value in table["pretrain"].items() if name not in UNUSED}}
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return the objective, which is the same in each phase, and the samples of each phase.
 
         Raises:
@@ -328,7 +330,7 @@ class MlmTeacherLearner:
         for phase_samples in samples:
             numbered.append(NumberedSamples(phase_samples, first))
             first += len(phase_samples)
-        return PretrainLesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
+        return PretrainSetup(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
 
     def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
         """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.

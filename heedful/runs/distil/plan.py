@@ -71,7 +71,7 @@ class DistilPlan:
     task: str  # name of the task
     teacher: ModelBundle
     source: Dataset[Example]  # labelled data
-    survey: DatasetStats  # statistics of the labelled data
+    stats: DatasetStats  # statistics of the labelled data
     unlabelled: Unlabelled
     notes: tuple[str, ...]  # sentences about the data, for the user
     labels: tuple[str, ...] | None  # labels of the teacher's head; None: it has no labels
@@ -96,7 +96,7 @@ class DistilPlan:
         return FinetunePlan(
             settings=settings,
             source=self.source,
-            survey=self.survey,
+            stats=self.stats,
             notes=self.notes,
             why=_training_summary(settings),
             labels=self.labels,
@@ -169,7 +169,7 @@ def plan_distil(
         task=task,
         teacher=teacher,
         source=source,
-        survey=stats,
+        stats=stats,
         unlabelled=unlabelled,
         notes=(*notes, *_contamination_notes(preview.teacher, source, stats)),
         labels=labels,

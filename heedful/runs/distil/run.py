@@ -56,7 +56,7 @@ from heedful.runs.distil.unlabelled import encode_both, teacher_task
 from heedful.runs.distil.verdict import judge_student
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.plan import FinetunePlan
-from heedful.runs.finetune.run import FinetuneTraining, Lesson, label_lesson, start_name
+from heedful.runs.finetune.run import FinetuneTraining, TrainingSetup, label_setup, start_name
 from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
 from heedful.runs.report import write_report
@@ -184,7 +184,7 @@ def distil_task(
                 judge_student(folder, plan.teacher, plan.source, plan.settings, baseline_folder, run.reporter)
             if plan.settings.cascade is not None and not (folder / CASCADE).exists():
                 precision = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
-                build_cascade(folder, plan.source, plan.survey.non_empty_splits, plan.settings, precision, run.reporter)
+                build_cascade(folder, plan.source, plan.stats.non_empty_splits, plan.settings, precision, run.reporter)
             write_report(folder)  # rewrite report and card with verdict and cascade
             write_finetuned_card(folder)
         ranks.barrier()
@@ -197,7 +197,7 @@ def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
     """Write settings and hashes of a new run, or check that the run in the folder is the same."""
     accept_verdict_settings(folder, SETTINGS, plan.settings)
     reopen = partial(open_labelled, plan.task, data, plan.settings)
-    init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, reopen)
+    init_labelled_run(folder, plan.settings, plan.source, plan.stats.counts, reopen)
     check_same_teacher(folder, plan)
 
 
@@ -214,9 +214,9 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
     train, fit = _baseline_duration(learner, student)
     plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student's run reports the notes
     with lock_run(run.folder) if ranks.is_main else nullcontext():
-        counts = plan.survey.counts
+        counts = plan.stats.counts
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, counts, lambda _: plan.source))
-        return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), on_its_own=False))
+        return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), standalone=False))
 
 
 def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
@@ -265,9 +265,9 @@ class BaselineLearner:
         base.source = STUDENT_BEFORE
         return base
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
         """Return the task as objective, and the labelled examples as samples."""
-        return label_lesson(task, self.plan)
+        return label_setup(task, self.plan)
 
 
 # -- the student ------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class TeacherLearner:
                 path="loss.label_weight",
             )
         plan = self.student_plan
-        task, model = build_task(plan.settings, plan.source, plan.survey, student, plan.labels)
+        task, model = build_task(plan.settings, plan.source, plan.stats, student, plan.labels)
         longest = nlargest(CHECKED_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
         student_samples, teacher_samples = (
             self._encode(side, [], longest)[0] for side in (task, self._teacher_task(task))
@@ -354,7 +354,7 @@ class TeacherLearner:
         base.source = student_origin(self._settings)
         return base
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
         """Return the objective with all loss terms, and samples of labelled and unlabelled examples."""
         losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
         widths = model.config.model.width, self.plan.teacher.config.model.width
@@ -379,13 +379,13 @@ class TeacherLearner:
         samples = objective.add_teacher_targets(
             inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled
         )
-        return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
+        return TrainingSetup(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:
         """Return the number of all samples, and of those with labels."""
         if self._inputs is None:
             plan, base = self.student_plan, self.initial_model(self._settings.train.seed)
-            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.survey, base, plan.labels))
+            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.stats, base, plan.labels))
         return len(self._inputs.student_samples.samples), self._inputs.labelled_samples
 
     def _build_student(self, seed: int) -> ModelBundle:

@@ -331,7 +331,7 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
             path = Path(scratch) / str(number)
             save(student, path)
             paths[name], counts[name] = str(path), student.count()
-        split = next(name for name in plan.survey.non_empty_splits if name != "train")
+        split = next(name for name in plan.stats.non_empty_splits if name != "train")
         task, _ = build_eval_task(plan.teacher, plan.source, split)
         inputs = [task.engine_input(example) for example in islice(plan.source.examples(split), settings.verdict.texts)]
         speeds = compare_speeds(paths, settings.verdict, inputs=inputs, choose=fastest_precision)

@@ -124,7 +124,7 @@ def pretrain_with(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainLesson:
+class PretrainSetup:
     """Objectives and training samples of a pre-training run."""
 
     objectives: Sequence[Objective]  # one for each phase
@@ -142,7 +142,9 @@ class PretrainLearner(Protocol):
     def settings(self) -> JsonObject:
         """Return all settings that the model depends on, for results.json."""
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return objectives and training samples.
 
         Args:
@@ -174,13 +176,15 @@ class TextLearner:
         """Return the settings of the run."""
         return to_mapping(self._settings)
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return the objectives of the settings, and the samples unchanged."""
         objectives = build_objectives(components, model, samples)
         for note in components.builder.notes(components):
             self.run.reporter.message(note)
         evaluated = components.builder.for_validation(objectives[0])
-        return PretrainLesson(objectives=objectives, samples=samples, evaluated=evaluated)
+        return PretrainSetup(objectives=objectives, samples=samples, evaluated=evaluated)
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -220,25 +224,25 @@ class PretrainTraining:
         run.report_bad_rows()
         samples, validation = build_samples(components)
         model = build_model(components)
-        lesson = self.learner.lesson(components, model, samples)
-        self._report_sizes(components, model, lesson)
+        setup = self.learner.training_setup(components, model, samples)
+        self._report_sizes(components, model, setup)
         if run.ranks.is_main:
-            warn_of_stalling(settings, components.corpus, lesson.samples[0])
+            warn_of_stalling(settings, components.corpus, setup.samples[0])
         later_phases = [
             Stage(phase.start_fraction, rows, phase.batch_size, objective)
-            for phase, rows, objective in zip(settings.phases, lesson.samples[1:], lesson.objectives[1:], strict=True)
+            for phase, rows, objective in zip(settings.phases, setup.samples[1:], setup.objectives[1:], strict=True)
         ]
         trainer = Trainer(
-            model, lesson.objectives[0], lesson.samples[0], settings.train, run.ranks, later_stages=later_phases
+            model, setup.objectives[0], setup.samples[0], settings.train, run.ranks, later_stages=later_phases
         )
-        measure = partial(measure_share, trainer, lesson.evaluated, validation, components.probes)
-        self._score_before_training(trainer, measure, lesson.evaluated)
+        measure = partial(measure_share, trainer, setup.evaluated, validation, components.probes)
+        self._score_before_training(trainer, measure, setup.evaluated)
         fitted = fit(
             trainer,
             run.folder,
             replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps_per_epoch),
             evaluate=measure,
-            merge_evaluations=partial(combine_shares, lesson.evaluated),
+            merge_evaluations=partial(combine_shares, setup.evaluated),
             save_last=partial(self._save_last, components, model),
             reporter=run.reporter,
         )
@@ -250,7 +254,7 @@ class PretrainTraining:
         with trainer.full_params():
             shares = run.ranks.all_gather_object(measure())
             if run.ranks.is_main:
-                scores = combine_shares(lesson.evaluated, shares)
+                scores = combine_shares(setup.evaluated, shares)
                 self._write_results(components, model_to_save(model, components), trainer, scores, entry)
         run.ranks.barrier()
         return True
@@ -261,12 +265,12 @@ class PretrainTraining:
             remove_training_state(self.run.folder)
         self.run.illustrate(write_pretrained_card)
 
-    def _report_sizes(self, components: Components, model: ModelBundle, lesson: PretrainLesson) -> None:
+    def _report_sizes(self, components: Components, model: ModelBundle, setup: PretrainSetup) -> None:
         """Report the sizes of corpus, model and first phase."""
         counts = components.corpus.about["counts"]
         self.run.reporter.message(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {model.count():,} "
-            f"parameters; {len(lesson.samples[0]):,} rows of up to {self.settings.pack_length:,} tokens, "
+            f"parameters; {len(setup.samples[0]):,} rows of up to {self.settings.pack_length:,} tokens, "
             f"{self.settings.train.batch_size} in a step"
         )
 

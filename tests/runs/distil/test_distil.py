@@ -770,7 +770,7 @@ def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
     found = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
     plan = found.finetune_plan()
     task, made = build_task(
-        plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
+        plan.settings, plan.source, plan.stats, student_from_layers(known, LayersStudent(layers=1)), plan.labels
     )
     assert made.config.head == known.config.head
     answers = task.for_inference(made).named_tensors()

@@ -112,8 +112,6 @@ def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, co
     plan = plan_finetune(
         "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
     )
-    task, _ = build_task(plan.settings, plan.source, plan.survey, heedful.load(BUNDLED_ENCODER))
-    said = reading_notes(
-        plan.settings, plan.source, plan.survey, task, task.encode_split(plan.source.examples("train"))
-    )
+    task, _ = build_task(plan.settings, plan.source, plan.stats, heedful.load(BUNDLED_ENCODER))
+    said = reading_notes(plan.settings, plan.source, plan.stats, task, task.encode_split(plan.source.examples("train")))
     assert sum("--model" in sentence for sentence in said) == count

@@ -887,7 +887,7 @@ def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
     alone = module.plan_finetune(
         "regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"]
     )
-    assert "dev" not in alone.survey.non_empty_splits or "dev" not in alone.survey.constant_score_splits
+    assert "dev" not in alone.stats.non_empty_splits or "dev" not in alone.stats.constant_score_splits
 
 
 def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,8 +226,8 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
         "task.max_new_tokens=3",
     )
     plan = plan_finetune("seq2seq", tmp_path / "data.csv", assignments=given)
-    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    task, _ = build_task(plan.settings, plan.source, plan.survey, base)
+    base = initial_model(plan.settings.init, plan.source, plan.stats.counts, 0, None, lambda text: None)
+    task, _ = build_task(plan.settings, plan.source, plan.stats, base)
     told = encoding_notes(task.encode_split(plan.source.examples("train")))
     assert "3 training examples have targets that are longer than evaluations generate (task.max_new_tokens=3)" in told
     assert sum(int(note.split()[0]) for note in told if "the tokenizer does not decode exactly" in note) == changed
@@ -353,8 +353,8 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* set long_inputs"):
         finetune("seq2seq", data, tmp_path / "refused", assignments=wishes)
     plan = plan_finetune("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
-    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    learned = build_task(plan.settings, plan.source, plan.survey, base)[0].encode_split(plan.source.examples("train"))
+    base = initial_model(plan.settings.init, plan.source, plan.stats.counts, 0, None, lambda text: None)
+    learned = build_task(plan.settings, plan.source, plan.stats, base)[0].encode_split(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
     assert learned.truncated == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
