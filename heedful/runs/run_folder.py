@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -142,8 +142,12 @@ def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
     with suppress(OSError, HeedfulError):
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
-            device, precision = values.get("train.device"), values.get("train.precision")
-            return str(device) if device else "cpu", precision if precision in get_args(Precision) else None
+            device = values.get("train.device")
+            precision = values.get("train.precision")
+
+            if precision not in ("float32", "bfloat16", "float16"):
+                precision = None
+            return str(device) if device else "cpu", precision
     return None, None
 
 

@@ -26,7 +26,7 @@ class _RawQuestion(NamedTuple):
     context: str
     path: str  # JSON path
     line: int  # line of the paragraph, from 1
-    index: int  # index among all questions of the file, from 1
+    question_index: int  # index among all questions of the file, from 1
 
 
 def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionExample]:
@@ -38,7 +38,7 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
             _reject(row_errors, file, question, error)
             continue
         for index, kind in enumerate(repairs):
-            cell_index = question.index * 1000 + min(index, 999)
+            cell_index = question.question_index * 1000 + min(index, 999)
             row_errors.count_repair(kind, file.display_name, question.line, cell_index)
         yield replace(example, file=file.display_name, line=question.line)
 
@@ -93,7 +93,7 @@ def _reject(row_errors: RowErrors, file: TextFile, question: _RawQuestion, error
     column = f"{question.path}.{error.column}" if error.column else question.path
     text = shown(question.value)
     bad = BadRow(file=file.display_name, line=question.line, column=column, reason=error.reason, text=text)
-    row_errors.reject(bad, index=question.index)
+    row_errors.reject(bad, index=question.question_index)
 
 
 def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:

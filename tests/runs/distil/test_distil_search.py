@@ -20,7 +20,7 @@ from heedful.families import FAMILIES
 from heedful.infer.tuning.precision_gate import Measurement
 from heedful.runs.distil import search as distil_search
 from heedful.runs.distil.run import distil
-from heedful.runs.distil.search import default_shapes, fastest_precision, search
+from heedful.runs.distil.search import choose_fastest, default_shapes, search
 from heedful.runs.distil.settings import parse_student, preview_distil_settings
 from heedful.runs.distil.students import single_stack
 from heedful.runs.overrides import Overrides
@@ -117,7 +117,7 @@ def test_a_search_goes_by_the_time_of_what_is_trained(
 ) -> None:
     trials = [Measurement(precision="float32", speed=1.0, scores=0.0)]
     trials.append(Measurement(precision="int8", speed=2.0, scores=1.0, refused="its weights are drawn"))
-    assert fastest_precision(trials) == "int8", "after training it may be taken"
+    assert choose_fastest(trials) == "int8", "after training it may be taken"
     times, trained = {"bag": 6.0, "tiny": 2.5, "layers=1": 3.0}, []
 
     def done(

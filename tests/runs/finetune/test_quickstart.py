@@ -12,7 +12,7 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
-from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
+from heedful.runs.finetune.quickstart import MARK, MARK_CONTENT, quickstart
 from heedful.runs.results import RunResult
 from heedful.train.run_lock import lock_run
 
@@ -42,7 +42,7 @@ def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
     assert done is not None and done.results == {"metric": "accuracy"}
     assert [line["input"] for line in done.mistakes] == ["a", "c", "d"]
     assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
-    assert (folder / MARK).read_text() == MARKED
+    assert (folder / MARK).read_text() == MARK_CONTENT
     assert quickstart(folder) == done and runs == [folder, folder]
     (tmp_path / "empty").mkdir()
     assert quickstart(tmp_path / "empty") is not None
