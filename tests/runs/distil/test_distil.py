@@ -42,7 +42,7 @@ from heedful.runs.distil.settings import (
     parse_student,
     preview_distil_settings,
 )
-from heedful.runs.distil.students import resolve_losses, sentence_vector_width, student_from_layers
+from heedful.runs.distil.students import resolve_losses, sentence_dimension, student_from_layers
 from heedful.runs.distil.unlabelled import read_unlabelled, without_evaluated
 from heedful.runs.distil.verdict import ServingSpeed, compare_models, compare_speeds, quality_over_seeds
 from heedful.runs.distil.verdict import plot_verdict as drawn
@@ -800,7 +800,7 @@ def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
     both = with_head(load(teacher), "embedding")
     head = replace(both.config.head, pooling=("mean", "cls"))
     twice = ModelBundle(replace(both.config, head=head), both.tokenizer, both.source)
-    assert (sentence_vector_width(both), sentence_vector_width(twice), sentence_vector_width(load(teacher))) == (
+    assert (sentence_dimension(both), sentence_dimension(twice), sentence_dimension(load(teacher))) == (
         32,
         64,
         32,
