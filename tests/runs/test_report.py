@@ -96,7 +96,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments"),
+    ("data", "arguments"),
     [
         ("a text", ["a text"]),
         (["one", "two"], ["one", "--pair", "two"]),
@@ -105,8 +105,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         ({"prompt": "p", "choices": ["a", "b"]}, ["p", "--choice", "a", "--choice", "b"]),
     ],
 )
-def test_commands_of_each_kind_of_input(given: object, arguments: list[str]) -> None:
-    assert shlex.split(look_command(Path("run"), given)) == ["heedful", "look", "run", *arguments]
+def test_commands_of_each_kind_of_input(data: object, arguments: list[str]) -> None:
+    assert shlex.split(look_command(Path("run"), data)) == ["heedful", "look", "run", *arguments]
 
 
 def test_no_command_for_what_no_shell_takes() -> None:
