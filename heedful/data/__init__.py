@@ -1,4 +1,7 @@
-"""Data as typed examples, corpora and sampling. Names are imported when they are first used."""
+"""Layer 5: data. Files and objects as typed examples, corpora, and the order of samples in training.
+
+The public names below are imported when they are first used.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,7 @@
-"""Policies for rows that cannot be used: raise at the first one, skip them, or write them to a quarantine file."""
+"""Bad rows, which are rows that cannot be used, and the policies for them: raise, skip or quarantine.
+
+Every reader of data reports bad rows to a `RowErrors`, which applies the policy.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Literal
 
 from heedful.errors import DataError
 
-MAX_TEXT_CHARS = 200  # characters of a bad row that are kept
-MAX_REPORTED_ROWS = 20  # bad rows that are kept for a report
+MAX_TEXT_CHARS = 200  # maximum characters of a bad row's text in reports
+MAX_REPORTED_ROWS = 20  # maximum bad rows in a report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,16 +23,16 @@ class BadRow:
 
     file: str
     line: int  # from 1
-    column: str  # name, number from 1, or path in JSON; "": the whole row
-    reason: str  # a phrase that follows the position in messages, like "has no text"
-    text: str
+    column: str  # name, position from 1, or path in JSON; "": the whole row
+    reason: str  # a phrase after the position in messages, such as "has no text"
+    text: str  # the beginning of the row
 
     def __str__(self) -> str:
         return ":".join([self.file, str(self.line), *([self.column] if self.column else [])]) + f": {self.reason}"
 
 
 class CellError(Exception):
-    """A cell that cannot be used; the reader of the row turns it into a `BadRow`."""
+    """Raised for a cell that cannot be used. The reader of the row converts it to a `BadRow`."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +54,7 @@ class Quarantine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skip:
-    """Policy: skip bad rows, count them, and keep the first ones for a report."""
+    """Policy: skip bad rows, count them, and store the first ones for a report."""
 
 
 OnBadRow = Literal["raise", "skip"]  # values of --on-bad-row
@@ -59,7 +62,7 @@ BadRowPolicy = Raise | Quarantine | Skip
 
 
 def remove_quarantine(path: Path) -> None:
-    """Remove the quarantine file of an earlier run; a file with other contents stays."""
+    """Remove the quarantine file of an earlier run. A file with other contents is not removed."""
     try:
         with path.open(encoding="utf-8") as file:
             first_row = json.loads(file.readline())
@@ -70,30 +73,30 @@ def remove_quarantine(path: Path) -> None:
 
 
 class RowErrors:
-    """Handles bad rows by a policy, and counts each of them once, however often its file is read."""
+    """Handles bad rows by a policy, and counts each bad row once, even if its file is read several times."""
 
     def __init__(self, policy: BadRowPolicy) -> None:
         self.policy = policy
-        self.bad: Counter[str] = Counter()  # number of bad rows by file
+        self.bad: Counter[str] = Counter()  # counts of bad rows by file
         self.first: list[BadRow] = []  # the first bad rows, at most MAX_REPORTED_ROWS
-        self.repairs: Counter[str] = Counter()  # number of repaired cells by kind of repair
-        self._last_counted: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, number) counted, by (file, stage)
+        self.repairs: Counter[str] = Counter()  # counts of repaired cells by kind of repair
+        self._last_counted: dict[tuple[str, str], tuple[int, int]] = {}  # last (line, index) counted, by (file, stage)
         self._file_created = False  # whether the quarantine file was created
 
-    def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+    def reject(self, bad: BadRow, *, index: int = 0, stage: str = "row") -> None:
         """Raise an error for a bad row, or count it and write it to the quarantine file.
 
         Args:
             bad: the row.
-            number: number of the row, to tell apart several rows of one line.
-            stage: name of the check that failed; each stage reads the rows in order and counts them once.
+            index: ascending index of the row, which distinguishes several rows of one line.
+            stage: name of the check that failed. Each stage visits the rows in order and counts them once.
 
         Raises:
             DataError: If the policy is `Raise`, or the quarantine file cannot be written.
         """
         if isinstance(self.policy, Raise):
             raise DataError(f"{bad} (correct it, or skip such rows: --on-bad-row skip)")
-        if self._is_new(bad.file, stage, (bad.line, number)):
+        if self._is_new(bad.file, stage, (bad.line, index)):
             self.bad[bad.file] += 1
             bad = replace(bad, text=bad.text[:MAX_TEXT_CHARS])
             if len(self.first) < MAX_REPORTED_ROWS:
@@ -101,16 +104,16 @@ class RowErrors:
             if isinstance(self.policy, Quarantine):
                 self._write(self.policy.file, asdict(bad))
 
-    def count_repair(self, kind: str, file: str, line: int, number: int = 0) -> None:
+    def count_repair(self, kind: str, file: str, line: int, index: int = 0) -> None:
         """Count a repaired cell.
 
         Args:
             kind: kind of the repair, a phrase for messages.
             file: the file.
             line: line of the cell.
-            number: number of the cell, to tell apart several cells of one line.
+            index: ascending index of the cell, which distinguishes several cells of one line.
         """
-        if self._is_new(file, kind, (line, number)):
+        if self._is_new(file, kind, (line, index)):
             self.repairs[kind] += 1
 
     def _is_new(self, file: str, stage: str, position: tuple[int, int]) -> bool:
@@ -131,7 +134,7 @@ class RowErrors:
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: as JSON of at most 80 characters, with control characters escaped."""
+    """Format a value for messages: as JSON of at most 80 characters, with control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text if len(text) <= 80 else text[:79] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,4 +1,7 @@
-"""Typed examples: one class for each kind of task, with the file and line of each example."""
+"""Typed examples, with one class for each kind of task: what readers of data yield, and what tasks train on.
+
+Also text hashes, the generated dev split that they decide, and the order of labels.
+"""
 
 from __future__ import annotations
 
@@ -20,54 +23,55 @@ WORD = re.compile(r"\w+|[^\w\s]")
 class Example:
     """Base class of examples: source file and line, texts, and target."""
 
-    about: ClassVar[str]  # what an example is, as a phrase for messages
+    about: ClassVar[str]  # description of an example, a phrase for messages
     needed: ClassVar[tuple[str, ...]]  # roles of required columns, see data/labelled/columns.py
-    alternative: ClassVar[tuple[str, ...]] = ()  # roles that replace `needed` if columns of `needed` are missing
+    alternative: ClassVar[tuple[str, ...]] = ()  # roles required instead, if columns of `needed` are missing
     optional: ClassVar[tuple[str, ...]] = ()  # roles of optional columns
     file: str = field(default="", compare=False)
-    line: int = field(default=0, compare=False)  # line from 1; number of the row in Parquet and data in memory
+    line: int = field(default=0, compare=False)  # line from 1; row from 1 in Parquet and data in memory
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts of the example."""
+        """The texts of the example."""
         raise NotImplementedError
 
     @property
     def target(self) -> str:
-        """The target as one text; two examples with equal texts and different targets contradict each other."""
+        """The target as one text. Two examples with equal texts and different targets contradict each other."""
         return ""
 
     @property
     def group(self) -> str:
-        """The text that decides on the split: a generated dev split has all examples of a group, or none of them."""
+        """The text that decides on the split: a generated dev split has all examples of a group or none of them."""
         return "\x1f".join(self.texts)
 
     @classmethod
-    def from_cells(cls, read: Any, cells: Cells) -> Iterator[dict[str, object]]:
-        """Yield the fields of each example in a row of a table; `read` is a RowReader.
+    def from_cells(cls, reader: Any, cells: Cells) -> Iterator[dict[str, object]]:
+        """Yield the fields of each example in a row of a table; `reader` is a RowReader.
 
-        Only classes outside this module override it; data/labelled/row_reader.py has functions for the classes here.
+        Only classes outside this module override this method. For the classes of this module,
+        data/labelled/row_reader.py has functions instead.
         """
         raise NotImplementedError
 
     @classmethod
     def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
-        """Yield the examples of a split from one example for each row; several rows may become one example."""
+        """Yield the examples of a split, given one example per row. Several rows may be merged into one example."""
         return examples
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
-        """Yield examples from inputs of an Engine, with a dummy target."""
+        """Convert inputs of an Engine to examples with a dummy target; `label` is a valid label for it."""
         for engine_input in engine_inputs:
             yield cls.from_input(engine_input, label)
 
     @classmethod
     def from_input(cls, engine_input: object, label: str) -> Self:
-        """Make an example from one input of an Engine, with a dummy target."""
+        """Convert one input of an Engine to an example with a dummy target."""
         raise NotImplementedError
 
     def to_input(self) -> object:
-        """Return the example without its target, as an input of an Engine."""
+        """Convert the example, without its target, to an input of an Engine."""
         raise NotImplementedError
 
 
@@ -141,7 +145,7 @@ class MultiLabelExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredExample(Example):
-    """A text, or a pair of texts, with a number: regression."""
+    """A text, or a pair of texts, with a score: regression."""
 
     about: ClassVar[str] = "a text, or two, with a number"
     needed: ClassVar[tuple[str, ...]] = ("text", "score")
@@ -162,13 +166,13 @@ class ScoredExample(Example):
 
     @property
     def target(self) -> str:
-        """The number."""
+        """The score."""
         return repr(self.score)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaggedExample(Example):
-    """A sentence of words with one tag for each: token classification."""
+    """A sentence of words with a tag for each word: token classification."""
 
     about: ClassVar[str] = "the words of a sentence, with a tag for each"
     needed: ClassVar[tuple[str, ...]] = ("words", "tags")
@@ -196,15 +200,15 @@ class TaggedExample(Example):
 
 
 class AnswerSpan(NamedTuple):
-    """An answer in a context, for which context[start : start + len(text)] == text."""
+    """An answer in a context: context[start : start + len(text)] == text."""
 
     text: str
-    start: int  # offset in characters
+    start: int  # index of the first character in the context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionExample(Example):
-    """A question, its context and all correct answers (none if it cannot be answered): question answering."""
+    """A question, its context and all correct answers, () if there is no answer: question answering."""
 
     about: ClassVar[str] = "a question, its context and its right answers"
     needed: ClassVar[tuple[str, ...]] = ("question", "context", "answers")
@@ -230,7 +234,7 @@ class QuestionExample(Example):
 
     @property
     def target(self) -> str:
-        """The first answer, or ""; examples with other alternative answers do not contradict it."""
+        """The first answer, or "". Examples that differ only in alternative answers do not contradict each other."""
         return self.answers[0].text if self.answers else ""
 
     @property
@@ -241,7 +245,7 @@ class QuestionExample(Example):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample(Example):
-    """A prompt with several candidates, one of them correct: multiple choice."""
+    """A prompt with several candidates, exactly one of which is correct: multiple choice."""
 
     about: ClassVar[str] = "a prompt with candidates of which one is right"
     needed: ClassVar[tuple[str, ...]] = ("candidates", "answer")
@@ -280,13 +284,13 @@ class PairExample(Example):
     optional: ClassVar[tuple[str, ...]] = ("score", "negative", "teacher_scores")
     anchor: str
     positive: str
-    score: float | None = None  # similarity; None: the two texts belong together
-    negatives: tuple[str, ...] = ()  # hard negatives: similar texts that do not belong to the anchor
-    teacher_scores: tuple[float, ...] = ()  # of the positive text and each negative; only their differences matter
+    score: float | None = None  # similarity; None: anchor and positive match
+    negatives: tuple[str, ...] = ()  # hard negatives: texts similar to the positive that do not match the anchor
+    teacher_scores: tuple[float, ...] = ()  # scores of the positive and each negative; only differences matter
 
     @classmethod
     def from_inputs(cls, engine_inputs: Iterable[object], label: str) -> Iterator[Self]:
-        """Yield an example for each pair, and for each two single texts; a last single text is paired with itself."""
+        """Yield an example for each pair, and for every two single texts. A last single text is paired with itself."""
         unpaired: str | None = None
         for engine_input in engine_inputs:
             if not isinstance(engine_input, str):
@@ -316,8 +320,8 @@ class PairExample(Example):
 class RankExample(Example):
     """A query and documents with their relevance to it: reranking.
 
-    A row has a relevant document and irrelevant ones, or one document with its relevance. Rows with one document that
-    share a query become one example, with the most relevant document first.
+    A row of a file has a relevant document and irrelevant ones, or one document with its relevance. Rows with one
+    document are merged into one example per query, with the most relevant document first.
     """
 
     about: ClassVar[str] = "a query with relevant and irrelevant documents"
@@ -327,11 +331,11 @@ class RankExample(Example):
     query: str
     documents: tuple[str, ...]
     relevance: tuple[float, ...]  # relevance of each document, from 0; 0: irrelevant
-    teacher_scores: tuple[float, ...] = ()  # of each document; only their differences matter
+    teacher_scores: tuple[float, ...] = ()  # score of each document; only differences matter
 
     @classmethod
     def merge_rows(cls, examples: Iterator[Self]) -> Iterator[Self]:
-        """Yield rows with several documents in order, then one example for each query of rows with one document."""
+        """Yield the rows with several documents in order, then one example per query for rows with one document."""
         rows_by_query: dict[str, list[Self]] = {}
         for example in examples:
             if len(example.documents) > 1:
@@ -369,8 +373,8 @@ class Seq2SeqExample(Example):
 
     about: ClassVar[str] = "a text and what is to be written for it"
     needed: ClassVar[tuple[str, ...]] = ("source", "target")
-    text: str  # source
-    rewritten: str  # target
+    text: str  # source text
+    rewritten: str  # target text
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -389,7 +393,7 @@ class Seq2SeqExample(Example):
 
 
 def _split_pair(engine_input: object) -> tuple[str, str | None]:
-    """Return the two texts of a pair; the second is None if the input is one text."""
+    """Return the texts of an input. The second one is None if the input is a single text."""
     if isinstance(engine_input, str):
         return engine_input, None
     assert isinstance(engine_input, list | tuple)
@@ -397,7 +401,7 @@ def _split_pair(engine_input: object) -> tuple[str, str | None]:
 
 
 def normalise_text(text: str) -> str:
-    """Remove case, punctuation and repeated white space; a text of only punctuation is returned stripped.
+    """Remove case, punctuation and repeated white space. A text of only punctuation is stripped instead.
 
     >>> normalise_text(" Don't  PANIC! "), normalise_text("?!")
     ('don t panic', '?!')
@@ -414,7 +418,7 @@ def hash_text(text: str, seed: int = 0) -> int:
 
 
 def in_dev_split(example: Example, share: float, seed: int) -> bool:
-    """Whether an example belongs to the generated dev split: the hash of its normalised group decides.
+    """Whether an example belongs to the generated dev split, by the hash of its normalised group.
 
     Args:
         example: the example.
@@ -425,7 +429,7 @@ def in_dev_split(example: Example, share: float, seed: int) -> bool:
 
 
 def sort_labels(labels: set[str]) -> tuple[str, ...]:
-    """Sort labels: numerically if all are numbers, else by characters.
+    """Sort labels numerically if all are numbers, else alphabetically.
 
     >>> sort_labels({"10", "9"}), sort_labels({"pos", "neg", "10"})
     (('9', '10'), ('10', 'neg', 'pos'))

@@ -1,7 +1,7 @@
-"""Sampling: the samples of each training step, and how they are split over ranks and micro-batches.
+"""Sampling: the samples of each training step, and how they are divided among ranks and micro-batches.
 
-Order and random seeds are pure functions of (seed, epoch, sample), the same for any number of ranks. The gradients of
-micro-batches are accumulated.
+The training loop calls it. Order and random seeds are pure functions of (seed, epoch, sample), and equal for any world
+size. Gradients are accumulated over the micro-batches of a step.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from heedful.errors import DataError
 SequenceT = TypeVar("SequenceT", bound=Sized)
 
 
-def derive_seed(*numbers: int) -> int:
-    """Hash whole numbers to a 63-bit seed, the same on every machine.
+def derive_seed(*parts: int) -> int:
+    """Hash integers to a 63-bit seed, the same on every machine.
 
     >>> derive_seed(1, 2) == derive_seed(1, 2), derive_seed(1, 2) == derive_seed(2, 1)
     (True, False)
     """
-    data = struct.pack(f"<{len(numbers)}q", *numbers)
+    data = struct.pack(f"<{len(parts)}q", *parts)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 @lru_cache(maxsize=2)
 def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Shuffle the indices of all samples for an epoch; return them as a read-only array, [count].
+    """Return the shuffled indices of all samples for an epoch, as a read-only array [count].
 
     Samples are sorted by random bits, since NumPy guarantees the stream of its bit generators but not its permutations
     (NEP 19).
@@ -46,14 +46,14 @@ def epoch_order(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 class BatchPlan(NamedTuple):
     """The samples of one step, and the seeds of their random choices, such as masks."""
 
-    epoch: int  # epoch of the seeds, from 0; repeats after `num_static_masks` epochs
+    epoch: int  # epoch that the seeds depend on, from 0; repeats after `num_static_masks` epochs
     indices: NDArray[np.int64]  # indices of the samples, [batch]
-    keys: tuple[int, ...]  # random seed of each sample, a function of (seed, epoch, sample)
+    keys: tuple[int, ...]  # random seed of each sample, a function of (seed, epoch, sample index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSampler:
-    """Splits shuffled epochs of samples into batches; the last batch of an epoch may be smaller."""
+    """Splits shuffled epochs of samples into batches. The last batch of an epoch may be smaller."""
 
     num_samples: int
     batch_size: int
@@ -67,7 +67,7 @@ class BatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in one epoch.
+        """The number of steps in one epoch.
 
         >>> BatchSampler(num_samples=10, batch_size=4, seed=0).steps_per_epoch
         3
@@ -78,8 +78,8 @@ class BatchSampler:
         """Choose the samples of a step.
 
         Args:
-            step: step from 0, counted over all epochs.
-            num_static_masks: epochs after which random choices repeat; None: never.
+            step: index of the step from 0, counted over all epochs.
+            num_static_masks: epochs after which the random choices repeat. If None, they never repeat.
         """
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         start = step_in_epoch * self.batch_size
@@ -93,7 +93,7 @@ class BatchSampler:
 
 
 def group(count: int, size: int) -> list[list[int]]:
-    """Split range(count) into groups of `size` indices that stay in one micro-batch.
+    """Split range(count) into groups of `size` indices. The samples of a group stay in one micro-batch.
 
     >>> group(5, 2)
     [[0, 1], [2, 3], [4]]
@@ -102,14 +102,14 @@ def group(count: int, size: int) -> list[list[int]]:
 
 
 def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign units to ranks by greedy load balancing: the largest first, each to the rank with the least load.
+    """Assign units to ranks by greedy load balancing: the largest unit first, each to the rank with the least load.
 
     Args:
-        sizes: tokens of each unit.
-        ranks: number of ranks.
+        sizes: tokens of each unit. A unit is a sample, or a group of samples.
+        ranks: world size.
 
     Returns:
-        The indices of each rank's units, in ascending order.
+        The ascending indices of the units of each rank.
 
     >>> assign_to_ranks([5, 1, 4, 3], 2)
     [[0, 1], [2, 3]]
@@ -126,14 +126,14 @@ def assign_to_ranks(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
     """Split units into the fewest micro-batches of about equal load that fit a token budget.
 
-    A unit that is larger than the budget is a micro-batch of its own.
+    A unit larger than the budget becomes a micro-batch that has no other unit.
 
     Args:
         sizes: tokens of each unit.
-        budget: tokens of a micro-batch, at most.
+        budget: maximum tokens in a micro-batch.
 
     Returns:
-        The indices of each micro-batch's units.
+        The indices of the units of each micro-batch.
 
     >>> split_microbatches([3, 3, 3, 9], 8)
     [[3], [0, 2], [1]]
@@ -148,7 +148,7 @@ def split_microbatches(sizes: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def consecutive_batches(sequences: Iterable[SequenceT], budget: int) -> Iterator[list[SequenceT]]:
-    """Yield batches of consecutive sequences that fit a token budget; a longer sequence is a batch of its own.
+    """Yield batches of consecutive sequences that fit a token budget. A longer sequence is alone in its batch.
 
     >>> list(consecutive_batches(["aa", "bbb", "cccccc", "d"], 5))
     [['aa', 'bbb'], ['cccccc'], ['d']]

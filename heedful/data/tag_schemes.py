@@ -1,12 +1,12 @@
-"""Conversion between tagging schemes of named entities (IOB1, IOB2, IOBES, BILOU, BMES, IO)."""
+"""Conversion between tagging schemes of entities (IOB1, IOB2, IOBES, BILOU, BMES, IO), for data and for tagging."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 OUTSIDE = "O"
-IOBES_MARKS = {"U": "S", "L": "E", "M": "I"}  # mark of BILOU or BMES to the mark of IOBES
-EQUIVALENT_MARKS = {  # (mark in IOB2, whether the entity ends with this tag) to marks of any scheme, preferred first
+IOBES_MARKS = {"U": "S", "L": "E", "M": "I"}  # marks of BILOU and BMES to marks of IOBES
+EQUIVALENT_MARKS = {  # (mark in IOB2, whether the tag is the last of the entity) to marks of all schemes, best first
     ("B", True): "SUBI",
     ("B", False): "BI",
     ("I", True): "ELI",
@@ -15,7 +15,7 @@ EQUIVALENT_MARKS = {  # (mark in IOB2, whether the entity ends with this tag) to
 
 
 def parse_tag(tag: str) -> tuple[str, str]:
-    """Split a tag into its mark, as IOBES writes it, and the type of its entity.
+    """Split a tag into its mark, converted to IOBES, and the type of its entity.
 
     >>> parse_tag("B-PER"), parse_tag("L-a-b"), parse_tag("O"), parse_tag("I")
     (('B', 'PER'), ('E', 'a-b'), ('O', ''), ('I', ''))
@@ -31,7 +31,8 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
 
     Args:
         tags: tags of one sentence.
-        strict: let I-x begin an entity only right after another entity of type x; leave other stray I-x unchanged.
+        strict: whether I-x begins an entity only directly after another entity of type x. Other stray I-x are then
+            returned unchanged.
 
     >>> tags = ["I-PER", "B-PER", "O", "S-LOC", "B-LOC", "E-LOC", "I-LOC"]
     >>> to_iob2(tags)
@@ -40,7 +41,7 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
     ('I-PER', 'B-PER', 'O', 'B-LOC', 'B-LOC', 'I-LOC', 'B-LOC')
     """
     converted: list[str] = []
-    open_type: str | None = None  # type of the entity that may continue
+    open_type: str | None = None  # type of the entity that the next tag may continue
     ended_type: str | None = None  # type of the entity that ended with the last tag
     for tag in tags:
         mark, kind = parse_tag(tag)
@@ -55,7 +56,7 @@ def to_iob2(tags: Sequence[str], *, strict: bool = False) -> tuple[str, ...]:
 
 
 def to_scheme(tags: Sequence[str], labels: Collection[str]) -> tuple[str, ...]:
-    """Convert tags of IOB2 to the scheme of a set of labels; a tag without an equivalent label is unchanged.
+    """Convert tags from IOB2 to the scheme of a set of labels. A tag without an equivalent label stays unchanged.
 
     >>> to_scheme(["B-LOC", "B-PER", "I-PER"], ["O", "S-LOC", "B-LOC", "B-PER", "E-PER"])
     ('S-LOC', 'B-PER', 'E-PER')
@@ -76,6 +77,6 @@ def unknown_labels(labels: Sequence[str], known: Collection[str], *, tags: bool)
     Args:
         labels: labels of the data.
         known: labels of the model.
-        tags: whether labels are tags, which are compared across schemes.
+        tags: whether labels are tags, which are then compared across schemes.
     """
     return [label for label in labels if (to_scheme([label], known)[0] if tags else label) not in known]

@@ -109,17 +109,20 @@ class MaskedLM(SelfSupervised):
             counts=(float(target_total),),
         )
 
-    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
+    def scores(self, loaded: ModelBundle, batch: Batch, hidden_states: Tensor | None = None) -> Tensor:
         """Return the scores over the vocabulary of the chosen rows.
 
         Args:
             loaded: The model.
             batch: The masked batch.
-            rows: All hidden states of the batch; None: they are computed.
+            hidden_states: Hidden states of all tokens of the batch. If None, those of the masked tokens are computed.
         """
         assert loaded.head is not None and batch.rows is not None
-        chosen = loaded.hidden_states(batch.packed, output_rows=batch.rows) if rows is None else rows[batch.rows]
-        return upcast(loaded.head(chosen, batch.packed))
+        if hidden_states is None:
+            masked_states = loaded.hidden_states(batch.packed, output_rows=batch.rows)
+        else:
+            masked_states = hidden_states[batch.rows]
+        return upcast(loaded.head(masked_states, batch.packed))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy of each chosen row."""

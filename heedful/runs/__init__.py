@@ -1,1 +1,1 @@
-"""The commands that read data or write a run folder: finetune, pretrain, distil, tune, evaluate, bench, push."""
+"""Layer 10: the commands that read data or write a run folder, such as finetune, pretrain, distil and evaluate."""

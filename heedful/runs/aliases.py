@@ -1,7 +1,7 @@
-"""Names that other libraries give to settings, flags and tasks, and what they are called here.
+"""Foreign names: the names of settings, flags and tasks in other libraries, with Heedful's names for them.
 
-A foreign name with the same meaning is accepted, and the command prints the name used here once. A foreign name with
-another meaning is refused: the error names the setting here and says how to convert the value.
+A foreign name with the same meaning is accepted, and the command prints Heedful's name once. A foreign name with
+another meaning is refused: the error names Heedful's setting and says how to convert the value.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from heedful.tasks.specs import SPECS, task_names
 
 
 class ForeignName(NamedTuple):
-    """A name in other libraries.
+    """A name in other libraries, with its meaning in Heedful.
 
     Args:
         name: The setting or flag of the other library, with underscores.
-        meant: Full paths of settings here; the first one that a command has is used. Or one flag, argument or command,
-            such as "--output".
-        advice: How to convert the value; "" if the meaning is the same, so that the name is accepted.
+        meant: Full paths of Heedful's settings; the first one that a command has is used. Otherwise one flag, argument
+            or command, such as "--output".
+        advice: How to convert the value, or "" if the meaning is the same, so that the name is accepted.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ForeignName(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether the name may be used, with its value unchanged."""
+        """Whether the name may be used with an unchanged value."""
         return not self.advice
 
     @property
@@ -38,7 +38,7 @@ class ForeignName(NamedTuple):
         return not self.meant[0].startswith(("--", "DATA", "heedful "))
 
     def path(self, known: Mapping[str, object]) -> str:
-        """Return the full path of the setting in `known`, the settings of a command; "" if it has no such setting."""
+        """Return the full path of the setting among the settings `known` of a command, or "" if it has none."""
         for path in self.meant:
             for full_path in (path, f"pretrain.{path}"):
                 if full_path in known:
@@ -63,7 +63,7 @@ RESUME_ADVICE = "give the same command again: a run that was interrupted resumes
 WARMUP_ADVICE = "give a share of the training: warm-up steps divided by all steps"
 
 _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
-    # paths here, and names of the same meaning in other libraries
+    # (paths of settings, foreign names with the same meaning)
     ((LR,), "learning_rate lr0 body_learning_rate learning_rate_init initial_rate peak_lr"),
     ((WEIGHT_DECAY,), "l2_weight_decay"),
     (("train.optimizer.max_grad_norm",), "gradient_clip_val grad_clip clip_grad_norm max_gradient_norm clip_norm"),
@@ -113,7 +113,7 @@ _SAME_MEANING: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--nproc",), "nproc_per_node num_processes"),
 )
 _OTHER_MEANING: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    # paths here, names of another meaning in other libraries, and how to convert the value
+    # (paths of settings, foreign names with another meaning, how to convert the value)
     (
         ("train.batch_size",),
         "per_device_train_batch_size per_gpu_train_batch_size",
@@ -222,12 +222,12 @@ _COMMANDS_BY_TASK: dict[str, str] = {  # for tasks that are not fine-tuned
 
 
 def task_aliases() -> dict[str, str]:
-    """Return the names of tasks by their aliases: names of Hugging Face's pipelines and of other libraries."""
+    """Return task names by alias. Aliases are names of Hugging Face's pipelines and of other libraries."""
     return {alias: spec.public_name for spec in SPECS.values() for alias in spec.aliases}
 
 
 def canonical_task(task: str) -> str:
-    """Return the name of a task from that name or an alias, such as "ner" for "tag".
+    """Return the name of the task with a name or alias: "tag" for "tag" and for "ner".
 
     Raises:
         HeedfulError: If no task has this name or alias.

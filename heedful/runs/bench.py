@@ -1,4 +1,4 @@
-"""Benchmark of a model on this machine in each precision: latency, throughput, memory and quality."""
+"""`heedful bench`: latency, throughput, memory and quality of a model on this machine, in each precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from heedful.runs.run_folder import SETTINGS, write_file
 from heedful.runs.timing import measure_latency
 
 BENCH = "bench.json"
-# a script for a new process: loads the model, predicts once and prints its resident memory
+# script for a new process, which loads the model, predicts once and prints its resident memory
 RESIDENT_CODE = """
 import sys; sys.path[:] = {path!r}
 from heedful.infer.tuning.precision_gate import calibration_chunks, calibration_inputs, open_in_precision
@@ -42,26 +42,26 @@ print(resident_bytes())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionBench:
-    """Benchmark of a model in one precision on this machine; the fields are those of bench.json."""
+    """Benchmark of a model in one precision on this machine. Its fields are keys of bench.json."""
 
-    trial: Measurement  # speed and scores on the sample texts, by which "auto" decides
+    trial: Measurement  # speed and scores on the sample texts, by which precision "auto" is chosen
     # "p50" and "p99" in milliseconds by tokens of a text, without tokenizing; {} if the precision was timed briefly
     latency: dict[str, dict[str, float]]
-    # tokens a second without tokenizing, of texts of 64 tokens; of the sample texts if it was timed briefly
+    # tokens per second without tokenizing, for texts of 64 tokens, or for the sample texts if it was timed briefly
     throughput: int
-    resident_bytes: int  # resident memory of a process after one prediction, PyTorch included
+    resident_bytes: int  # resident memory of a process after one prediction, including PyTorch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """Benchmark of a model in all precisions on this machine; written as bench.json."""
+    """Benchmark of a model in all precisions on this machine, which is written as bench.json."""
 
     model: str  # folder or name of the model
     machine: JsonObject  # processor, threads, versions
     metric: str | None  # name of the task's metric; None without data
     split: str | None  # split that was evaluated; None without data
     results: tuple[PrecisionBench, ...]  # float32 first
-    auto_precision: Precision  # what `precision="auto"` takes from now on: the fastest one that is not refused
+    auto_precision: Precision  # precision that "auto" means from now on: the fastest one that is accepted
 
 
 def bench(
@@ -76,23 +76,23 @@ def bench(
 ) -> Bench:
     """Measure a run, or a model folder, in float32, bfloat16 and int8.
 
-    In a run folder the result is written to bench.json; if that cannot be written, `log` receives a warning.
+    In a run folder the result is written to bench.json. If that file cannot be written, `log` receives a warning.
 
     Args:
         run: A run, a model folder, or NAME[@REVISION] on the hub.
-        data: Data on which quality is measured; None: only speed and memory are measured.
-        split: Split of the data; None: test, else dev, else the first one.
+        data: Data on which quality is measured. If None, only speed and memory are measured.
+        split: Split of the data. If None, test, else dev, else the first one.
         revision: Revision of a model on the hub.
         head: Kind of head, instead of the one that config.json names.
-        device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
         log: Receives progress, a line at a time.
 
     Raises:
-        HeedfulError: If the model is a cascade, the data do not fit the model, or a new process cannot load it.
+        HeedfulError: If the model is a cascade, if the data do not fit the model, or if a new process cannot load it.
     """
     if read_notes(folder_of(run, revision)).stage_thresholds:
         raise cascade_refusal(run, "measured in each precision")
-    evaluated: dict[str, str] = {}  # names of metric and split, once a precision has been evaluated
+    evaluated: dict[str, str] = {}  # names of "metric" and "split", set by the first evaluation
     data_settings, long_inputs = data_settings_for(run, data)
     generation = run_generation(run)
 
@@ -147,7 +147,7 @@ def bench(
 
 @contextmanager
 def _warn_if_unwritable(run: str | Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Report an I/O error to `log` instead of raising it, so that the results are still shown."""
+    """Report an I/O error to `log` instead of raising it, so that the results are shown nevertheless."""
     try:
         yield
     except OSError as error:

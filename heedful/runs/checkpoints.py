@@ -1,4 +1,7 @@
-"""Checkpoints of a finished run: their entry in results.json, whether dev can choose among them, their folders."""
+"""Checkpoints of a finished run: their entry in results.json, notes about their choice, and their folders.
+
+Runs write the entry; `heedful evaluate` and `predict` find the folder of a checkpoint with `find_checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ from heedful.errors import RunError
 from heedful.runs.results import RESULTS, read_results
 from heedful.tasks.metrics import format_difference
 
-CHECKPOINTS = "checkpoints"  # folder of a run with weights other than those of its model
-LAST = "last"  # folder in CHECKPOINTS: the weights of the last step
-STATE = "state"  # folder of a run with its training state
+CHECKPOINTS = "checkpoints"  # folder in a run, for weights other than those of the run's model
+LAST = "last"  # folder in CHECKPOINTS with the weights of the last step
+STATE = "state"  # folder in a run with the training state
 
 
 class ScoredStep(TypedDict):
-    """A step, and the metric of its weights on dev."""
+    """A training step, and the metric on dev of the weights after it."""
 
     step: int
     metric_value: float | None  # None: the step was not evaluated
 
 
 class CheckpointEntry(TypedDict):
-    """The entry "checkpoints" of results.json: the best and the last weights, and which of them the model has."""
+    """The entry "checkpoints" of results.json: the best and the last step, and the one whose weights the model has."""
 
     model: Literal["best", "last"]
     best: ScoredStep | None  # None: nothing was evaluated on dev during training
@@ -39,9 +42,9 @@ def checkpoint_entry(
 
     Args:
         best_step: Step of the best weights on dev.
-        best_metric: Their metric; None without evaluations.
+        best_metric: Metric of the best weights, or None if there were no evaluations.
         last_step: Step of the last weights.
-        last_metric: Their metric; None without evaluations.
+        last_metric: Metric of the last weights, or None if there were no evaluations.
         load_best: Whether the model gets the best weights (`fit.load_best_at_end`).
     """
     chosen: Literal["best", "last"] = "best" if load_best and best_metric is not None else "last"
@@ -50,24 +53,26 @@ def checkpoint_entry(
 
 
 def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, float] | None) -> str:
-    """Return a sentence if dev is too small to prefer the best checkpoint to the last one, else "".
+    """Return a warning if dev is too small to prefer the best checkpoint to the last one, else "".
 
     Dev is too small if the 95 % interval of the metric is wider than the gain of the best checkpoint over the last one.
 
     Args:
         entry: The checkpoints of a run.
         metric: Name of the metric.
-        interval: "low" and "high" of the metric of the model on dev; None: unknown.
+        interval: "low" and "high" of the metric of the model on dev, or None if the interval is unknown.
     """
     best, last = entry["best"], entry["last"]
     if entry["model"] != "best" or best is None or best["step"] == last["step"] or interval is None:
         return ""
     if best["metric_value"] is None or last["metric_value"] is None:
         return ""
-    gain, width = best["metric_value"] - last["metric_value"], interval["high"] - interval["low"]
-    if width <= gain:
+    gain = best["metric_value"] - last["metric_value"]
+    interval_width = interval["high"] - interval["low"]
+    if interval_width <= gain:
         return ""
-    gain_text, width_text = (format_difference(metric, value, sign="") for value in (gain, width))
+    gain_text = format_difference(metric, gain, sign="")
+    width_text = format_difference(metric, interval_width, sign="")
     return (
         f"dev is too small to choose a checkpoint: the {metric} of the best one (step {best['step']:,}) is {gain_text} "
         f"above that of the last one (step {last['step']:,}), but its 95 % interval is {width_text} wide; evaluate and "
@@ -76,7 +81,7 @@ def small_dev_note(entry: CheckpointEntry, metric: str, interval: Mapping[str, f
 
 
 def continued_run_note(model: str, task: str) -> str:
-    """Return a sentence if `model` is the folder of a finished run of the same task, else ""."""
+    """Return a note if `model`, from which training starts, is a finished run of the same task, else ""."""
     folder = Path(model)
     if not model or not (folder / RESULTS).is_file() or read_results(folder)["task"] != task:
         return ""
@@ -84,7 +89,7 @@ def continued_run_note(model: str, task: str) -> str:
 
 
 def remove_training_state(folder: Path) -> None:
-    """Remove the training state of a finished run. If its folder is a link, the folder that it points to is emptied."""
+    """Remove the training state of a finished run. If its folder is a link, the target of the link is emptied."""
     state = folder / STATE
     if state.is_symlink():
         for path in state.iterdir() if state.exists() else ():
@@ -98,7 +103,7 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
 
     Args:
         run: The run folder.
-        which: "best", "last", or the number of a step.
+        which: "best", "last", or a step such as "120".
 
     Raises:
         RunError: If the run is not finished, or does not have that checkpoint.
@@ -110,7 +115,7 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
         raise RunError(f"{run} is not a finished run and has no checkpoint {which}: leave --checkpoint out")
     results = read_results(folder)
     seed_folder = folder / f"seed-{results.get('seed')}"
-    folder = seed_folder if seed_folder.is_dir() else folder  # a run of several seeds has the model of one of them
+    folder = seed_folder if seed_folder.is_dir() else folder  # a run of several seeds has the model of one seed
     entry = results[CHECKPOINTS]
     steps = {name: entry[name]["step"] for name in ("best", LAST) if entry[name] is not None}
     if which.isdecimal():
@@ -123,7 +128,10 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
         return folder
     if step == steps[LAST] and (folder / CHECKPOINTS / LAST).is_dir():
         return folder / CHECKPOINTS / LAST
-    states = {number: path for path in sorted((folder / STATE).glob("step-*")) if (number := _step(path)) is not None}
+    states: dict[int, Path] = {}  # folders of training states by step
+    for path in sorted((folder / STATE).glob("step-*")):
+        if (state_step := _step(path)) is not None:
+            states[state_step] = path
     if step in states:
         return states[step]
     available = sorted({steps[entry["model"]], *([steps[LAST]] if (folder / CHECKPOINTS).is_dir() else ()), *states})
@@ -135,6 +143,6 @@ def find_checkpoint(run: str | Path, which: str) -> Path:
 
 
 def _step(path: Path) -> int | None:
-    """Return the step of a folder with a training state, such as step-00000120; None for any other path."""
+    """Return the step of a folder with a training state, such as step-00000120, or None for any other path."""
     match = re.fullmatch(r"step-([0-9]{8,18})(?:-[0-9]+)?", path.name)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Data settings of a run, so that other data is read as the run read its own."""
+"""Data settings of a run for other data, so that evaluation and prediction read files as the run read its data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from heedful.runs.finetune.settings import LongInputs, run_data_settings
 
 
 def run_settings_and_files(run: str | Path) -> tuple[DataSettings, tuple[str, ...]]:
-    """Return a run's data settings, with names of columns if its files have a header, and the names of its files.
+    """Return a run's data settings and the names of its files.
 
-    If `run` is not a run folder, the settings are the defaults, and there are no names.
+    Columns are set by name if the files have a header. If `run` is not a run folder, the settings are the defaults, and
+    there are no file names.
     """
     settings = run_data_settings(run)[0]
     try:
@@ -30,7 +31,7 @@ def input_settings_for(
     run: str | Path, kind: str, files: Sequence[Path], chosen: DataSettings, *, exclude: Path | None = None
 ) -> DataSettings:
     """Return the run's data settings that apply to files of unlabelled inputs; see `settings_for_inputs`."""
-    from heedful.runs.run_folder import label_layout  # it imports torch
+    from heedful.runs.run_folder import label_layout  # imports torch
 
     run_settings, names = run_settings_and_files(run)
     run_settings = replace(run_settings, format=run_settings.format or label_layout(run))
@@ -43,9 +44,9 @@ def data_settings_for(
     """Return the run's data settings that apply to `data`, and how the run treats long texts.
 
     Args:
-        run: A run folder; any other model has the defaults.
+        run: A run folder. For any other model, the settings are the defaults.
         data: The data to read.
-        chosen: Settings given by hand, which override those of the run.
+        chosen: Settings that the user sets for `data`, which decide what applies.
     """
     run_settings, names = run_settings_and_files(run)
     settings = inherit_settings(run_settings, names, list_data_files(data), chosen or DataSettings())

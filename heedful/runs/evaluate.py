@@ -1,4 +1,4 @@
-"""Evaluation of a run or model on a split of data, of rankings by relevance judgments, of runs on the GLUE suite."""
+"""`heedful evaluate`: a model or a run on a split of data, rankings by relevance judgments, runs on the GLUE suite."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from heedful.tasks.specs import specs_of_head
 from heedful.tasks.specs.seq2seq import Seq2SeqSettings, has_bleu
 from heedful.tasks.task import Task
 
-GLUE_FOLDERS = {  # entries of the suite by folder of a task, each with the split on which it is scored
+GLUE_FOLDERS = {  # entries of GLUE by folder of the task, each with the split on which it is scored
     "CoLA": {"cola": "dev"},
     "SST-2": {"sst2": "dev"},
     "MRPC": {"mrpc": "dev"},
@@ -70,15 +70,15 @@ class Evaluated:
 
     split: str  # name of the split, or of the file of relevance judgments
     metric: str  # name of the metric that ranks models
-    numbers: JsonObject  # metrics by name, and "count", the number of examples
-    intervals: JsonObject  # 95 % interval by metric, each with "low" and "high"
+    numbers: JsonObject  # metrics by name, and the "count" of examples
+    intervals: JsonObject  # 95 % intervals by metric, each with "low" and "high"
     stated: tuple[str, ...]  # sentences about how the data was read
-    bad_rows: dict[str, int]  # number of rows that were left out, by file
+    bad_rows: dict[str, int]  # rows left out, by file
     trained_on: tuple[str, ...] = ()  # files of the split that the run was trained on
     precision: Precision = "float32"  # precision of the answers
 
     def to_dict(self) -> JsonObject:
-        """Return plain data that JSON can hold."""
+        """Convert to plain data for JSON."""
         return asdict(self)
 
 
@@ -100,8 +100,8 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate a run, or a model folder, on a split of the data.
 
-    Memory does not grow with the data except for Spearman's rho, thresholds and retrieval. Results do not depend on
-    batches.
+    Memory does not grow with the data except for Spearman's rho, thresholds and retrieval. Results do not depend on the
+    batch size.
 
     Retrieval is evaluated in three ways. A model of sentence embeddings, or an index, ranks the documents of a data set
     in BEIR's layout. A TREC run is compared with a file of relevance judgments, or with such a data set.
@@ -109,22 +109,22 @@ def evaluate(
     Args:
         run: A run, a model folder, NAME[@REVISION] on the hub, a loaded model, an index of `heedful index`,
             or a file with a TREC run.
-        data: As `data.source_of` takes it; or a folder in BEIR's layout.
-        checkpoint: "best", "last" or a step of a finished run, instead of the weights of its model.
-        split: Name of the split; None: test, else dev, else the first one.
-        settings: How data are read; None: as the run read its own.
-        long_inputs: "stride" or "truncate"; None: as in the run.
-        generation: Beams and tokens of a seq2seq model; None: as in the run.
-        on_bad_row: Policy for rows that cannot be read; None: an error.
-        predictions: File for all answers, the worst mistakes first; in retrieval it is a TREC run.
+        data: Labelled data in any form that `heedful.data.read` accepts, or a folder in BEIR's layout.
+        checkpoint: "best", "last" or a step of a finished run, instead of the weights of the run's model.
+        split: Name of the split. If None, test, else dev, else the first one.
+        settings: How data are read. If None, as the run read its data.
+        long_inputs: "stride" or "truncate". If None, as in the run.
+        generation: Settings of generation of a seq2seq model. If None, as in the run.
+        on_bad_row: Policy for rows that cannot be read. If None, such a row is an error.
+        predictions: File for all predictions, the worst mistakes first; in retrieval, for a TREC run.
         overwrite: Whether an existing file of predictions is replaced.
-        precision: Precision of the answers; None: the default of an `Engine` on this device; "auto": the one that an
-            `Engine` takes with "auto" on this machine.
+        precision: Precision of the answers. "auto" is the one that an `Engine` uses on this machine. If None, the
+            default of an `Engine` on this device.
         revision: Revision of a model on the hub.
-        device: "cpu", "cuda" or "cuda:1"; "auto": a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1", or "auto" for a GPU if there is one.
 
     Raises:
-        HeedfulError: If the data do not fit the model, or a file cannot be read or written.
+        HeedfulError: If the data do not fit the model, or if a file cannot be read or written.
     """
     if predictions is not None and predictions.exists() and not overwrite:
         raise HeedfulError(f"{predictions} exists: give another file, or --overwrite to replace it")
@@ -180,7 +180,7 @@ def _load_checkpoint(
     revision: str | None,
     device: str,
 ) -> tuple[ModelBundle, Precision]:
-    """Return the model of a run or of one of its checkpoints, and its precision; a loaded model stays as it is."""
+    """Return the model of a run, or of one of its checkpoints, with its precision. A loaded model is not changed."""
     if not isinstance(run, ModelBundle):
         folder = run if checkpoint is None else find_checkpoint(run, str(checkpoint))
         return load_in_precision(folder, precision, revision, device)
@@ -192,7 +192,7 @@ def _load_checkpoint(
 
 
 def _refuse_without_effect(**options: object) -> None:
-    """Raise a HeedfulError for the first option that is not None, since none of them changes a retrieval's scores."""
+    """Raise a HeedfulError for an option that is not None, since the options have no effect on retrieval."""
     if name := next((name for name, value in options.items() if value is not None), None):
         raise HeedfulError(
             f"{name} is {options[name]!r}, which has no effect on the evaluation of retrieval: leave it out"
@@ -200,7 +200,7 @@ def _refuse_without_effect(**options: object) -> None:
 
 
 def _evaluate_index(index: SearchIndex, data: object, split: str | None, predictions: Path | None) -> Evaluated:
-    """Evaluate each search method of an index; metrics of other methods than the default are named METHOD_NAME."""
+    """Evaluate each search method of an index. Metrics of methods other than the default are named METHOD_NAME."""
     beir_data = beir_folder(data)
     if beir_data is None:
         raise HeedfulError(
@@ -216,17 +216,19 @@ def _evaluate_index(index: SearchIndex, data: object, split: str | None, predict
     results = {method: _evaluate_rankings(ranking, relevance) for method, ranking in rankings.items()}
     missing = len({document for judged in relevance.judgments.values() for document in judged if document not in index})
     default = results[default_method]
+    other_numbers = _with_method_names({method: results[method].numbers for method in other_methods})
+    other_intervals = _with_method_names({method: results[method].intervals for method in other_methods})
+    notes = [f"judged documents that the index does not have: {missing:,}"] if missing else []
     return replace(
         default,
-        numbers=default.numbers | _with_method_names({method: results[method].numbers for method in other_methods}),
-        intervals=default.intervals
-        | _with_method_names({method: results[method].intervals for method in other_methods}),
-        stated=(*default.stated, *([f"judged documents that the index does not have: {missing:,}"] if missing else [])),
+        numbers=default.numbers | other_numbers,
+        intervals=default.intervals | other_intervals,
+        stated=(*default.stated, *notes),
     )
 
 
 def _with_method_names(tables: Mapping[str, JsonObject]) -> JsonObject:
-    """Return the metrics of several methods in one table, named METHOD_NAME, without the count, which all share."""
+    """Merge the metrics of several methods into one table, with names METHOD_NAME, and without their equal counts."""
     return {
         f"{method}_{name}": value
         for method, table in tables.items()
@@ -254,10 +256,10 @@ def _evaluate_rankings(
 def load_in_precision(
     run: str | Path, precision: PrecisionOrAuto | None, revision: str | None = None, device: str = "auto"
 ) -> tuple[ModelBundle, Precision]:
-    """Load a model with the weights of an engine in a precision; None and "auto" mean the same as for an `Engine`.
+    """Load a model with the weights of an engine in a precision. None and "auto" mean the same as for an `Engine`.
 
     Returns:
-        The model, and the precision that was chosen.
+        The model, and the precision, which is not "auto".
     """
     resolved_device = resolve_device(device)
     precision = precision or precision_for(run, revision=revision, device=resolved_device)
@@ -281,13 +283,13 @@ def _refuse_overwriting_data(predictions: Path, source: Dataset[Example]) -> Non
 def open_for_model(
     loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy
 ) -> Dataset[Example]:
-    """Open data for the task of the model's head; labels are matched by name, whatever their order.
+    """Open data for the task of the model's head. Labels are matched by name, so their order does not matter.
 
-    Rows with a label that the model does not know are bad rows. Tags are read as IOB2, and answers with other schemes
-    are compared as IOB2 too.
+    Rows with a label that the model does not know are bad rows. Tags of the data and tags in answers are both converted
+    to IOB2.
 
     Raises:
-        HeedfulError: If the model knows none of the labels, or does not know one of them and `on_bad_row` is `Raise`.
+        HeedfulError: If the model knows none of the labels, or if it lacks some of them and `on_bad_row` is `Raise`.
     """
     source = _read_for_head(loaded, data, settings, on_bad_row)
     head = loaded.config.head
@@ -307,7 +309,7 @@ def open_for_model(
 def _read_for_head(
     loaded: ModelBundle, data: object, settings: DataSettings, on_bad_row: BadRowPolicy
 ) -> Dataset[Example]:
-    """Read data as examples of the first task of the model's head whose columns the data has."""
+    """Open data as examples of the first task of the model's head for which the data has the columns."""
     *specs, last = task_specs_of(loaded)
     for spec in specs:
         try:
@@ -321,7 +323,7 @@ def task_specs_of(loaded: ModelBundle) -> tuple[TaskSpec, ...]:
     """Return the specifications of the tasks that a model's head can do.
 
     Raises:
-        HeedfulError: If no data can score the head.
+        HeedfulError: If the model cannot be evaluated on data.
     """
     if specs := specs_of_head(loaded.config.head):
         return specs
@@ -334,9 +336,9 @@ def task_specs_of(loaded: ModelBundle) -> tuple[TaskSpec, ...]:
 
 
 def run_generation(run: str | Path) -> Seq2SeqSettings:
-    """Return the generation settings of a seq2seq run's own evaluation; the defaults if `run` is anything else.
+    """Return the generation settings with which a seq2seq run was evaluated, or the defaults for anything else.
 
-    If the run ranked models by BLEU, and BLEU cannot be computed here, F1 replaces it with a warning.
+    If the run ranked models by BLEU, and sacrebleu is not installed here, a warning says that F1 replaces BLEU.
     """
     path, settings = Path(run) / SETTINGS, DEFAULT_GENERATION
     table = load_mapping(path).get("task") if path.is_file() else None
@@ -359,7 +361,7 @@ def build_eval_task(
     long_inputs: LongInputs = DEFAULT_LONG_INPUTS,
     generation: Seq2SeqSettings = DEFAULT_GENERATION,
 ) -> tuple[Task, ModelBundle]:
-    """Return the task and the model that evaluate a split; a seq2seq model generates by `generation`."""
+    """Return the task and the model for evaluating a split. A seq2seq model uses the settings `generation`."""
     task_class = next(spec.task for spec in task_specs_of(loaded) if spec.example is source.kind)
     split_stats = cache(lambda: compute_stats(source, [split]))
     fields = {"long_inputs": long_inputs, **task_class.evaluation_fields(loaded, split_stats, generation)}
@@ -412,7 +414,7 @@ def evaluate_glue(
 
 
 def _glue_numbers(entry: str, numbers: JsonObject) -> JsonObject:
-    """Return metrics in which "f1" is that of the suite's positive class, whatever the order of the labels."""
+    """Return metrics in which "f1" is the F1 of GLUE's positive class, regardless of the model's label order."""
     positive = getattr(GLUE[entry].metric, "positive", None)
     if positive is None:
         return numbers
@@ -420,7 +422,7 @@ def _glue_numbers(entry: str, numbers: JsonObject) -> JsonObject:
 
 
 def _find_glue_run(run: Path, folder: str) -> Path | None:
-    """Return the run on a task of GLUE: a subfolder of `run`, or `run` itself if it read that task; None if neither."""
+    """Return the run on a task of GLUE: a subfolder of `run`, `run` itself if it was trained on the task, or None."""
     for candidate in (run / folder, run / folder.casefold(), run / folder.replace("-", "").casefold()):
         if candidate.is_dir():
             return candidate

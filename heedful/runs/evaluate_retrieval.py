@@ -1,4 +1,4 @@
-"""Evaluation of retrieval: rankings of documents for queries, scored by relevance judgments."""
+"""Evaluation of retrieval for `heedful evaluate`: rankings of documents, and their scores by relevance judgments."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from heedful.search.vectors import TopRows, VectorTable, normalized_rows
 from heedful.tasks.metrics import RankingScores
 
 DEPTH = 1000  # documents in a ranking, as in TREC and BEIR
-DOCUMENT_CHUNK = 4096  # documents whose vectors are in memory at once
-QUERY_CHUNK = 1024  # queries that are compared with a chunk of documents at once
+DOCUMENT_CHUNK = 4096  # documents whose vectors are in memory at the same time
+QUERY_CHUNK = 1024  # queries per matrix product with a chunk of documents
 
 
 def rank_by_vectors(
@@ -27,19 +27,19 @@ def rank_by_vectors(
 ) -> dict[str, dict[str, float]]:
     """Return the cosines of the nearest `depth` documents of each query, by exact search.
 
-    Memory does not grow with the documents, except for their ids.
+    Documents are streamed; only their ids are stored.
 
     Args:
         engine: An engine that returns sentence embeddings.
         documents: The corpus.
         queries: Texts of queries by id.
-        depth: Number of documents in each ranking.
+        depth: How many documents each ranking has.
 
     Returns:
-        Cosine by id of the document, for each id of a query.
+        Cosines by query id and document id.
 
     Raises:
-        HeedfulError: If the model has no head for sentence embeddings, or there are no documents.
+        HeedfulError: If the model has no head for sentence embeddings, or if there are no documents.
     """
     if engine.kind != "embedding":
         raise HeedfulError(
@@ -59,8 +59,8 @@ def rank_by_vectors(
         raise DataError("there are no documents to rank: the corpus is empty")
     results = [row for top in top_rows for row in zip(*top.result(), strict=True)]
     return {
-        query: {ids[number]: float(score) for score, number in zip(scores, numbers, strict=True)}
-        for query, (scores, numbers) in zip(queries, results, strict=True)
+        query: {ids[index]: float(score) for score, index in zip(scores, indices, strict=True)}
+        for query, (scores, indices) in zip(queries, results, strict=True)
     }
 
 
@@ -73,10 +73,10 @@ def _document_chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def rank_by_index(
     index: SearchIndex, queries: Mapping[str, str], method: SearchMethod, depth: int = DEPTH
 ) -> dict[str, dict[str, float]]:
-    """Return the scores of the best `depth` documents of an index for each query, by id of the document."""
+    """Return the scores of the best `depth` documents of an index for each query, by query id and document id."""
     rankings = index.rank(list(queries.values()), depth, method=method)
     return {
-        query: {index.document(number).id: score for number, score in ranking}
+        query: {index.document(position).id: score for position, score in ranking}
         for query, ranking in zip(queries, rankings, strict=True)
     }
 
@@ -84,11 +84,11 @@ def rank_by_index(
 def score_rankings(
     rankings: Mapping[str, Mapping[str, float]], judgments: Mapping[str, Mapping[str, int]]
 ) -> RankingScores:
-    """Return the metrics of rankings over all judged queries; a query without a ranking counts 0.
+    """Return the metrics of rankings over all judged queries. A query without a ranking scores 0.
 
     Args:
-        rankings: Scores by document, for each query.
-        judgments: Relevance by document, for each judged query; above 0 is relevant.
+        rankings: Scores by query id and document id.
+        judgments: Relevance by query id and document id. A document above 0 is relevant.
 
     Raises:
         DataError: If no query has a relevant document.
@@ -104,7 +104,7 @@ def score_rankings(
 def retrieval_notes(
     scores: RankingScores, rankings: Mapping[str, object], judgments: Mapping[str, object]
 ) -> list[str]:
-    """Return sentences that count the queries without relevant documents, without a ranking, and without judgments."""
+    """Return notes with the counts of queries without relevant documents, without a ranking and without judgments."""
     counts = {
         "queries without a relevant document, which are left out": len(judgments) - len(scores.scores),
         "queries without a ranking, which count 0": sum(query not in rankings for query in scores.scores),
@@ -118,7 +118,7 @@ class Relevance:
     """The relevance judgments of a split, or of a file."""
 
     split: str  # name of the split, or of the file
-    judgments: dict[str, dict[str, int]]  # relevance by document, for each query
+    judgments: dict[str, dict[str, int]]  # relevance by query id and document id
 
 
 def read_relevance(data: object, split: str | None) -> Relevance:
@@ -126,10 +126,10 @@ def read_relevance(data: object, split: str | None) -> Relevance:
 
     Args:
         data: The folder of the data set, or the file.
-        split: Name of the split of a data set; None: its first one, test before dev. A file has no splits.
+        split: Name of the split of a data set. If None, its first one, test before dev. A file has no splits.
 
     Raises:
-        HeedfulError: If `data` is neither a data set nor a file, or has no such split.
+        HeedfulError: If `data` is neither a data set nor a file, or if it has no such split.
     """
     if folder := beir_folder(data):
         chosen = split or folder.splits[0]
@@ -145,5 +145,5 @@ def read_relevance(data: object, split: str | None) -> Relevance:
 
 
 def save_rankings(path: Path, rankings: Mapping[str, Mapping[str, float]], source: str) -> None:
-    """Write rankings as a TREC run, whose tag is the last part of `source`, the model's path or name."""
+    """Write rankings as a TREC run. Its tag is the last part of `source`, which is the model's path or name."""
     write_rankings(path, rankings.items(), re.sub(r"\W+", "-", Path(source).name).strip("-") or "heedful")

@@ -1,4 +1,7 @@
-"""Linear models over frozen sentence vectors and words, and their predictions for held-out examples."""
+"""Features for linear models (frozen sentence vectors, words), and out-of-fold predictions of such models.
+
+Fine-tuning with few labels and the search for label errors use them.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from heedful.infer.engine import Engine
 if TYPE_CHECKING:
     from sklearn.linear_model import LogisticRegression
 
-INVERSE_REGULARISATION = 0.1  # C of scikit-learn's LogisticRegression, for features whose mean square is 1
-MAX_ITERATIONS = 1000  # iterations of the optimizer of a logistic regression
+INVERSE_REGULARISATION = 0.1  # C of scikit-learn's LogisticRegression, for features with a mean square of 1
+MAX_ITERATIONS = 1000  # maximum iterations of the optimizer of a logistic regression
 
-Texts = Sequence[tuple[str, ...]]  # one or two texts of each example
+Texts = Sequence[tuple[str, ...]]  # one or two texts per example
 
 
 def sentence_features(
@@ -29,16 +32,16 @@ def sentence_features(
 ) -> Float[NDArray[np.float32], "examples features"]:
     """Embed examples as features of a linear model, scaled so that the mean square over all examples is 1.
 
-    A pair of texts with vectors u and v has the features (u, v, |u - v|, u * v) (Conneau et al. 2017, section 3.1);
-    each of the four blocks is scaled by itself.
+    A pair of texts with vectors u and v has the features (u, v, |u - v|, u * v) (Conneau et al. 2017, section 3.1). The
+    four blocks are scaled separately.
 
     Args:
-        texts: One text of each example, or two.
+        texts: One or two texts of each example.
         model: A sentence embedding model.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
+        device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
 
     Raises:
-        HeedfulError: If the model's head makes no sentence embeddings.
+        HeedfulError: If the model's head does not return sentence embeddings.
     """
     engine = model if isinstance(model, Engine) else Engine(model, device=device)
     first = engine.encode([parts[0] for parts in texts])
@@ -55,14 +58,14 @@ def _scaled(block: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def linear_classifier() -> LogisticRegression:
-    """Return a new logistic regression for features of `sentence_features`."""
+    """Return a new logistic regression for the features of `sentence_features`."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS)
 
 
 def word_features(texts: Texts) -> object:
-    """Return the TF-IDF of the words of examples, a sparse matrix [examples, words].
+    """Return the TF-IDF of the words of examples, as a sparse matrix [examples, words].
 
     Raises:
         DataError: If the texts have no words.
@@ -85,18 +88,18 @@ def out_of_fold_probabilities(
     model: str | Path | Engine = BUNDLED_ENCODER,
     device: str | None = None,
 ) -> Float[NDArray[np.float64], "examples classes"]:
-    """Predict the probability of each class for each example, by models that were fitted without the example's fold.
+    """Predict the probability of each class for each example, with models fitted without the example's fold.
 
-    A probability is the mean of two logistic regressions: over frozen sentence vectors, and over a bag of words.
+    A probability is the mean over two logistic regressions, one over frozen sentence vectors and one over words.
 
     Args:
-        texts: One text of each example, or two.
-        targets: Class of each example, from 0 to classes - 1; each class has at least one example.
-        groups: Group of each example; the examples of a group are in the same fold.
-        folds: Number of folds.
+        texts: One or two texts of each example.
+        targets: Class id of each example, from 0 to classes - 1. Each class has at least one example.
+        groups: Group id of each example. The examples of a group are in the same fold.
+        folds: How many folds.
         seed: Seed of the folds.
         model: A sentence embedding model.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
+        device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
 
     Raises:
         DataError: If there are fewer groups than folds, only one class, or fewer than two folds.
@@ -112,13 +115,14 @@ def out_of_fold_probabilities(
     if (distinct := len(np.unique(groups))) < folds:
         raise DataError(f"the data has {distinct} different texts; expected {folds} or more, one for each fold")
     probability_sums = np.zeros((len(texts), classes))  # over the two models
-    vectors, words = sentence_features(texts, model, device=device), word_features(texts)
+    vectors = sentence_features(texts, model, device=device)
+    words = word_features(texts)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about classes with fewer examples than folds, and about too few steps
+        warnings.simplefilter("ignore")  # warnings about classes with fewer examples than folds and about convergence
         splits = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(vectors, targets, groups)
         for train, held_out in splits:
             seen_classes = np.unique(targets[train])
-            if len(seen_classes) < 2:  # no model can be fitted: the only class has probability 1 twice
+            if len(seen_classes) < 2:  # no model can be fitted: the only class has probability 1 in both
                 probability_sums[np.ix_(held_out, seen_classes)] += 2
                 continue
             for features, estimator in (

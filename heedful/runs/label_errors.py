@@ -1,4 +1,7 @@
-"""Likely label errors in classification data, by confident learning (Northcutt et al. 2021)."""
+"""Search for label errors in classification data by confident learning, for `heedful check --label-errors`.
+
+The method is from Northcutt et al. 2021.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from heedful.errors import DataError
 from heedful.infer.engine import Engine
 from heedful.runs.frozen_vectors import out_of_fold_probabilities
 
-NEAR_DUPLICATE = 0.8  # least Jaccard similarity of near duplicates, between their sets of five consecutive words
+NEAR_DUPLICATE = 0.8  # minimum Jaccard similarity of near duplicates, between their sets of 5-shingles of words
 Reason = Literal["near-duplicate", "confident-learning"]
 
 
@@ -31,31 +34,31 @@ class LabelError:
     text: str
     text_pair: str | None  # second text of a pair
     label: str  # label in the data
-    suggested_label: str  # label of most near duplicates, or else the most probable one
-    probability: float  # probability of `label`, by models that were fitted without the example
-    suggested_probability: float  # probability of `suggested_label`, by the same models
+    suggested_label: str  # label of most near duplicates, else the most probable label
+    probability: float  # probability of `label`, by models fitted without the example
+    suggested_probability: float  # probability of `suggested_label`, by models fitted without the example
     reason: Reason  # "near-duplicate": most near duplicates of the text have another label
     split: str
     file: str
     line: int  # line of the file
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data that JSON can hold."""
+        """Convert to plain data for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelErrors:
-    """Result of `find_label_errors`: near duplicates with different labels first, then the least likely labels."""
+    """Result of `find_label_errors`."""
 
-    errors: tuple[LabelError, ...]
-    examples: int  # number of examples that were examined
-    accuracy: float  # share of the examples whose label is predicted by models that were fitted without the example
+    errors: tuple[LabelError, ...]  # near duplicates with different labels first, then the least probable labels
+    examples: int  # examples that were examined
+    accuracy: float  # accuracy of models fitted without the example
 
     def to_csv(self, path: str | Path) -> None:
         """Write a CSV file in which a person corrects the column `label`, for the setting `data.corrections`.
 
-        A label that is not changed stays as it is in the data. A label that is emptied removes the example.
+        An unchanged label keeps the label of the data. An emptied label removes the example.
 
         Raises:
             DataError: If the file exists or cannot be written.
@@ -85,23 +88,23 @@ def find_label_errors(
     Linear models over frozen sentence vectors and words are fitted by cross-validation, with near duplicates in the
     same fold. An example is listed for one of two reasons:
 
-    - The models predict another label, and its own label is among the least probable ones. As many are listed as
-      confident learning estimates to be wrong (Northcutt et al. 2021, section 3).
-    - Most near duplicates of its text have another label.
+    - The models predict another label, and the example's label is among the least probable ones. The count of these
+      examples is the count of wrong labels that confident learning estimates (Northcutt et al. 2021, section 3).
+    - Most near duplicates of the text have another label.
 
     All splits are examined together.
 
     Args:
-        data: A file, a folder, or any other data that `finetune` takes, with one label for each example.
+        data: A file, a folder, or any other data that `finetune` accepts, with one label per example.
         model: A sentence embedding model.
-        folds: Number of folds.
+        folds: How many folds.
         seed: Seed of the folds.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
-        settings: How the data is read; None: with defaults.
-        on_bad_row: Policy for rows that cannot be read; None: an error.
+        device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+        settings: How the data is read. If None, with defaults.
+        on_bad_row: Policy for rows that cannot be read. If None, such a row is an error.
 
     Raises:
-        DataError: If the examples do not have one label each, or there are too few of them.
+        DataError: If the examples do not have exactly one label each, or if there are too few examples.
     """
     settings = settings or DataSettings(dev_fraction=0.0)
     source = dataset_for_task(LabelledExample, data, settings, on_bad_row or Raise())
@@ -140,18 +143,25 @@ def label_errors_of(
     target_probabilities = probabilities[np.arange(len(targets)), targets]
     listed = np.flatnonzero(differs_from_group | is_unlikely)
     listed = listed[np.lexsort((target_probabilities[listed], ~differs_from_group[listed]))]
-    errors = tuple(
-        LabelError(
-            text=examples[row].text, text_pair=examples[row].text_pair, label=examples[row].label,
-            suggested_label=labels[suggested[row]], probability=float(target_probabilities[row]),
-            suggested_probability=float(probabilities[row, suggested[row]]),
-            reason="near-duplicate" if differs_from_group[row] else "confident-learning",
-            split=splits[row], file=examples[row].file, line=examples[row].line,
+    errors = []
+    for index in listed.tolist():
+        example = examples[index]
+        errors.append(
+            LabelError(
+                text=example.text,
+                text_pair=example.text_pair,
+                label=example.label,
+                suggested_label=labels[suggested[index]],
+                probability=float(target_probabilities[index]),
+                suggested_probability=float(probabilities[index, suggested[index]]),
+                reason="near-duplicate" if differs_from_group[index] else "confident-learning",
+                split=splits[index],
+                file=example.file,
+                line=example.line,
+            )
         )
-        for row in listed.tolist()
-    )  # fmt: skip
     accuracy = float((probabilities.argmax(axis=1) == targets).mean())
-    return LabelErrors(errors=errors, examples=len(examples), accuracy=accuracy)
+    return LabelErrors(errors=tuple(errors), examples=len(examples), accuracy=accuracy)
 
 
 def confident_errors(
@@ -159,8 +169,9 @@ def confident_errors(
 ) -> Bool[NDArray[np.bool_], " examples"]:
     """Mark the examples that are off the diagonal of the confident joint (Northcutt et al. 2021, equation 1).
 
-    The threshold of a class is its mean probability over the examples labelled with it. An example counts for the most
-    probable class among those that reach their threshold; it is marked if that class is not its label.
+    The threshold of a class is its mean probability over the examples with that label. The confident class of an
+    example is the most probable class among those that reach their threshold. An example is marked if it has a
+    confident class other than its label.
 
     >>> confident_errors(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
@@ -176,10 +187,10 @@ def confident_errors(
 def least_likely_labels(
     probabilities: Float[NDArray[np.float64], "examples classes"], targets: NDArray[np.int64]
 ) -> Bool[NDArray[np.bool_], " examples"]:
-    """Mark the examples whose labels are the least probable; their number is that of `confident_errors`.
+    """Mark the examples with the least probable labels, equally many as `confident_errors` marks.
 
-    Examples whose label is the most probable one are not marked. (Northcutt et al. 2021, section 3.2: pruning, here by
-    self-confidence over all classes.)
+    Examples whose label is the most probable one are not marked. This is pruning by self-confidence over all classes
+    (Northcutt et al. 2021, section 3.2).
 
     >>> least_likely_labels(np.array([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1], [0.2, 0.8]]), np.array([0, 0, 1, 1])).tolist()
     [False, False, True, False]
@@ -193,7 +204,7 @@ def least_likely_labels(
 
 
 def _best_other_class(probabilities: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the most probable class of each example apart from its target."""
+    """Return for each example the most probable class other than its target."""
     without_target = probabilities.copy()
     without_target[np.arange(len(targets)), targets] = -1.0
     best: NDArray[np.int64] = without_target.argmax(axis=1)
@@ -203,18 +214,19 @@ def _best_other_class(probabilities: NDArray[np.float64], targets: NDArray[np.in
 def _group_targets(
     probabilities: NDArray[np.float64], targets: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the most frequent target in the group of each example; mean probability decides between equal counts.
+    """Return the most frequent target in the group of each example. Between equal counts, mean probability decides.
 
     Args:
-        probabilities: Of each class for each example; [examples, classes].
-        targets: Class of each example.
-        groups: Group of each example, a number from 0 to examples - 1.
+        probabilities: Probability of each class for each example, [examples, classes].
+        targets: Class id of each example.
+        groups: Group id of each example, from 0 to examples - 1.
     """
-    counts, probability_sums = np.zeros_like(probabilities), np.zeros_like(probabilities)
+    counts = np.zeros_like(probabilities)
+    probability_sums = np.zeros_like(probabilities)
     np.add.at(counts, (groups, targets), 1.0)
     np.add.at(probability_sums, groups, probabilities)
     sizes = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    # half a mean probability is less than 1, the least difference of counts
+    # half a mean probability is less than 1, which is the smallest difference of counts
     scores = np.where(counts > 0, counts + probability_sums / (2 * sizes), 0.0)
     best: NDArray[np.int64] = scores.argmax(axis=1)
     return best[groups]

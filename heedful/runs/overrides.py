@@ -1,8 +1,9 @@
-"""Settings given by hand, laid over defaults: a recipe, then flags, assignments and Python values.
+"""Settings given by hand, merged over defaults: a recipe, then flags, assignments and Python values.
 
-A setting may be given by its full path, "train.optimizer.lr", or by a short name, the last parts of its path, as "lr"
-or "optimizer.lr", if only one setting has it. Values of assignments are TOML; anything that is not TOML is text.
-Imports nothing heavy, so that a wrong setting is refused at once.
+Every command that has settings resolves them with `Overrides`. A setting may be given by its full path,
+"train.optimizer.lr", or by a short name if only one setting has it. A short name is the end of a path, such as "lr" or
+"optimizer.lr". Values of assignments are TOML; anything else is text. This module imports nothing heavy, so that a
+wrong setting is refused immediately.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
-MAX_SUGGESTIONS = 5  # paths that an error lists
+MAX_SUGGESTIONS = 5  # maximum paths that an error suggests
 
 
 class Entry(NamedTuple):
-    """A value for one setting, and where it was given."""
+    """A value for one setting, and the place where it was given."""
 
-    path: tuple[str, ...]  # parts of a full path, or of a short name
+    path: tuple[str, ...]  # parts of a full path or of a short name
     value: Json
-    source: str  # where it was given, for errors about the value: an assignment, a flag, the file of a recipe
-    text: str  # how it was given, for errors about two values
+    source: str  # assignment, flag or recipe file, for errors about the value
+    text: str  # text of the assignment or flag, for errors about two values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +43,7 @@ class Resolved(Generic[Settings]):
 
     settings: Settings
     sources: Mapping[str, str]  # source by full path, in the order recipe, presets, flags, assignments, values
-    renamed: Mapping[str, str]  # full path by the foreign name that was used for it
+    renamed: Mapping[str, str]  # full path by foreign name, for the foreign names that were used
 
     def has(self, path: str) -> bool:
         """Whether a setting, or one in a table of settings, was given by hand."""
@@ -50,18 +51,18 @@ class Resolved(Generic[Settings]):
 
 
 class Overrides:
-    """Settings given by hand. They are read once; `resolve` lays them over defaults.
+    """Settings given by hand. They are read once; `resolve` merges them over defaults.
 
     Args:
-        recipe: Path of a .toml or .json file, or its table. Everything else lies over it.
+        recipe: Path of a .toml or .json file, or its table. Everything else overrides it.
         presets: Tables of settings by the flag that chooses them, as {"--loss logits": {"loss": {...}}}. Other flags,
-            assignments and values lie over them.
-        flags: Values by full path, by the flag that gives them, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
+            assignments and values override them.
+        flags: Values by flag and full path, as {"--lr 0.1": {"train.optimizer.lr": 0.1}}.
         assignments: Texts such as "lr=0.1".
         values: Python values by path or short name, or nested mappings.
 
-    A setting may be given once among flags, assignments and values. If settings exclude each other, as epochs and
-    max_steps, one of them may be given there; it replaces the one that the recipe sets.
+    A setting may be given once among flags, assignments and values. If settings exclude each other, such as epochs and
+    max_steps, one of them may be given there, and replaces the one in the recipe.
 
     Raises:
         SettingError: If an assignment is not of the form name=value.
@@ -94,20 +95,20 @@ class Overrides:
         for name, value in _as_plain_table(values or {}, "values").items():
             self._by_hand += _entries({name: value}, f"{name}={as_json(value)}")
         self._over_all: list[Entry] = []  # values given to `with_values`
-        # layers with full paths, and full paths by foreign names, for each class of settings
+        # (layers with full paths, full paths by foreign name) by class of settings
         self._located: dict[type, tuple[list[list[Entry]], dict[str, str]]] = {}
-        self._resolved: list[tuple[object, Resolved[Any]]] = []  # defaults, and what they were resolved to
+        self._resolved: list[tuple[object, Resolved[Any]]] = []  # (defaults, result) of earlier calls of `resolve`
 
     @classmethod
     def of(cls, values: Overrides | Mapping[str, object] | None, **arguments: Any) -> Overrides:
-        """Return `values` if they are overrides, else new overrides of them and of other arguments of the class."""
+        """Return `values` if they are overrides already, else new overrides with these and other arguments."""
         if isinstance(values, cls):
             assert not any(arguments.values()), "collected overrides include everything"
             return values
         return cls(values=values, **arguments)  # type: ignore[arg-type]
 
     def with_values(self, values: Mapping[str, object]) -> Overrides:
-        """Return overrides with Python values laid over everything else, also over values of the same settings."""
+        """Return overrides with Python values that override everything else, including values of equal settings."""
         changed = copy(self)
         changed._over_all = [*self._over_all, *_entries(_as_plain_table(values, "values"), "values")]
         changed._located, changed._resolved = {}, []
@@ -115,33 +116,33 @@ class Overrides:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Full paths by the foreign names that were used for them; names are known once they were resolved."""
+        """Full paths by foreign name, for the foreign names that were resolved so far."""
         return {name: path for _, renamed in self._located.values() for name, path in renamed.items()}
 
     def mentions(self, name: str) -> bool:
-        """Whether a path begins with this name; whether it is the name of a setting is not checked."""
+        """Whether a path begins with this name, which need not be the name of a setting."""
         return any(entry.path[0] == name for layer in (self._recipe, self._presets, self._by_hand) for entry in layer)
 
     def resolve(self, defaults: Settings, fixed: Mapping[str, str] | None = None) -> Resolved[Settings]:
-        """Lay everything over defaults. The result is cached for equal defaults.
+        """Merge everything over defaults. The result is cached for equal defaults.
 
         Args:
             defaults: Settings for everything that is not given by hand.
-            fixed: Settings that may not be changed: for each path, a sentence about what decides it.
+            fixed: Settings that may not be changed: a reason by path.
 
         Raises:
-            SettingError: If a name is unknown or ambiguous, a setting is given twice, or a value is refused.
+            SettingError: If a name is unknown or ambiguous, if a setting is given twice, or if a value is refused.
         """
         resolved = next((result for known, result in self._resolved if _same_settings(known, defaults)), None)
         if resolved is None:
-            resolved = self._lay_over(defaults)
+            resolved = self._merge_over(defaults)
             self._resolved.append((defaults, resolved))
         for path, decided_by in (fixed or {}).items():
             if (value := setting_at(resolved.settings, path)) != setting_at(defaults, path):
                 raise SettingError(f"{path} is {as_json(value)}, but {decided_by}: leave it out", path=path)
         return resolved
 
-    def _lay_over(self, defaults: Settings) -> Resolved[Settings]:
+    def _merge_over(self, defaults: Settings) -> Resolved[Settings]:
         layers, renamed = self._locate(type(defaults))
         table = to_mapping(defaults)
         for layer in layers:
@@ -157,10 +158,10 @@ class Overrides:
         return Resolved(settings=settings, sources=sources, renamed=renamed)
 
     def _locate(self, cls: type) -> tuple[list[list[Entry]], dict[str, str]]:
-        """Return the layers with full paths of a settings class, lowest first, and full paths by foreign names.
+        """Return the layers with the full paths of a settings class, lowest first, and full paths by foreign name.
 
         Raises:
-            SettingError: If a name is unknown or ambiguous, or a layer gives a setting twice.
+            SettingError: If a name is unknown or ambiguous, or if a layer gives a setting twice.
         """
         if cls not in self._located:
             renamed: dict[str, str] = {}
@@ -178,17 +179,17 @@ def _same_settings(first: object, second: object) -> bool:
 
 
 def find_setting(cls: type, name: str) -> str:
-    """Return the full path of the setting of a class that has this path, short name or foreign name.
+    """Return the full path of the setting of a class with this path, short name or foreign name.
 
     Raises:
-        SettingError: If no setting has it, or several have it.
+        SettingError: If no setting or several settings have the name.
     """
     entry = Entry(path=tuple(name.split(".")), value=None, source="", text="")
     return ".".join(_locate_entry(cls, entry, {}).path)
 
 
 def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
-    """Return settings with assignments such as "limits.max_concurrent_requests=7" laid over them."""
+    """Return settings changed by assignments such as "limits.max_concurrent_requests=7"."""
     return Overrides(assignments=assignments).resolve(defaults).settings
 
 
@@ -196,7 +197,7 @@ def override(defaults: Settings, assignments: Sequence[str] = ()) -> Settings:
 
 
 def flatten_settings(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each value in a nested table with its full path.
+    """Yield (full path, value) for each value in a nested table.
 
     >>> list(flatten_settings({"seeds": 1, "train": {"optimizer": {"lr": 0.1}}}))
     [('seeds', 1), ('train.optimizer.lr', 0.1)]
@@ -215,7 +216,8 @@ def changed_settings(settings: DataclassInstance, defaults: DataclassInstance) -
     >>> changed_settings(AdamW(lr=0.1), AdamW(lr=0.2))
     ['lr=0.1']
     """
-    values, default_values = (dict(flatten_settings(to_mapping(side))) for side in (settings, defaults))
+    values = dict(flatten_settings(to_mapping(settings)))
+    default_values = dict(flatten_settings(to_mapping(defaults)))
     return [
         f"{path}={value}"
         for path, value in values.items()
@@ -224,7 +226,7 @@ def changed_settings(settings: DataclassInstance, defaults: DataclassInstance) -
 
 
 def setting_at(settings: object, path: str) -> object:
-    """Return the value at a path; None if there is no such setting."""
+    """Return the value at a path, or None if there is no such setting."""
     for name in path.split("."):
         settings = getattr(settings, name, None)
     return settings
@@ -241,14 +243,14 @@ def replace_setting(settings: Settings, path: str, value: object) -> Settings:
 
 
 def _as_plain_table(table: Mapping[str, object], source: str) -> dict[str, Json]:
-    """Return a table of Python values as plain data; `source` is named in errors."""
+    """Convert a table of Python values to plain data. Errors name `source`."""
     plain = to_plain_data(_without_classes(table), (), source)
     assert isinstance(plain, dict)
     return plain
 
 
 def _without_classes(value: object) -> object:
-    """Return a value with dataclasses as tables and paths as text."""
+    """Convert dataclasses in a value to tables, and paths to texts."""
     if isinstance(value, Mapping):
         return {key: _without_classes(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -261,7 +263,7 @@ def _without_classes(value: object) -> object:
 def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
     """Return an entry for each value of a table.
 
-    A dot in a key of the table separates the parts of a path; a dot in a key of an inner table is part of the key.
+    A dot in a key of the table separates the parts of a path. A dot in a key of an inner table is part of the key.
     """
     return [
         Entry(path=(*key.split("."), *rest), value=value, source=source, text=source)
@@ -271,7 +273,7 @@ def _entries(table: Mapping[str, Json], source: str) -> list[Entry]:
 
 
 def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yield each value in nested tables with its path; () is the path of a value that is not in a table."""
+    """Yield (path, value) for each value in nested tables. The path is () if the value itself is no table."""
     if isinstance(value, dict) and value:
         for key, branch in value.items():
             yield from (((key, *rest), leaf) for rest, leaf in _leaves(branch))
@@ -280,7 +282,7 @@ def _leaves(value: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
 
 
 def _parse_assignment(assignment: str) -> list[Entry]:
-    """Return the entries of "name=value"; a value that is a table has an entry for each value in it."""
+    """Return the entries of "name=value". A value that is a table has an entry for each value in the table."""
     name, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in name.split("."))
     if not equals or not all(path) or len(path) > MAX_DEPTH:
@@ -293,7 +295,7 @@ def _parse_assignment(assignment: str) -> list[Entry]:
 
 
 def toml_value(text: str) -> Json:
-    """Read a value as TOML; text that is not TOML is returned as it is.
+    """Parse a value as TOML. Text that is not TOML is returned unchanged.
 
     >>> toml_value("[1, 2]"), toml_value("cosine")
     ([1, 2], 'cosine')
@@ -314,12 +316,13 @@ def _locate_entry(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
     Args:
         cls: The settings class.
         entry: An entry with a full path, a short name or a foreign name.
-        renamed: Receives the full path of a foreign name, by that name.
+        renamed: Receives the full path of the setting if the entry has a foreign name.
 
     Raises:
-        SettingError: If no setting has this name, several have it, or it is a foreign name with another meaning.
+        SettingError: If no setting or several settings have this name, or if it is a foreign name with another meaning.
     """
-    known, name = setting_paths(cls), cut(".".join(entry.path))
+    known = setting_paths(cls)
+    name = cut(".".join(entry.path))
     if _leads_to_setting(known, entry.path):
         return entry
     matches = _matching_paths(known, entry.path)
@@ -341,7 +344,7 @@ def _locate_entry(cls: type, entry: Entry, renamed: dict[str, str]) -> Entry:
 
 
 def _unknown_error(known: Mapping[str, Kind], prefix: str, name: str, entry: Entry) -> SettingError:
-    """Return the error for an unknown name, with similar paths, or else with the names in its table."""
+    """Return the error for an unknown name. It suggests similar paths, or else lists the names in the same table."""
     candidates = _similar_paths(known, entry.path)
     message = f"{prefix}{name} is not a setting"
     if candidates:
@@ -354,7 +357,7 @@ def _unknown_error(known: Mapping[str, Kind], prefix: str, name: str, entry: Ent
 
 
 def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, source: str) -> SettingError:
-    """Return the error for a foreign name that is not accepted; `path`: the setting here, "" for none."""
+    """Return the error for a foreign name that is not accepted; `path` is Heedful's setting, or "" if there is none."""
     advice = f": {foreign.advice}" if foreign.advice else ""
     if path or not foreign.is_setting:
         message = f"{prefix}{name} is not a setting (did you mean {as_json(path or foreign.meant[0])}?){advice}"
@@ -365,13 +368,13 @@ def _foreign_error(prefix: str, name: str, foreign: ForeignName, path: str, sour
 
 
 def _leads_to_setting(known: Mapping[str, Kind], path: tuple[str, ...]) -> bool:
-    """Whether a path is that of a setting or table, or leads into the value of a setting, which is checked later."""
+    """Whether a path belongs to a setting or table, or leads into the value of a setting, which is checked later."""
     longest = next((depth for depth in range(len(path), 0, -1) if ".".join(path[:depth]) in known), 0)
     return longest == len(path) or (longest > 0 and known[".".join(path[:longest])] != "table")
 
 
 def _matching_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return the full paths, sorted, that a short name may mean."""
+    """Return the full paths that a short name may mean, sorted."""
     matches = set()
     for path, kind in known.items():
         full_path = _complete(path.split("."), kind, name)
@@ -381,7 +384,7 @@ def _matching_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> list[tu
 
 
 def _complete(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the full path that a short name means if it ends in it; None if it means another setting.
+    """Return the full path that a short name means if `path` ends with the name, or None if it does not.
 
     If the setting at `path` is a dict, the name may also end with a key of the dict.
     """
@@ -392,10 +395,10 @@ def _complete(path: list[str], kind: Kind, name: tuple[str, ...]) -> tuple[str, 
 
 
 def _similar_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[str, ...]:
-    """Return full paths to suggest for an unknown name.
+    """Return full paths to suggest for an unknown name: the first of the following groups that is not empty.
 
-    The first of these that exist: paths with the same last component; with a similar one in the same table; with a
-    similar one anywhere; the most similar path; the setting of the most similar foreign name.
+    Paths with the same last component. Paths in the same table with a similar last component. Any paths with a similar
+    last component. The most similar path. The setting of the most similar foreign name.
     """
     *table, last = name
     full_name, parent = ".".join(name), ".".join(table)
@@ -414,7 +417,7 @@ def _similar_paths(known: Mapping[str, Kind], name: tuple[str, ...]) -> tuple[st
 
 
 def _paths_with_similar_end(name: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths whose last component is the one most similar to a name."""
+    """Return the paths whose last component is most similar to a name."""
     by_last: dict[str, list[str]] = {}
     for path in paths:
         by_last.setdefault(path.rpartition(".")[2], []).append(path)
@@ -422,7 +425,7 @@ def _paths_with_similar_end(name: str, paths: Iterable[str]) -> list[str]:
 
 
 def _children(known: Mapping[str, Kind], parent: str) -> list[str]:
-    """Return the settings and tables directly in a table; "" is the root."""
+    """Return the paths of the settings and tables directly in a table. The root has the path ""."""
     return [path for path in known if path.rpartition(".")[0] == parent]
 
 
@@ -447,7 +450,7 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
             names, path = [".".join(setting_path) for setting_path in group], ".".join(last.path)
             if len({entry.text for entry in conflicting}) > 1:
                 conflict = " and ".join(dict.fromkeys(entry.text for entry in conflicting))
-            else:  # all values are from one table: paths tell them apart
+            else:  # all values are from one table, so the message has their paths
                 paths = " and ".join(".".join(entry.path) for entry in conflicting)
                 conflict = f"{last.source}: {paths}" if last.source else paths
             message = f"{conflict} are given: give one of {', '.join(names)}"
@@ -455,22 +458,24 @@ def _refuse_exclusive(cls: type, entries: Sequence[Entry]) -> None:
 
 
 def _other_kind_error(cls: type, error: SettingError) -> SettingError | None:
-    """Return an error that names the kinds that have a setting, if another kind of its table was chosen, else None."""
+    """Return an error that names the kinds of a table that have a setting, or None if no other kind has it."""
     parent = error.path.rpartition(".")[0]
     settings = [setting for setting in describe_settings(cls) if f"{setting.path}.".startswith(f"{error.path}.")]
     kinds = [kind for setting in settings for kind in setting.when if kind.startswith(f"{parent}.kind = ")]
     if error.code != "unknown" or not kinds:
         return None
-    prefix, wanted = f"{error.source}: " if error.source else "", " or ".join(dict.fromkeys(kinds))
-    message = f"{prefix}{error.path} is for {wanted}: choose that kind, or leave {error.path} out"
+    prefix = f"{error.source}: " if error.source else ""
+    message = (
+        f"{prefix}{error.path} is for {' or '.join(dict.fromkeys(kinds))}: choose that kind, or leave {error.path} out"
+    )
     return SettingError(message, path=error.path, source=error.source, code="unknown")
 
 
-# -- laying over ----------------------------------------------------------------------------------------------------
+# -- merging --------------------------------------------------------------------------------------------------------
 
 
 def _as_nested_table(entries: Sequence[Entry]) -> dict[str, Json]:
-    """Return the values of entries in nested tables."""
+    """Return the values of entries as nested tables."""
     root: dict[str, Json] = {}
     for entry in sorted(entries, key=lambda entry: len(entry.path)):
         table = root
@@ -493,9 +498,9 @@ def _has_value(table: object, path: Sequence[str]) -> bool:
 
 
 def _source_of(entries: Sequence[Entry], path: Sequence[str | int]) -> str:
-    """Return where the value at a path was given; "" if it was not given.
+    """Return the source of the value at a path, or "" if it was not given.
 
-    The last entry counts whose path leads to this path, or into its value.
+    This is the source of the last entry whose path is a beginning of this path, or the other way round.
     """
     parts = tuple(str(part) for part in path)
     for entry in reversed(entries):

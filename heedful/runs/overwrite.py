@@ -1,4 +1,4 @@
-"""Replace a run by a new one in the same folder."""
+"""The option --overwrite: replace a run by a new one in the same folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from heedful.train.run_lock import LOCK, lock_run
 
 @contextmanager
 def overwriting(folder: Path, ranks: Ranks, log: Callable[[str], None]) -> Iterator[None]:
-    """Move the run in a folder aside until a new run there has written its results; all ranks call this.
+    """Move the run in a folder aside until a new run there has written its results. All ranks call this.
 
-    A new run that was interrupted is resumed by the same command. If a new run fails before it begins, the old one is
-    put back.
+    The same command resumes a new run that was interrupted. If a new run fails before it begins, the old run is put
+    back.
 
     Args:
-        folder: A run folder, an empty folder or a missing one.
-        ranks: The processes that train together; the first one moves folders.
-        log: Receives a sentence about where the old run is.
+        folder: A run folder, an empty folder or a missing folder.
+        ranks: The processes that train together. The first one moves folders.
+        log: Receives a sentence that says where the old run is.
 
     Raises:
         HeedfulError: If the folder is not a run, or a process is training in it.
@@ -56,7 +56,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 def _move_aside(folder: Path, old_run: Path) -> None:
-    """Move a run from `folder` to `old_run`, unless `folder` has a new run that was interrupted and may be resumed."""
+    """Move the run in `folder` to `old_run`, unless `folder` has a new run that was interrupted and may be resumed."""
     names = visible_names(folder)
     if names and not {LOCK, SEARCH_FILE} <= names:
         check_run_folder(folder)

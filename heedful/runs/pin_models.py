@@ -1,4 +1,4 @@
-"""Pin models on the hub that settings name without a revision, so that a run records the commit it started from."""
+"""Pinning of models on the hub to commits, so that the settings of a run record which weights it started from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODEL_SETTINGS = (  # paths of settings that name a model
 
 
 def pin_models(settings: Settings, folder: Path) -> Settings:
-    """Add a commit to each name on the hub in settings: that of the run in `folder`, or else the newest of `main`."""
+    """Add a commit to each name on the hub in settings: the commit in the run's settings, else the newest of `main`."""
     run_settings: dict[str, object] = {}
     with suppress(OSError, HeedfulError):
         run_settings = dict(flatten_settings(load_mapping(folder / SETTINGS)))

@@ -1,4 +1,4 @@
-"""Upload a run's model to the Hugging Face hub: model card, safetensors and tokenizer, without texts of the data."""
+"""`heedful push`: upload a run's model, card and tokenizer to the Hugging Face hub, without texts of the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from heedful.runs.results import RESULTS
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-MODEL, CARD = "model", "README.md"  # the model's folder in a run, and the model card in it
+MODEL = "model"  # folder of the model in a run
+CARD = "README.md"  # model card in the model's folder
 UPLOADED = (  # patterns of paths in the model's folder
     CARD,
     "config.json",
@@ -40,10 +41,10 @@ UPLOADED = (  # patterns of paths in the model's folder
     "*_Normalize/config.json",
     "plots/*.png",
 )
-QUOTING_FILES = ("predictions-*.jsonl",)  # patterns of files of a run that quote texts of its data
+QUOTING_FILES = ("predictions-*.jsonl",)  # patterns of files in a run that quote texts of the data
 QUOTES_TEXTS = "quotes texts of the data; --with-examples uploads it"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-EMPTY_REPOSITORY = {".gitattributes"}  # files that the hub puts into a new repository
+EMPTY_REPOSITORY = {".gitattributes"}  # files of a new repository on the hub
 LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Upload:
     """A file to upload."""
 
     name: str  # path in the repository
-    content: bytes | Path  # the content, or the file that has it
+    content: bytes | Path  # the content, or a file with the content
 
     @property
     def size(self) -> int:
@@ -73,13 +74,13 @@ class PushPlan:
 
 
 def plan_push(run: str | Path, repository: str, *, private: bool = True, with_examples: bool = False) -> PushPlan:
-    """List the files that a push uploads and leaves out; nothing is sent.
+    """List the files that a push uploads and leaves out. Nothing is sent.
 
     Args:
         run: The folder of a finished run.
         repository: OWNER/NAME on the hub.
-        private: Whether the repository is to be private.
-        with_examples: Whether files and a section of the model card that quote texts of the data are uploaded too.
+        private: Whether the repository must be private.
+        with_examples: Whether to upload the files, and the section of the model card, that quote texts of the data.
 
     Raises:
         HeedfulError: If `run` is not the folder of a finished run, or `repository` is not OWNER/NAME.
@@ -126,8 +127,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def without_mistakes(card: str) -> str:
-    """Remove the section of a model card that quotes texts: from its heading to the next one of the same level."""
-    lines, in_mistakes = [], False
+    """Remove the section of a model card that quotes texts, up to the next heading of the same level."""
+    lines = []
+    in_mistakes = False
     for line in card.splitlines(keepends=True):
         if line.startswith(("# ", "## ")):
             in_mistakes = line.strip() == MISTAKES_HEADING
@@ -137,13 +139,13 @@ def without_mistakes(card: str) -> str:
 
 
 def push(plan: PushPlan) -> str:
-    """Create the repository, upload the files in one commit, and return the address of that commit.
+    """Create the repository, upload the files in one commit, and return the URL of the commit.
 
-    If the repository exists, it has to be empty.
+    If the repository exists, it must be empty.
 
     Raises:
-        HeedfulError: If there is no token, the repository has files, it is public and the plan is private, or the hub
-            fails.
+        HeedfulError: If there is no token, if the repository has files, if it is public but the plan is private, or if
+            the hub fails.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
@@ -159,7 +161,7 @@ def push(plan: PushPlan) -> str:
 
 
 def _create_repository(api: HfApi, plan: PushPlan) -> None:
-    """Create the repository, or check that an existing one is empty, and private if the plan is."""
+    """Create the repository, or check that an existing one is empty, and private if the plan is private."""
     if not api.repo_exists(plan.repository):
         api.create_repo(plan.repository, private=plan.private)
         return
@@ -195,6 +197,6 @@ def _call_hub(plan: PushPlan, call: Callable[[], T]) -> T:
 
 
 def _upload_error(plan: PushPlan, error: Exception) -> HeedfulError:
-    """Return the error for a failed upload, with the first line of its cause, or the class of a cause without text."""
+    """Return the error for a failed upload, with the first line of the cause, or the class of a cause without text."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return HeedfulError(f"{plan.repository} could not be uploaded: {reason}; the same command tries again")

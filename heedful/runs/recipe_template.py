@@ -1,4 +1,4 @@
-"""Templates of recipes: all settings of a kind of run, each commented out, with its default and its meaning."""
+"""Templates of recipes for `heedful init`: all settings of a kind of run, commented out, with default and meaning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from heedful.runs.finetune.settings import FinetuneSettings
     from heedful.runs.pretrain.settings import PretrainSettings
 
-EXAMPLES = 1_000  # training examples that are assumed for defaults that follow from the size of the data
-RUNS = ("pretrain", "distil")  # templates that are not for a task of finetune
+EXAMPLES = 1_000  # assumed training examples, for defaults that depend on the size of the data
+RUNS = ("pretrain", "distil")  # templates other than those for tasks of finetune
 
 
 def template_names() -> list[str]:
@@ -50,7 +50,7 @@ def recipe_template(name: str) -> str:
     """Return the text of a recipe in which each setting is commented out, as "#seeds = 1".
 
     Raises:
-        HeedfulError: If there is no such task or run.
+        HeedfulError: If there is no such template.
     """
     command = name if name in RUNS else f"finetune {name}"
     head = [
@@ -63,8 +63,8 @@ def recipe_template(name: str) -> str:
 
 
 def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
-    """Return the text of a TOML file in which each setting is commented out, below the lines of a head."""
-    # reversed, so that the first of several settings with the same path is used
+    """Return the text of a TOML file: the lines `head`, then all settings, each commented out."""
+    # reversed, so that the first one of several settings with the same path is used
     setting_by_path = {
         setting.path: setting for setting in reversed(describe_settings(settings)) if _is_chosen(setting, settings)
     }
@@ -82,7 +82,7 @@ def comment_out(settings: DataclassInstance, head: Sequence[str]) -> str:
 
 
 def _comment(setting: Setting | None) -> str:
-    """Return the comment after a setting: its meaning and choices; "" for a key that is not a setting."""
+    """Return the comment after a setting, with its meaning and choices, or "" for a key that is not a setting."""
     if setting is None:
         return ""
     choices = f" ({', '.join(map(str, setting.choices))})" if setting.choices else ""
@@ -90,7 +90,7 @@ def _comment(setting: Setting | None) -> str:
 
 
 def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
-    """Whether a setting belongs to the kinds that the defaults have."""
+    """Whether a setting belongs to the kinds of tables that the defaults have."""
     for condition in setting.when:
         path, kind = condition.split(" = ")
         value: object = settings
@@ -102,7 +102,7 @@ def _is_chosen(setting: Setting, settings: DataclassInstance) -> bool:
 
 
 def _other_kinds(settings: DataclassInstance, table: str) -> Iterator[str]:
-    """Yield a comment for each kind of a table other than the default one, with the names of its settings."""
+    """Yield a comment for each kind of a table except the default kind, with the names of the kind's settings."""
     by_kind: dict[str, list[str]] = {}
     for setting in describe_settings(settings):
         if setting.when and setting.when[-1].startswith(f"{table}.kind = ") and not _is_chosen(setting, settings):

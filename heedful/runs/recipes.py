@@ -1,4 +1,4 @@
-"""Recipes and sample data that ship with Heedful, to be copied and changed."""
+"""Recipes and sample data that ship with Heedful, for `heedful init` to list and copy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from heedful.errors import HeedfulError, did_you_mean
 
-SAMPLES = {  # description and task by folder of sample data
+SAMPLES = {  # (description, task) by folder of sample data
     "intents": ("data: 600 messages to a lending library, of 8 kinds", "classify"),
     "tags": ("data: 150 sentences with names of people, places and things", "tag"),
     "questions": ("data: 120 questions on 40 texts, one in six without an answer", "qa"),
 }
-COMMANDS = {  # command by the first part of a recipe's name; finetune for all others
+COMMANDS = {  # command by first part of a recipe's name; other recipes are for finetune
     "pretrain": "pretrain DATA",
     "distil": "distil TEACHER DATA",
     "translate": "finetune seq2seq DATA",
@@ -28,8 +28,8 @@ class Asset(NamedTuple):
 
     name: str
     about: str  # description
-    content: Traversable  # the file, or the folder
-    command: str  # the command that uses a copy; {} is the path of the copy
+    content: Traversable  # file or folder
+    command: str  # command that uses a copy, with {} for the path of the copy
 
 
 def list_assets() -> Iterator[Asset]:
@@ -48,18 +48,19 @@ def copy_asset(name: str, to: Path | None = None) -> tuple[Path, Asset]:
 
     Args:
         name: Name of the recipe or of the sample data.
-        to: Path of the copy; None: `name` in the working directory, with the suffix .toml for a recipe.
+        to: Path of the copy. If None, it is `name` in the working directory, with the suffix .toml for a recipe.
 
     Returns:
-        The path of the copy, and what was copied.
+        The path of the copy, and the asset.
 
     Raises:
-        HeedfulError: If there is no such recipe, or the path exists or cannot be written.
+        HeedfulError: If there is no such recipe, or if the path exists or cannot be written.
     """
     assets = {asset.name: asset for asset in list_assets()}
     if name not in assets:
         raise HeedfulError(f'there is no recipe "{name}"{did_you_mean(name, list(assets))}: {", ".join(assets)}')
-    asset, is_folder = assets[name], name in SAMPLES
+    asset = assets[name]
+    is_folder = name in SAMPLES
     path = to or Path(name if is_folder else f"{name}.toml")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""report.html of a run: scores, plots, the worst mistakes and the data, as one file without scripts."""
+"""report.html of a run: scores, plots, the worst mistakes and the data, in one file without scripts.
+
+Every run writes it at its end with `write_report`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 REPORT = "report.html"
-MAX_MISTAKES = 20
-MAX_TEXT = 600  # characters of a quoted text
-MAX_COMMAND = 2000  # characters of a command; longer ones are left out
-PLOTS = {  # description by name of a plot, in the order of the report; other plots follow by name
+MAX_MISTAKES = 20  # maximum mistakes in the report
+MAX_TEXT_CHARS = 600  # maximum characters of a quoted text
+MAX_COMMAND_CHARS = 2000  # maximum characters of a command; longer commands are left out
+PLOTS = {  # description by name of the plot, in the order of the report; other plots follow in alphabetical order
     "verdict": "Quality over latency, beside the teacher",
     "curves": "Loss, score on dev and learning rate over the steps",
     "confusion": "Which labels are taken for which",
@@ -63,7 +66,7 @@ pre { margin: .4rem 0 0; padding: .45rem .6rem; border-radius: 6px; background: 
 
 
 def write_report(folder: Path) -> Path:
-    """Write folder/report.html from the files of the run. Equal files give equal bytes.
+    """Write folder/report.html from the files of the run, deterministically.
 
     Raises:
         RunError: If the run has no results.
@@ -86,7 +89,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _body(folder: Path, results: JsonObject) -> Iterator[str]:
-    """Yield the HTML of all sections; a section without content is left out."""
+    """Yield the HTML of all sections. A section without content is left out."""
     yield f"<h1>{_text(_title(folder, results))}</h1>"
     yield f'<p class="soft">{_text(_subtitle(results))}</p>'
     yield from _scores(results)
@@ -105,12 +108,13 @@ def _title(folder: Path, results: JsonObject) -> str:
 
 
 def _subtitle(results: JsonObject) -> str:
-    """Return the initial model, size, duration and machine in one line."""
+    """Return the initial model, size, duration and machine on one line."""
     facts = [f"from {Path(results['base']).name}"] if results.get("base") else []
     if model := results.get("model"):
         facts.append(f"{model['parameters']:,} parameters, {model['bytes'] / 1e6:,.1f} MB")
     if seeds := results.get("seeds"):
-        steps, seconds = (sum(seed[name] for seed in seeds) for name in ("steps", "seconds"))
+        steps = sum(seed["steps"] for seed in seeds)
+        seconds = sum(seed["seconds"] for seed in seeds)
         facts.append(f"{steps:,} steps in {seconds:,.0f} s")
     if machine := results.get("machine"):
         facts.append(machine)
@@ -118,7 +122,7 @@ def _subtitle(results: JsonObject) -> str:
 
 
 def _scores(results: JsonObject) -> Iterator[str]:
-    """Yield the table of scores: a row for each metric, the main metric first, and two columns for each split."""
+    """Yield the table of scores, with a row per metric, the main metric first, and two columns per split."""
     yield "<h2>Scores</h2>"
     splits, metric = results["splits"], results["metric"]
     if not splits:
@@ -130,7 +134,8 @@ def _scores(results: JsonObject) -> Iterator[str]:
     for name in sorted(names, key=lambda name: name != metric):
         cells = [name]
         for split in splits.values():
-            value, interval = split["numbers"].get(name), split.get("intervals", {}).get(name)
+            value = split["numbers"].get(name)
+            interval = split.get("intervals", {}).get(name)
             ends = "" if not interval else " to ".join(format_metric(name, interval[end]) for end in ("low", "high"))
             cells += ["" if value is None else format_metric(name, as_float(value)), ends]
         rows.append((cells, name == metric))
@@ -222,12 +227,12 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[str]:
 
 
 def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> str:
-    """Return the command that shows an input in the explorer; "" if the input is empty, too long or not printable.
+    """Return the command that shows an input in the explorer, or "" if the input is empty, too long or not printable.
 
     Args:
         folder: The run folder.
         model_input: A text, a pair, words, a question with its context, or a prompt with its choices.
-        pairs: Whether a list of two texts is a pair; else it is a list of words.
+        pairs: Whether a list of two texts is a pair. If false, it is a list of words.
 
     >>> look_command(Path("run"), ["one text", "its pair"])
     "heedful look run 'one text' --pair 'its pair'"
@@ -248,7 +253,7 @@ def look_command(folder: Path, model_input: object, *, pairs: bool = True) -> st
             return ""
     line = command_line("heedful look", [str(folder), text], options)
     printable = all(part.isprintable() for part in (text, *(value for _, value in options)))
-    return line if text.strip() and printable and len(line) <= MAX_COMMAND else ""
+    return line if text.strip() and printable and len(line) <= MAX_COMMAND_CHARS else ""
 
 
 def _data(results: JsonObject) -> Iterator[str]:
@@ -271,11 +276,11 @@ def _data(results: JsonObject) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]]) -> str:
-    """Return a table in HTML. All columns but the first are numbers.
+    """Return a table in HTML. All columns except the first one contain numbers.
 
     Args:
-        head: Cells of the head; an empty one has no heading.
-        rows: Cells of each row, and whether the row is emphasised.
+        head: Cells of the head. An empty cell has no heading.
+        rows: (cells, whether the row is emphasised) for each row.
     """
     attributes = ["", *['class="number"'] * (len(head) - 1)]  # HTML attribute of each cell in a row
     head_cells = "".join(
@@ -295,12 +300,12 @@ def _format_number(value: object) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Cut a text after MAX_TEXT characters, and add its length."""
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} … ({len(text):,} characters)"
+    """Cut a text after MAX_TEXT_CHARS characters, and add its length."""
+    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]} … ({len(text):,} characters)"
 
 
 def _text(text: object) -> str:
-    """Return a text as HTML: escaped, with invisible characters and changes of direction written as \\uXXXX."""
+    """Return a text as escaped HTML, with invisible characters and changes of direction as \\uXXXX."""
     printable = "".join(
         character if character.isprintable() or character in "\n\t" else f"\\u{ord(character):04x}"
         for character in str(text)

@@ -1,4 +1,4 @@
-"""Results of a run: `RunResult`, results.json and predictions, as they are in its folder."""
+"""Results of a run: `RunResult`, which the commands return, and readers of results.json and predictions."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 from heedful.errors import RunError
 from heedful.train.journal import read_journal
 
-RESULTS, JOURNAL = "results.json", "journal.jsonl"
-BEFORE = "before.json"  # the scores before training, saved so that a run that resumes need not compute them again
-JsonObject: TypeAlias = dict[str, Any]  # a JSON object as `json` reads it
+RESULTS = "results.json"
+JOURNAL = "journal.jsonl"
+BEFORE = "before.json"  # scores before training, which a resumed run does not compute again
+JsonObject: TypeAlias = dict[str, Any]  # JSON object as `json` returns it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """Result of a run of `finetune`, `pretrain`, `distil` or `tune`."""
 
-    output_dir: Path  # the run folder; Engine and load take it
-    status: Literal["completed", "interrupted"]  # interrupted by a signal: the same call resumes the run
-    results: JsonObject  # the contents of results.json; {} if the run was interrupted
+    output_dir: Path  # the run folder, which `Engine` and `load` accept
+    status: Literal["completed", "interrupted"]  # interrupted: a signal stopped the run; the same call resumes it
+    results: JsonObject  # contents of results.json; {}: the run was interrupted
 
     @property
     def metric(self) -> str:
-        """The name of the metric that ranks models; "" if the run was interrupted."""
+        """The name of the metric that ranks models, or "" if the run was interrupted."""
         return str(self.results.get("metric", ""))
 
     @property
     def scores(self) -> dict[str, float]:
-        """The value of the metric on each split that was evaluated."""
+        """The value of the metric by evaluated split."""
         return {
             split: float(scored["numbers"][self.metric]) for split, scored in self.results.get("splits", {}).items()
         }
 
     def to_dict(self) -> JsonObject:
-        """Return plain data that JSON can hold."""
+        """Convert to plain data for JSON."""
         return {"output_dir": str(self.output_dir), "status": self.status, "results": self.results}
 
 
@@ -47,7 +48,7 @@ def read_results(folder: Path) -> JsonObject:
     """Read results.json. It has at least "task", "metric" and "splits", and each split has "numbers".
 
     Raises:
-        RunError: If the file is missing, cannot be read, or lacks one of these.
+        RunError: If the file is missing, cannot be read, or lacks one of these keys.
     """
     path = folder / RESULTS
     try:
@@ -64,20 +65,20 @@ def read_results(folder: Path) -> JsonObject:
 
 
 def headline_split(results: JsonObject) -> tuple[str, JsonObject] | None:
-    """Return the split that plots and tables show, test before dev, and its numbers; None if none was evaluated."""
+    """Return (split, metrics) for plots and tables, test before dev, or None if no split was evaluated."""
     splits = results["splits"]
     names = [name for name in ("test", "dev", *splits) if name in splits]
     return (names[0], splits[names[0]]["numbers"]) if names else None
 
 
 def read_predictions(folder: Path, split: str) -> Iterator[JsonObject]:
-    """Return the lines of predictions-SPLIT.jsonl, the worst mistakes first; no lines if the file is missing."""
+    """Return the lines of predictions-SPLIT.jsonl, the worst mistakes first. A missing file has no lines."""
     path = folder / f"predictions-{split}.jsonl"
     return read_journal(path) if path.is_file() else iter(())
 
 
 def as_float(value: object) -> float:
-    """Convert a JSON value, "NaN" and "Infinity" included; NaN for anything that is not a number.
+    """Convert a JSON value to a float, including "NaN" and "Infinity". Anything that is not a number becomes NaN.
 
     >>> as_float("-Infinity"), as_float(None)
     (-inf, nan)
@@ -100,7 +101,7 @@ def across_seeds(seeds: Sequence[JsonObject], split: str) -> JsonObject:
 
 
 def summarize_seeds(scores: Sequence[float]) -> JsonObject:
-    """Return the mean and sample standard deviation of the scores of seeds; the deviation of one score is None.
+    """Return the mean and the sample standard deviation of the scores of seeds. For a single score the latter is None.
 
     >>> summarize_seeds([0.75])
     {'mean': 0.75, 'std': None, 'seeds': 1}

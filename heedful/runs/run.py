@@ -1,4 +1,7 @@
-"""The steps of every run: lock the folder, begin or resume, train, write results, plots and the model card."""
+"""Run: the steps that fine-tuning, pre-training and distillation share.
+
+They lock the folder, begin or resume the run, train, and write results, plots and the model card.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,16 @@ Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
 class Training(Protocol):
-    """The training of a run: fine-tuning, pre-training or distillation."""
+    """The part of a run that differs between fine-tuning, pre-training and distillation."""
 
     def notes(self) -> Iterable[str]:
-        """Return sentences to report before training; empty ones are left out."""
+        """Return sentences to report before training. Empty ones are left out."""
 
     def train(self) -> bool:
-        """Train on all ranks, and write the results on the first one; return False if a signal interrupted training."""
+        """Train on all ranks, and write the results on the first one. Return False if a signal interrupted training."""
 
     def finish(self) -> None:
-        """Write plots and the model card if they are missing; only the first rank calls this, after every run."""
+        """Write plots and the model card if they are missing. Only the first rank calls this, after every run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +64,10 @@ class Run:
 
     @classmethod
     def open(cls, output_dir: str | Path, reporter: Reporter | None, ranks: Ranks) -> Run:
-        """Return the run of a folder. Ranks other than the first one report nothing.
+        """Return the run of a folder. Only the first rank reports progress.
 
         Raises:
-            HeedfulError: If the folder holds something other than a run.
+            HeedfulError: If the folder has files that are not a run.
         """
         check_run_folder(Path(output_dir))
         return cls(
@@ -85,21 +88,21 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder; I/O errors become HeedfulErrors that say how to resume."""
+        """Hold the lock of the folder. I/O errors become HeedfulErrors that say how to resume."""
         with lock_run(self.folder) if self.ranks.is_main else nullcontext(), translate_io_errors(self.folder):
             yield
 
     def begin(self, init_folder: Callable[[], None]) -> None:
-        """Call `init_folder` on the first rank, while the others wait.
+        """Call `init_folder` on the first rank, while the other ranks wait.
 
-        It writes the settings of a new run, or checks that those of the run in the folder are the same.
+        `init_folder` writes the settings of a new run, or checks that the run in the folder has the same settings.
         """
         if self.ranks.is_main:
             init_folder()
         self.ranks.barrier()
 
     def execute(self, training: Training) -> RunResult:
-        """Train unless the folder has results already. Needs `locked` and `begin` first."""
+        """Train unless the folder has results already. Callers must use `locked` and `begin` before."""
         if (self.folder / RESULTS).exists():
             self.reporter.message(f"{self.folder} is finished already")
         else:
@@ -113,25 +116,25 @@ class Run:
         return self.result()
 
     def result(self, **more: object) -> RunResult:
-        """Return the result of a finished run with `more` entries; ranks other than the first one get no results."""
+        """Return the result of a finished run, with `more` entries. On ranks other than the first, results are {}."""
         results = read_results(self.folder) | more if self.ranks.is_main else {}
         return RunResult(output_dir=self.folder, status="completed", results=results)
 
     # -- steps of a training --------------------------------------------------------------------------------------
 
     def report_bad_rows(self) -> None:
-        """Report the file of bad rows if there is one."""
+        """Report the file of bad rows, if there is one."""
         if (self.folder / BAD_ROWS).exists():
             self.reporter.message(f"bad rows are set aside in {self.folder / BAD_ROWS}")
 
     def saved_once(self, name: str, make: Callable[[], ModelBundle]) -> ModelBundle:
-        """Load the model in a folder of the run; if the folder is missing, make the model and save it there first.
+        """Load the model in a folder of the run. If the folder is missing, create the model and save it there first.
 
-        All ranks make the model, since waiting for one of them could time out; only the first one saves it.
+        All ranks create the model, since waiting for one of them could time out. Only the first one saves it.
 
         Args:
             name: Name of the folder in the run folder.
-            make: Makes the model.
+            make: Creates the model.
         """
         if not (self.folder / name).exists():
             model = make()
@@ -149,7 +152,7 @@ class Run:
             learned: Entries about data, training and scores.
             model: The saved model, whose size and speed are measured.
             settings: All settings of the run.
-            more: Further entries, such as the baseline; those that are None are left out.
+            more: Further entries, such as the baseline. Entries that are None are left out.
         """
         machine_facts = environment()
         results = {
@@ -166,7 +169,7 @@ class Run:
         write_file(self.folder / RESULTS, results)
 
     def illustrate(self, write_card: Callable[[Path], Path]) -> None:
-        """Write plots, the report and the model card, unless the model has a card."""
+        """Write plots, the report and the model card, unless the model has a card already."""
         if not (self.folder / RUN_MODEL / CARD).exists():
             draw_run_plots(self.folder)
             write_report(self.folder)

@@ -1,4 +1,4 @@
-"""Run folders: the files written when a run begins, and the checks that decide whether a run may be resumed."""
+"""Run folders: the files that are written when a run begins, and the checks whether a run may be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -40,13 +40,17 @@ from heedful.train.trainer import DivergedError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SETTINGS, DATA, ENVIRONMENT, BAD_ROWS = "settings.toml", "data.json", "environment.json", "bad-rows.jsonl"
-MAX_CHECKED = 100_000  # examples; larger data is not checked for problems when a run begins
+SETTINGS = "settings.toml"
+DATA = "data.json"  # facts about the data, with hashes of its files
+ENVIRONMENT = "environment.json"  # facts about the machine, and versions of libraries
+BAD_ROWS = "bad-rows.jsonl"
+MAX_CHECKED = 100_000  # examples above which data is not checked for problems when a run begins
 Precision = Literal["float32", "bfloat16", "float16"]
 Settings = TypeVar("Settings", bound="DataclassInstance")
-METHOD = "method.json"  # scores of methods on held-out examples, and the method that was chosen
-START_MODEL = "start"  # folder of the initial model, if it was made for the run
-TOKENIZER, CORPUS = "tokenizer", "corpus"  # folders that pre-training makes from text
+METHOD = "method.json"  # scores of methods on held-out examples, and the chosen method
+START_MODEL = "start"  # folder of the initial model, if it was created for the run
+TOKENIZER = "tokenizer"  # folder of the tokenizer that pre-training trains
+CORPUS = "corpus"  # folder of the corpus that pre-training builds
 CORPUS_FOLDERS = {TOKENIZER, CORPUS}
 INITIAL_FILES = {  # files and folders of a run without training state
     *(SETTINGS, DATA, ENVIRONMENT, BAD_ROWS, LOCK, METHOD, START_MODEL, BEFORE, JOURNAL),
@@ -60,12 +64,13 @@ def translate_io_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
-        if _list_names(folder) <= INITIAL_FILES:  # without a checkpoint, the run may begin again with other settings
+        if _list_names(folder) <= INITIAL_FILES:  # a run without a checkpoint may begin again with other settings
             raise
         advice = f"{folder} resumes with its own settings: for others give another folder with --output"
         raise DivergedError(f"{error}. {advice}", error.step) from error
     except (OSError, SafetensorError) as error:
-        reason, path = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
+        reason = getattr(error, "strerror", None) or error
+        path = getattr(error, "filename", None)
         raise RunError(
             f"{folder}: the run stopped, since a file could not be written or read: {reason}"
             + (f" ({path})" if path else "")
@@ -73,11 +78,11 @@ def translate_io_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-# -- is it a run, and the same one ------------------------------------------------------------------------------------
+# -- checks of the folder -----------------------------------------------------------------------------------------
 
 
 def visible_names(folder: Path) -> set[str]:
-    """Return the names of files and folders in a folder, without hidden ones; no names if the folder is missing.
+    """Return the names of files and folders in a folder, without hidden ones. A missing folder has no names.
 
     Raises:
         RunError: If the folder cannot be read.
@@ -89,11 +94,13 @@ def visible_names(folder: Path) -> set[str]:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise a RunError for a folder that has files but no run; hidden files do not count."""
+    """Raise a RunError for a folder that has files but no run. Hidden files are ignored."""
     names = visible_names(folder)
-    is_run, is_begun = {LOCK, SETTINGS} <= names, LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
+    is_run = {LOCK, SETTINGS} <= names
+    is_begun = LOCK in names and names <= INITIAL_FILES - CORPUS_FOLDERS
     if names and not is_run and not is_begun:
-        listed, missing = sorted(names), " and ".join(sorted({LOCK, SETTINGS} - names))
+        listed = sorted(names)
+        missing = " and ".join(sorted({LOCK, SETTINGS} - names))
         content = f"{', '.join(listed[:3])}{' and more' if listed[3:] else ''}"
         raise RunError(
             f"{folder} is not a run folder: it holds {content}, but no {missing}; give another folder with --output"
@@ -107,7 +114,7 @@ def _list_names(folder: Path) -> set[str]:
 def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable[[str], None]) -> TrainSettings:
     """Replace "auto" as device and precision. All ranks call this.
 
-    If the folder holds a run with a checkpoint, device and precision are those of that run, also on another machine.
+    If the folder has a run with a checkpoint, device and precision of that run are used, even on another machine.
     Otherwise the device is a GPU if there is one for each rank, and the precision is the fastest one if it is the same
     on all devices, else float32.
     """
@@ -131,7 +138,7 @@ def resolve_auto(train: TrainSettings, folder: Path, ranks: Ranks, log: Callable
 
 
 def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
-    """Return device and precision of a run that has a checkpoint; None for both if the folder holds no such run."""
+    """Return device and precision of a run with a checkpoint, or (None, None) if the folder has no such run."""
     with suppress(OSError, HeedfulError):
         if not _list_names(folder) <= INITIAL_FILES:
             values = dict(flatten_settings(load_mapping(folder / SETTINGS)))
@@ -142,17 +149,17 @@ def _run_device(folder: Path) -> tuple[str | None, Precision | None]:
 
 
 def can_resume(folder: Path, settings: DataclassInstance) -> bool:
-    """Tell whether the folder holds a run with these settings, and remove the files of a run without a checkpoint.
+    """Return whether the folder has a run with these settings, after removing the files of a run without a checkpoint.
 
-    A tokenizer and a corpus are not removed if they do not depend on the settings that differ. If they are removed, a
-    warning says so.
+    A tokenizer and a corpus are removed only if they depend on settings that differ. A warning then says so.
 
     Raises:
-        RunError: If the folder holds a run with a checkpoint and other settings.
+        RunError: If the folder has a run with a checkpoint and other settings.
     """
     for path, _, _ in os.walk(folder):
         remove_stale(Path(path))
-    names, old_settings = _list_names(folder), _earlier_settings(folder, settings)
+    names = _list_names(folder)
+    old_settings = _earlier_settings(folder, settings)
     is_pretraining = isinstance(old_settings, PretrainSettings)
     has_no_checkpoint = names <= INITIAL_FILES and (is_pretraining or not names & CORPUS_FOLDERS)
     if has_no_checkpoint and (old_settings != settings or JOURNAL not in names):
@@ -163,7 +170,7 @@ def can_resume(folder: Path, settings: DataclassInstance) -> bool:
         elif CORPUS in names:
             message = f"{folder / CORPUS} was made with other settings of the text, and is made anew"
             warnings.warn(message, HeedfulWarning, stacklevel=2)
-        # settings last, since they tell what the other files are
+        # settings last, since they say which run the other files belong to
         for name in sorted(names - reused, key=lambda name: name == SETTINGS):
             remove(folder / name)
     if not (folder / SETTINGS).exists():
@@ -210,11 +217,12 @@ def _earlier_settings(folder: Path, settings: DataclassInstance) -> DataclassIns
 
 
 def _differences(old_settings: DataclassInstance, new_settings: DataclassInstance) -> str:
-    """Return the names of settings that differ, at most four, each with both values."""
-    old, new = (dict(flatten_settings(to_mapping(settings))) for settings in (old_settings, new_settings))
+    """Describe the settings that differ, at most four of them, with both values."""
+    old = dict(flatten_settings(to_mapping(old_settings)))
+    new = dict(flatten_settings(to_mapping(new_settings)))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    shown = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
-    return "; ".join(shown) + ("; and more" if names[4:] else "")
+    descriptions = [f"{name} was {old.get(name)!r} and is {new.get(name)!r} now" for name in names[:4]]
+    return "; ".join(descriptions) + ("; and more" if names[4:] else "")
 
 
 # -- begin ------------------------------------------------------------------------------------------------------------
@@ -223,7 +231,7 @@ def _differences(old_settings: DataclassInstance, new_settings: DataclassInstanc
 def init_run_folder(folder: Path, settings: DataclassInstance) -> None:
     """Write settings and environment of a new run, or check that the run in the folder has the same settings.
 
-    The data is not compared; `init_labelled_run` does that too.
+    The data is not compared. `init_labelled_run` compares it too.
     """
     if not can_resume(folder, settings):
         write_file(folder / ENVIRONMENT, environment())
@@ -243,11 +251,11 @@ def init_labelled_run(
         folder: The run folder, which is locked.
         settings: Settings of the run.
         source: The data.
-        counts: Number of examples of each split.
-        reopen: Opens the data again, to write its bad rows to a file of the folder.
+        counts: Counts of examples by split.
+        reopen: Opens the data again with a policy that writes bad rows to a file.
 
     Raises:
-        RunError: If the folder holds a run with other settings or other data.
+        RunError: If the folder has a run with other settings or other data.
     """
     if can_resume(folder, settings):
         _check_same_data(folder, source)
@@ -279,7 +287,7 @@ def init_labelled_run(
 
 
 def _check_same_data(folder: Path, source: Dataset[Example]) -> None:
-    """Raise a RunError if the data, or the file of its corrections, is not that of the run in the folder."""
+    """Raise a RunError if the data, or its file of corrections, differs from the data of the run in the folder."""
     data_facts = read_run_json(folder / DATA)
     run_hashes = data_facts["files"] | data_facts.get("corrections", {})
     hashes = _hash_data(source) | _hash_corrections(source)
@@ -292,7 +300,7 @@ def _check_same_data(folder: Path, source: Dataset[Example]) -> None:
 
 
 def _check_data(source: Dataset[Example], examples: int) -> JsonObject | None:
-    """Return the problems of the data that `heedful check` reports; None for more than MAX_CHECKED examples."""
+    """Return the problems of the data that `heedful check` reports, or None for more than MAX_CHECKED examples."""
     if examples > MAX_CHECKED:
         return None
     report = check(source)
@@ -300,7 +308,7 @@ def _check_data(source: Dataset[Example], examples: int) -> JsonObject | None:
 
 
 def _hash_data(source: Dataset[Example]) -> dict[str, str]:
-    """Return the SHA-256 of each file by its short name; data that is not in files has the SHA-256 of its examples."""
+    """Return the SHA-256 of each file by its short name. For data in memory, the examples are hashed instead."""
     hashes = {}
     for split, paths in source.names_by_split.items():
         for path, name in zip(paths, _short_names(source, split), strict=True):
@@ -315,13 +323,13 @@ def _hash_data(source: Dataset[Example]) -> dict[str, str]:
 
 
 def _hash_corrections(source: Dataset[Example]) -> dict[str, str]:
-    """Return the SHA-256 of the file of corrections by its path; {} without such a file."""
+    """Return the SHA-256 of the file of corrections by its path, or {} if there is no such file."""
     path = source.settings.corrections
     return {} if path is None else {path: sha256_of(path)}
 
 
 def _short_names(source: Dataset[Example], split: str) -> list[str]:
-    """Return the files of a split, relative to the folder that holds all files of the data."""
+    """Return the paths of the files of a split, relative to the common folder of all files of the data."""
     files = [
         Path(path).absolute() for paths in source.names_by_split.values() for path in paths if os.path.exists(path)
     ]
@@ -345,7 +353,7 @@ def sha256_of(path: str | Path) -> str:
 
 
 def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the files among `paths` that the run was trained on, matched by hash; () if `run` is not a run folder."""
+    """Return the files among `paths` that a run was trained on, matched by hash, or () if `run` is not a run folder."""
     if not (Path(run) / DATA).is_file():
         return ()
     data_facts = read_run_json(Path(run) / DATA)
@@ -354,9 +362,9 @@ def files_trained_on(run: str | Path, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def label_layout(run: str | Path) -> Layout | None:
-    """Return the layout in which names of files or folders were a run's labels.
+    """Return the layout of a run's data if its labels were names of files or folders.
 
-    None if the labels were in files, or `run` is not a run folder.
+    The result is None if the labels were in files, or if `run` is not a run folder.
     """
     try:
         name = read_run_json(Path(run) / DATA).get("layout")
@@ -382,7 +390,7 @@ def read_run_json(path: Path) -> JsonObject:
 
 
 def journal_csv(journal: Path, more_rows: Sequence[Mapping[str, object]] = ()) -> str:
-    """Return the journal as CSV: a row for each update or evaluation, and `more_rows` after them."""
+    """Return the journal as CSV, with a row per update or evaluation, and then `more_rows`."""
     rows = [row | {f"dev_{name}": value for name, value in row.pop("dev", {}).items()} for row in read_journal(journal)]
     rows += map(dict, more_rows)
     names = dict.fromkeys(name for row in rows for name in row)

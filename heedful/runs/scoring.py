@@ -1,4 +1,7 @@
-"""Evaluate a split: score the engine's answers, write predictions with the worst mistakes first, tune thresholds."""
+"""Evaluation of a split with a task and a model: metrics, the file of predictions, tuned thresholds and temperatures.
+
+Runs evaluate dev and test with it, and `heedful evaluate` any split.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,17 @@ from heedful.tasks.task import EvalMetrics, ScoredAnswer, Task, evaluate_task
 from heedful.train.fit import EvalResult
 from heedful.train.ranks import SINGLE_PROCESS, Ranks
 
-# metrics that decide between equal values of the main metric: the first one that a task has; -1: smaller is better
-TIE_BREAKERS = {
-    **{"loss": -1, "mse": -1, "exact": 1, "token_accuracy": 1, "mrr": 1},
-    **{"pearson": 1, "accuracy": 1, "f1": 1},
+TIE_BREAKERS = {  # sign of metrics (-1: smaller is better); the first one of a task decides between equal checkpoints
+    "loss": -1,
+    "mse": -1,
+    "exact": 1,
+    "token_accuracy": 1,
+    "mrr": 1,
+    "pearson": 1,
+    "accuracy": 1,
+    "f1": 1,
 }
-UNWRITTEN_KEYS = ("vectors", "vector")  # keys of an answer that are left out of predictions, since they are long
+UNWRITTEN_KEYS = ("vectors", "vector")  # keys of an answer that are too long for the file of predictions
 
 
 def engine_for(
@@ -40,7 +48,7 @@ def engine_for(
     """Return a function that answers inputs with a model.
 
     Args:
-        task: The task, whose generation settings and maximum length are used; None: those of the model.
+        task: The task, whose generation settings and maximum length are used. If None, those of the model are used.
         loaded: The model.
         precision: Precision of matrix products (autocast).
     """
@@ -74,7 +82,8 @@ def measure_split(
         examples: Examples with labels, the same ones on all ranks.
         precision: Precision of matrix products.
         ranks: The processes that evaluate together.
-        predictions: File that gets a line for each example, the worst mistakes first; only with a single rank.
+        predictions: File for the predictions, with a line per example, the worst mistakes first. Only for a single
+            rank.
     """
     assert predictions is None or ranks.size == 1, "each rank would write its own share"
     with ExitStack() as stack:
@@ -95,24 +104,26 @@ def measure_split(
 class PredictionFile:
     """A file of predictions, written to a temporary file in order and sorted at the end.
 
-    Wrong predictions come first. Among wrong and among correct ones, those with a larger loss come first; in
-    retrieval, those whose right answer has a larger rank. Takes 17 bytes of memory per prediction.
+    Wrong predictions come first. Both wrong and correct predictions are sorted by decreasing loss, or in retrieval by
+    decreasing rank of the correct answer. The class takes 17 bytes of memory per prediction.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ranks: Sequence[int] = ()  # rank of the right answer of each line in retrieval; 1 is correct
-        self._wrong, self._losses, self._offsets = array("b"), array("d"), array("q")
+        self.ranks: Sequence[int] = ()  # in retrieval, rank of the correct answer by line; 1 is correct
+        self._wrong = array("b")  # whether each prediction is wrong
+        self._losses = array("d")
+        self._offsets = array("q")  # offset of each line in the temporary file
         self._stack = ExitStack()
 
     def __enter__(self) -> PredictionFile:
         self._file = self._stack.enter_context(TemporaryFile(dir=self.path.parent))
         return self
 
-    def write(self, task: Task, number: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
+    def write(self, task: Task, index: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
         """Write the line of one example."""
-        written = {name: value for name, value in answer.items() if name not in UNWRITTEN_KEYS}
-        line = {"id": number, "input": task.engine_input(example), **scored._asdict(), "answer": written}
+        short_answer = {name: value for name, value in answer.items() if name not in UNWRITTEN_KEYS}
+        line = {"id": index, "input": task.engine_input(example), **scored._asdict(), "answer": short_answer}
         self._wrong.append(scored.correct is False)
         self._losses.append(scored.loss)
         self._offsets.append(self._file.tell())
@@ -121,21 +132,22 @@ class PredictionFile:
     def __exit__(self, *raised: object) -> None:
         with self._stack:
             if raised[0] is None:
-                for number, rank in enumerate(self.ranks):
+                for index, rank in enumerate(self.ranks):
                     if rank > 1:
-                        self._wrong[number], self._losses[number] = True, rank
+                        self._wrong[index] = True
+                        self._losses[index] = rank
                 order = np.lexsort((-np.array(self._losses), -np.array(self._wrong)))
                 with atomic_path(self.path) as part:
                     write_synced(part, map(self._read, order.tolist()))
 
-    def _read(self, number: int) -> bytes:
-        """Read a line of the temporary file; in retrieval, add the rank of the right answer."""
-        self._file.seek(self._offsets[number])
+    def _read(self, index: int) -> bytes:
+        """Read a line of the temporary file. In retrieval, the rank of the correct answer is added."""
+        self._file.seek(self._offsets[index])
         line = self._file.readline()
         if not self.ranks:
             return line
-        rank = self.ranks[number]
-        return _json_line(json.loads(line) | {"correct": rank == 1, "loss": self._losses[number], "rank": rank})
+        rank = self.ranks[index]
+        return _json_line(json.loads(line) | {"correct": rank == 1, "loss": self._losses[index], "rank": rank})
 
 
 def _json_line(table: JsonObject) -> bytes:
@@ -149,20 +161,20 @@ def tune_thresholds(task: Task, loaded: ModelBundle, examples: Iterable[Example]
 
 
 def fit_temperature(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> float | None:
-    """Return the temperature that calibrates probabilities on these examples, in float32; None if there are too few."""
+    """Return the temperature that calibrates probabilities on these examples, in float32, or None for too few."""
     return task.fit_temperature(engine_for(task, loaded, torch.float32), examples)
 
 
 def calibration_of(task: Task, loaded: ModelBundle, examples: Iterable[Example]) -> tuple[float, ...]:
     """Return the calibration of prediction sets on these examples, in float32.
 
-    Empty if there are too few examples, or the task has no prediction sets.
+    The result is empty if there are too few examples, or if the task has no prediction sets.
     """
     return task.calibration(engine_for(task, loaded, torch.float32), examples)
 
 
 def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
-    """Merge the shares of all ranks into the evaluation by which checkpoints are ranked."""
+    """Merge the metrics of all ranks into the evaluation by which checkpoints are ranked."""
     result = task.compute_metrics(merge_all(shares))
     numbers = {name: value for name, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
     return EvalResult(
@@ -171,7 +183,7 @@ def eval_result(task: Task, shares: list[EvalMetrics]) -> EvalResult:
 
 
 def tie_breaker(numbers: Mapping[str, float], metric: str) -> float:
-    """Return the number that decides between equal values of the metric, larger is better; 0 if nothing does."""
+    """Return the value that decides between equal values of the metric, larger is better, or 0 if there is none."""
     for name, sign in TIE_BREAKERS.items():
         if name in numbers and name != metric:
             return sign * numbers[name]

@@ -1,4 +1,4 @@
-"""Schema of settings: path, type, default, meaning and choices of each setting, read from the dataclasses.
+"""Schema of settings: path, type, default, meaning and choices of each setting, from the dataclasses.
 
 The meaning of a setting is the comment on its line, or else the comment lines directly above it. Flags, `heedful init`
 and the reference page are generated from the schema.
@@ -23,20 +23,20 @@ from heedful.settings import cache_by_class, type_hints
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Kind = Literal["table", "dict", "value"]  # a table has settings; a dict has keys of any name
+Kind = Literal["table", "dict", "value"]  # table: contains settings; dict: has keys with any names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A setting. If several kinds of a table have it, each kind has an entry of its own."""
+    """A setting. If several kinds of a table have the setting, there is one entry for each kind."""
 
-    path: str  # full path, as "train.batch_size"
+    path: str  # full path, such as "train.batch_size"
     annotation: object  # type of the value
-    default: object  # dataclasses.MISSING if there is no default
+    default: object  # dataclasses.MISSING: no default
     choices: tuple[object, ...] = ()  # values of a Literal
-    when: tuple[str, ...] = ()  # kinds of tables that have it, as 'train.schedule.kind = "cosine"'; (): always there
-    owner: type  # dataclass that declares it
-    table: bool = False  # whether the value is a table of settings, or None in its place
+    when: tuple[str, ...] = ()  # conditions on kinds of tables, such as 'train.schedule.kind = "cosine"'; (): always
+    owner: type  # dataclass that declares the setting
+    table: bool = False  # whether the value is a table of settings or None
 
     @property
     def name(self) -> str:
@@ -45,14 +45,14 @@ class Setting:
 
     @property
     def doc(self) -> str:
-        """The meaning; "" if the source has no comment on the field."""
+        """The meaning of the setting, or "" if the source has no comment on the field."""
         table = self.path.rpartition(".")[0]
         doc_of_kind = f"kind of {table.rpartition('.')[2]}" if self.name == "kind" else ""
         return _comments(self.owner).get(self.name, doc_of_kind)
 
 
 def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> list[Setting]:
-    """List all settings of a dataclass, or of an instance; the values of an instance are the defaults."""
+    """List all settings of a dataclass or of an instance, whose values are then the defaults."""
     if isinstance(settings, type):
         return list(_walk(settings, None, "", ()))
     return list(_walk(type(settings), settings, "", ()))
@@ -60,7 +60,7 @@ def describe_settings(settings: DataclassInstance | type[DataclassInstance]) -> 
 
 @cache_by_class
 def setting_paths(cls: type) -> dict[str, Kind]:
-    """Return what is at each path of a settings class, tables included."""
+    """Return the kind of each path of a settings class, including tables."""
     kinds: dict[str, Kind] = {}
     for setting in _walk(cls, None, "", ()):
         parts = setting.path.split(".")
@@ -81,15 +81,16 @@ def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tup
 
     Args:
         cls: The dataclass.
-        instance: Settings whose values are the defaults; None: the defaults of the class.
-        prefix: Path of the table of the class with a dot at its end; "" for the root.
-        when: Kinds of tables that have the settings.
+        instance: Settings whose values are the defaults. If None, the class has the defaults.
+        prefix: Path of the table of the class, with a dot at the end, or "" for the root.
+        when: Conditions on kinds of tables under which the settings exist.
     """
     hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        path, members = prefix + field.name, _members(hints[field.name])
+        path = prefix + field.name
+        members = _members(hints[field.name])
         default = _default(field) if instance is None else getattr(instance, field.name)
         choices = tuple(value for member in members for value in _literals(member))
         setting = Setting(
@@ -99,12 +100,13 @@ def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tup
         if not tables:
             yield setting
             continue
-        if len(tables) < len(members):  # None, or another value in place of a table
+        if len(tables) < len(members):  # a value other than a table is possible, such as None
             yield dataclasses.replace(setting, table=True)
         if len(tables) == 1:
             yield from _walk(tables[0], default if type(default) is tables[0] else None, f"{path}.", when)
             continue
-        kinds, kind_path = [kind for table in tables for kind in _kinds(table)], f"{path}.kind"
+        kind_path = f"{path}.kind"
+        kinds = [kind for table in tables for kind in _kinds(table)]
         kind_type = Literal[tuple(kinds)]  # type: ignore[valid-type]
         default_kind = getattr(default, "kind", MISSING)
         yield Setting(
@@ -118,17 +120,17 @@ def _walk(cls: type[DataclassInstance], instance: object, prefix: str, when: tup
 
 
 def _members(hint: object) -> tuple[object, ...]:
-    """Return the types of a union; of any other type, the type itself."""
+    """Return the member types of a union, or a tuple with the type itself for any other type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _literals(hint: object) -> tuple[object, ...]:
-    """Return the values of a Literal; () for any other type."""
+    """Return the values of a Literal, or () for any other type."""
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _kinds(table: type) -> tuple[object, ...]:
-    """Return the values that the field `kind` of a dataclass may have; () if it has no such field."""
+    """Return the possible values of the field `kind` of a dataclass, or () if it has no such field."""
     return _literals(get_type_hints(table).get("kind"))
 
 
@@ -141,7 +143,7 @@ def _default(field: dataclasses.Field[object]) -> object:
 
 @cache
 def _comments(cls: type) -> dict[str, str]:
-    """Return the comment on each field of a class and of its bases, from their source."""
+    """Return the comment on each field of a class and its bases, from their source."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -150,7 +152,7 @@ def _comments(cls: type) -> dict[str, str]:
 
 
 def _own_comments(cls: type) -> dict[str, str]:
-    """Return the comment on each field that a class declares itself; {} if its source is not installed."""
+    """Return the comment on each field that a class itself declares, or {} if the source is not installed."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
     except OSError:

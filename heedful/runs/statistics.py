@@ -1,4 +1,7 @@
-"""Comparison of two arms of an experiment over several seeds, by a paired t-test, and its result as a sentence."""
+"""Comparison of two arms of an experiment over several seeds by a paired t-test, with the result as a sentence.
+
+Verdicts of distillation and conclusions of studies use it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
-Unit = Literal["share", "number"]  # a share is shown in per cent, and a difference of shares in points
-ENOUGH = 3  # least number of seeds for a verdict
+Unit = Literal["share", "number"]  # share: in per cent, with differences in percentage points; number: as it is
+MIN_SEEDS = 3  # minimum seeds for a verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +41,16 @@ def paired_t_interval(
 ) -> Interval:
     """Return the confidence interval mean(d) ± t s / sqrt(n) of the n differences d between two arms (Student 1908).
 
-    There is one difference for each seed, and s is their standard deviation. t is the quantile of Student's
+    There is one difference per seed, and s is the standard deviation of the differences. t is the quantile of Student's
     distribution with n - 1 degrees of freedom. Effects of a seed on both arms, such as the order of the data, cancel in
     the differences. With one seed the interval is infinite.
 
     Args:
-        first: A number for each seed.
-        second: Numbers of the other arm, with the same seeds.
+        first: Values of the first arm, one per seed.
+        second: Values of the second arm, with the same seeds.
         level: Confidence level.
-        resolution: The smallest difference that a number can show, 1 / n for a share of n examples. s is at least
-            that, since coarse numbers may be equal by chance.
+        resolution: Smallest possible difference of values, such as 1 / n for a share of n examples. s is at least the
+            resolution, since coarse values may be equal by chance.
 
     >>> paired_t_interval([3.0, 4.0, 5.0], [1.0, 2.0, 3.0])
     Interval(mean=2.0, low=2.0, high=2.0)
@@ -75,17 +78,18 @@ def compare_seeds(
     Args:
         first: Name of the first arm.
         second: Name of the second arm.
-        numbers: Numbers of both arms, with the same seeds.
+        numbers: Values of both arms, with the same seeds.
         on: Name of the metric and the data.
-        unit: Unit of the numbers.
-        comparisons: Number of comparisons in a study. The level of each is 1 - 0.05 / comparisons, so that at most one
-            study of twenty has a wrong verdict (Bonferroni).
+        unit: Unit of the values.
+        comparisons: How many comparisons a study makes. The level of each is 1 - 0.05 / comparisons, so that at most
+            one study of twenty has a wrong verdict (Bonferroni).
         resolution: See `paired_t_interval`.
     """
     interval = paired_t_interval(*numbers, level=1 - 0.05 / comparisons, resolution=resolution)
-    seeds, difference = len(numbers[0]), _format_difference(abs(interval.mean), unit)
-    if seeds < ENOUGH:
-        few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {ENOUGH} or more"
+    seeds = len(numbers[0])
+    difference = _format_difference(abs(interval.mean), unit)
+    if seeds < MIN_SEEDS:
+        few = f"{seeds} seed{'s' if seeds > 1 else ''}, too few for a verdict: give {MIN_SEEDS} or more"
         points = " points" if unit == "share" else ""
         return f"{on}: {first} {_signed(interval.mean, unit)}{points} against {second}, of {few}"
     higher = sum(a > b for a, b in zip(*numbers, strict=True))
@@ -98,19 +102,20 @@ def compare_seeds(
 
 
 def mean_and_std(numbers: Sequence[float], unit: Unit = "share") -> str:
-    """Format the mean, and after ± the standard deviation if there are several numbers.
+    """Format the mean of values, with ± and the standard deviation if there are several values.
 
     >>> mean_and_std([0.5, 0.7]), mean_and_std([1.25], "number")
     ('60.0 ± 14.1 %', '1.25')
     """
-    mean, deviation = fmean(numbers), stdev(numbers) if len(numbers) > 1 else None
+    mean = fmean(numbers)
+    deviation = stdev(numbers) if len(numbers) > 1 else None
     if unit == "share":
         return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}") + " %"
     return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
 
 
 def seed_count(seeds: int) -> str:
-    """Format a number of seeds.
+    """Format how many seeds there are.
 
     >>> seed_count(1), seed_count(3)
     ('one seed', '3 seeds')

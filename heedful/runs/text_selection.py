@@ -1,4 +1,4 @@
-"""Selection of texts to label next: texts that a classifier is least sure about and that differ from each other."""
+"""`heedful select`: texts to label next, about which a classifier is unsure and which differ from each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from heedful.model.config import Classes
 from heedful.runs.data_settings import input_settings_for
 from heedful.runs.label_errors import NEAR_DUPLICATE
 
-CANDIDATES_PER_TEXT = 10  # least sure texts from which each text is selected (Zhdanov 2019)
+CANDIDATES_PER_TEXT = 10  # candidates per selected text (Zhdanov 2019)
 Text = str | tuple[str, str]
 
 
@@ -31,23 +31,23 @@ class SelectedText:
 
     text: str
     text_pair: str | None  # second text of a pair
-    margin: float  # difference in probability between the most probable label and the second
+    margin: float  # probability of the most probable label minus that of the second most probable one
     suggested_label: str  # the most probable label
     probability: float  # probability of the suggested label
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data that JSON can hold."""
+        """Convert to plain data for JSON."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectedTexts:
-    """Result of `select_texts`: the least sure texts first."""
+    """Result of `select_texts`."""
 
-    texts: tuple[SelectedText, ...]
-    pool: int  # number of texts in the pool
-    left_out: int  # number of texts in the pool that are empty, or duplicates or near duplicates of another one
-    bad_rows: int = 0  # number of rows of the files that cannot be read
+    texts: tuple[SelectedText, ...]  # the texts with the smallest margin first
+    pool: int  # texts in the pool
+    left_out: int  # texts in the pool that are empty, or duplicates or near duplicates of other texts
+    bad_rows: int = 0  # rows of the files that cannot be read
 
     def to_csv(self, path: str | Path) -> None:
         """Write a CSV file in which a person fills in the column `label`, for `finetune` to read.
@@ -73,20 +73,20 @@ def select_texts(
     """Select texts that a classifier is unsure about and that differ from each other (active learning).
 
     Candidates are the `CANDIDATES_PER_TEXT * count` texts with the smallest margin between the two most probable
-    labels, one of each group of near duplicates. Their pooled vectors are clustered into `count` clusters, in which
-    unsure texts weigh more, and the text nearest to each centre is selected (Zhdanov 2019, "Diverse mini-batch Active
+    labels, one per group of near duplicates. Their embeddings are clustered into `count` clusters, in which unsure
+    texts have more weight. The text nearest to each centre is selected (Zhdanov 2019, "Diverse mini-batch Active
     Learning", section 3).
 
     Args:
-        model: A model that chooses one label, or an engine with such a model.
+        model: A model that predicts one label, or an engine with such a model.
         pool: A file, a folder, several paths, or a list of texts or pairs of texts.
-        count: Number of texts to select. If the pool has fewer different texts, all of them are selected.
+        count: How many texts to select. If the pool has fewer different texts, all of them are selected.
         seed: Seed of the clusters.
-        device: "cpu", "cuda" or "cuda:1"; None: a GPU where there is one.
-        settings: How files are read; by default as the run read its data.
+        device: "cpu", "cuda" or "cuda:1". If None, a GPU if there is one.
+        settings: How files are read. If None, as the run read its data.
 
     Raises:
-        HeedfulError: If the model does not choose one label, count is below 1, or the pool has no texts.
+        HeedfulError: If the model does not predict one label, if count is below 1, or if the pool has no texts.
     """
     if count < 1:
         raise HeedfulError(f"count is {count}; expected the number of texts to label, from 1")
@@ -106,36 +106,36 @@ def select_texts(
     order = np.argsort(margins, kind="stable")
     signatures = minhash_signatures("\n".join(_parts(text)) for text in distinct)
     groups = near_duplicate_groups(signatures, NEAR_DUPLICATE)
-    order = order[np.sort(np.unique(groups[order], return_index=True)[1])]  # the least sure text of each group
+    order = order[np.sort(np.unique(groups[order], return_index=True)[1])]  # the smallest margin of each group
     candidates = order[: CANDIDATES_PER_TEXT * count]
     if count < len(candidates):
-        vectors = engine.pooled_vectors([distinct[number] for number in candidates])
+        vectors = engine.pooled_vectors([distinct[index] for index in candidates])
         chosen = candidates[spread(vectors, 1 - margins[candidates], count, seed)]
     else:
         chosen = candidates
     best = probabilities.argmax(axis=1)
     selected = []
-    for number in chosen.tolist():
-        text = distinct[number]
+    for index in chosen.tolist():
+        text = distinct[index]
         selected.append(
             SelectedText(
                 text=_parts(text)[0],
                 text_pair=None if isinstance(text, str) else text[1],
-                margin=float(margins[number]),
-                suggested_label=labels[best[number]],
-                probability=float(probabilities[number, best[number]]),
+                margin=float(margins[index]),
+                suggested_label=labels[best[index]],
+                probability=float(probabilities[index, best[index]]),
             )
         )
     return SelectedTexts(texts=tuple(selected), pool=len(texts), left_out=len(texts) - len(order), bad_rows=bad_rows)
 
 
 def _parts(text: Text) -> tuple[str, ...]:
-    """Return the one or two texts of an input."""
+    """Return the text, or both texts of a pair, as a tuple."""
     return (text,) if isinstance(text, str) else text
 
 
 def label_margins(probabilities: Float[NDArray[np.float64], "texts labels"]) -> Float[NDArray[np.float64], " texts"]:
-    """Return the probability of the most probable label minus that of the second, by text (Scheffer et al. 2001).
+    """Return for each text the margin between its two most probable labels (Scheffer et al. 2001).
 
     With a single label the margin is 1.
 
@@ -150,31 +150,31 @@ def label_margins(probabilities: Float[NDArray[np.float64], "texts labels"]) -> 
 
 
 def spread(
-    vectors: Float[NDArray[np.float32], "texts width"],
+    vectors: Float[NDArray[np.float32], "texts dimension"],
     weights: Float[NDArray[np.float64], " texts"],
     count: int,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Cluster texts by k-means, and return the number of the text nearest to each centre, in ascending order.
+    """Cluster texts by k-means, and return the ascending indices of the texts nearest to the centres.
 
     Args:
-        vectors: Vectors of the texts; only their directions count.
+        vectors: Vectors of the texts, which are normalized before clustering.
         weights: Weights of the texts in the centres.
-        count: Number of clusters, at most the number of texts.
-        seed: Seed of the first centres.
+        count: How many clusters, at most as many as texts.
+        seed: Seed of the initial centres.
     """
     from sklearn.cluster import KMeans
 
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about fewer different vectors than clusters
+        warnings.simplefilter("ignore")  # warnings about fewer different vectors than clusters
         means = KMeans(count, n_init=1, random_state=seed).fit(units, sample_weight=np.maximum(weights, 1e-6))
     distances = means.transform(units)
     is_free = np.ones(len(units), bool)
     chosen = []
     for cluster in range(count):
         members = is_free & (means.labels_ == cluster)
-        candidates = np.flatnonzero(members if members.any() else is_free)  # any text, if the cluster has none left
+        candidates = np.flatnonzero(members if members.any() else is_free)  # any text if the cluster has no free one
         nearest = candidates[distances[candidates, cluster].argmin()]
         is_free[nearest] = False
         chosen.append(nearest)
@@ -184,7 +184,7 @@ def spread(
 def _read_pool(
     engine: Engine, model: object, pool: str | Path | Sequence[Text | Path], settings: DataSettings | None
 ) -> tuple[list[Text], int]:
-    """Return the texts of a pool, and the number of rows of its files that cannot be read."""
+    """Return the texts of a pool, and how many rows of its files cannot be read."""
     listed = [Path(pool)] if isinstance(pool, str | Path) else list(pool)
     files = [item for item in listed if isinstance(item, Path)]
     if not files:

@@ -1,4 +1,7 @@
-"""Speed and memory of a model on this machine: latency of one input, throughput of a packed batch, memory in use."""
+"""Measurements of a model on this machine: latency of one input, throughput of a packed batch, memory in use.
+
+Every run measures its model at the end; `heedful bench` measures each precision.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,34 @@ from heedful.checkpoint import ModelBundle
 from heedful.packed import Packed
 from heedful.runs.results import JsonObject
 
-LENGTHS = (16, 64, 256)  # tokens of the inputs whose latency is measured
-ROUNDS = 100  # forward passes that are timed for each length
-BATCH_TOKENS = 4096  # tokens of the batch whose throughput is measured, in sequences of 64
+LENGTHS = (16, 64, 256)  # input lengths for latency, in tokens
+ROUNDS = 100  # timed forward passes per length
+BATCH_TOKENS = 4096  # batch size for throughput, in tokens, in sequences of 64 tokens
 
 
 def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObject:
     """Time forward passes in the precision of the model, without tokenizing.
 
-    The target of an encoder-decoder model is as long as its source, and is read in one pass.
+    For an encoder-decoder model, the target has the length of the source and is decoded in one pass.
 
     Args:
         loaded: The model.
-        rounds: Forward passes for each length; None: ROUNDS.
+        rounds: Forward passes per length. If None, ROUNDS.
 
     Returns:
-        "latency": p50 and p99 in milliseconds by number of tokens; "throughput": tokens a second of a packed batch.
+        "latency": p50 and p99 in milliseconds, by tokens. "throughput": tokens per second of a packed batch.
     """
     limit = loaded.max_length or max(LENGTHS)
     vocab_size = loaded.config.model.embedding.vocabulary
-    device, generator = next(loaded.parameters()).device, torch.Generator().manual_seed(0)
+    device = next(loaded.parameters()).device
+    generator = torch.Generator().manual_seed(0)
 
     def random_batch(length: int, count: int = 1) -> Packed:
         ids = torch.randint(vocab_size, (count, length), generator=generator)
         return Packed.of(ids.tolist()).to(device)
 
     def time_passes(inputs: Packed, passes: int) -> list[float]:
-        """Return the seconds of forward passes, sorted."""
+        """Return the durations of forward passes in seconds, sorted."""
         durations = []
         for _ in range(passes + 2):  # two warm-up rounds
             start = time.perf_counter()
@@ -78,7 +82,7 @@ def measure_latency(loaded: ModelBundle, rounds: int | None = None) -> JsonObjec
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable Python's garbage collector during a measurement, which it would slow down by visiting all objects."""
+    """Disable Python's garbage collector during a measurement, which a collection would slow down."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -99,7 +103,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; its peak where the system reports no current value."""
+    """Return the resident memory of this process in bytes, or its peak if the system reports no current value."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Experiment trackers: CSV, TensorBoard, Weights & Biases, MLflow, Trackio. Their packages are extras."""
+"""Experiment trackers for --track: CSV, TensorBoard, Weights & Biases, MLflow, Trackio. Their packages are extras."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Protocol
 
 from heedful.errors import HeedfulError, did_you_mean
 
-PROJECT = "heedful"  # the project or experiment, unless the tracker's own environment variables name one
-PACKAGES = {  # package by tracker that needs it; extras of Heedful have the names of the trackers
+PROJECT = "heedful"  # default project or experiment; environment variables of the tracker override it
+PACKAGES = {  # required package by tracker; the extra of Heedful has the name of the tracker
     "csv": "",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -25,21 +25,21 @@ PACKAGES = {  # package by tracker that needs it; extras of Heedful have the nam
 class Tracker(Protocol):
     """Receives the scalars of a run."""
 
-    run_id: str  # the tracker's name of the run, stored so that a resumed run continues it; "" if it has none
+    run_id: str  # the tracker's id of the run, stored so that a resumed run continues it; "": the tracker has no ids
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values of an update by name, such as train/loss or dev/accuracy."""
+        """Record the values of an update by name, such as train/loss or dev/accuracy."""
 
     def close(self, finished: bool) -> None:
-        """End the run; `finished` is false if it was interrupted and may be resumed."""
+        """End the run; `finished` is false if the run was interrupted and may be resumed."""
 
 
-# arguments: run folder; stored run id or ""; step of the checkpoint that is resumed, or 0; settings by full path
+# arguments: run folder, stored run id or "", step of the resumed checkpoint or 0, settings by full path
 Opener = Callable[[Path, str, int, Mapping[str, object]], Tracker]
 
 
 def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of trackers without repeats, in their order.
+    """Return the names of trackers without repeats.
 
     Raises:
         HeedfulError: For an unknown name, or a tracker whose package is not installed.
@@ -54,7 +54,7 @@ def check_trackers(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Csv:
-    """Writes the journal as metrics.csv in the run folder, again at each evaluation and at the end."""
+    """Writes the journal as metrics.csv to the run folder, at each evaluation and at the end."""
 
     run_id = ""
 
@@ -76,7 +76,7 @@ class _Csv:
 
 
 class _TensorBoard:
-    """Writes event files to the folder tensorboard in the run folder. After a resume, repeated steps are replaced."""
+    """Writes event files to the folder tensorboard in the run folder. A resumed run replaces repeated steps."""
 
     run_id = ""
 
@@ -97,7 +97,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and its other variables are respected."""
+    """A run of Weights & Biases. WANDB_PROJECT, WANDB_MODE and its other environment variables apply."""
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         import wandb
@@ -112,7 +112,7 @@ class _Wandb:
         )
         self.run_id = str(self._run.id)
         self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")  # a resumed run may repeat steps, which its own axis refuses
+        self._run.define_metric("*", step_metric="step")  # the default axis refuses steps that a resumed run repeats
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
@@ -122,14 +122,15 @@ class _Wandb:
 
 
 class _Mlflow:
-    """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are respected."""
+    """A run of MLflow. The environment variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME apply."""
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._client, self._metric = MlflowClient(), Metric
-        self._last_step = 0  # the last step that the tracker has; a resumed run repeats some steps
+        self._client = MlflowClient()
+        self._metric = Metric
+        self._last_step = 0  # the last recorded step; a resumed run repeats some steps
         if run_id:
             self.run_id = run_id
             self._client.update_run(run_id, status="RUNNING")
@@ -141,7 +142,7 @@ class _Mlflow:
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
         self.run_id = self._client.create_run(experiment_id, run_name=folder.name).info.run_id
         params = [Param(name, str(value)[:6000]) for name, value in settings.items()]
-        for start in range(0, len(params), 100):  # MLflow's maximum in a batch
+        for start in range(0, len(params), 100):  # MLflow's maximum per batch
             self._client.log_batch(self.run_id, params=params[start : start + 100])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -154,7 +155,7 @@ class _Mlflow:
 
 
 class _Trackio:
-    """A run of Trackio, a local dashboard (`trackio show`); TRACKIO_DIR is respected."""
+    """A run of Trackio, a local dashboard (`trackio show`). The environment variable TRACKIO_DIR applies."""
 
     def __init__(self, folder: Path, run_id: str, step: int, settings: Mapping[str, object]) -> None:
         import trackio

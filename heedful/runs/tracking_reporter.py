@@ -1,4 +1,4 @@
-"""A reporter that copies the journal of a run to experiment trackers while it trains."""
+"""TrackingReporter: copies the journal of a run to experiment trackers during training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from heedful.runs.trackers import TRACKERS, Tracker
 from heedful.train.fit import EvalResult, Reporter
 from heedful.train.trainer import Step, Trainer
 
-TRACKING = "tracking.json"  # file of a run folder: the run's id by tracker, so that a resumed run continues it there
+TRACKING = "tracking.json"  # file of a run folder with run ids by tracker, which a resumed run continues
 
 
 class TrackingReporter(Reporter):
     """Passes events on to another reporter and copies journal records to trackers.
 
-    A tracker that fails during training (network, quota, disk) is reported once and dropped; training continues,
-    since the journal has every value. A tracker that cannot be opened stops the run before its first step.
+    A tracker that fails during training (network, quota, disk) is reported once and dropped. Training continues, since
+    the journal has all values. A tracker that cannot be opened stops the run before its first step.
     """
 
     def __init__(self, reporter: Reporter, names: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ class TrackingReporter(Reporter):
         for name in self._names:
             try:
                 self._trackers[name] = TRACKERS[name](folder, ids.get(name, ""), step, settings)
-            except Exception as error:  # the trackers' own errors share no class
+            except Exception as error:  # errors of trackers have no common base class
                 raise HeedfulError(
                     f"the tracker {name} cannot be opened: {_one_line(error)}. Fix that, or leave out --track {name}"
                 ) from error
@@ -79,7 +79,7 @@ class TrackingReporter(Reporter):
         self._trackers.clear()
 
     def _for_each(self, consequence: str, use: Callable[[Tracker], None]) -> None:
-        """Call `use` with each tracker; one that fails is dropped, and reported with the consequence."""
+        """Call `use` with each tracker. A tracker that fails is dropped, and reported with the consequence."""
         for name, tracker in list(self._trackers.items()):
             try:
                 use(tracker)
@@ -91,7 +91,7 @@ class TrackingReporter(Reporter):
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a journal record, by their names in trackers.
+    """Return the finite numbers of a journal record, by name in trackers.
 
     >>> scalars({"step": 8, "epoch": 0.5, "loss": 0.25, "lr": 1e-4})
     {'train/epoch': 0.5, 'train/loss': 0.25, 'train/lr': 0.0001}
@@ -105,7 +105,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _settings(folder: Path) -> JsonObject:
-    """Return the settings of a run; for the folder of one seed of several, those in the folder above it."""
+    """Return the settings of a run. The folder of one seed of several has them in its parent folder."""
     for path in (folder / SETTINGS, folder.parent / SETTINGS):
         if path.is_file():
             return tomllib.loads(path.read_text("utf-8"))
@@ -113,5 +113,5 @@ def _settings(folder: Path) -> JsonObject:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the class and the text of an error in one line of at most 300 characters."""
+    """Return the class and the text of an error on one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

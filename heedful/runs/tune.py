@@ -1,4 +1,4 @@
-"""Tuning: a search for the best settings by successive halving within a time budget, and training with them."""
+"""`heedful tune`: a search for the best settings by successive halving within a time budget, and the final training."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ from heedful.train.settings import parse_minutes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TUNE_FILE, BEST_FOLDER, TRIALS, TABLE = "tune.json", "best", "trials", "trials.csv"
-REDUCTION = 3  # the best third of a rung enters the next one, which trains three times as long
-LR_FACTORS = (1.0, 1 / 3, 3.0)  # multiples of the default learning rate that are tried unless a space is given
-MAX_TRIALS = 81  # trials in the first rung
+TUNE_FILE = "tune.json"  # state of the search
+BEST_FOLDER = "best"  # folder of the final run
+TRIALS = "trials"  # folder of the runs of trials
+TABLE = "trials.csv"
+REDUCTION = 3  # the best 1 / REDUCTION of a rung enters the next rung, which trains REDUCTION times as long
+LR_FACTORS = (1.0, 1 / 3, 3.0)  # multiples of the default learning rate in the default search space
+MAX_TRIALS = 81  # maximum trials in the first rung
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,18 +47,18 @@ class Rung:
     """Trials that train for the same share of the full duration."""
 
     share: float  # share of the full duration, above 0 and at most 1
-    trials: int  # number of trials
+    trials: int  # how many trials
 
 
 def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[Rung]:
     """Return the rungs with the most trials that fit into a time, the shortest first (Li et al. 2018, algorithm 1).
 
-    Time for one full training, that of the final model, is reserved.
+    Time for the full training of the final model is reserved.
 
     Args:
-        candidates: Number of configurations.
-        full_seconds: Duration of a full training.
-        seconds: Time for the whole search.
+        candidates: How many configurations there are.
+        full_seconds: Duration of a full training, in seconds.
+        seconds: Time for the whole search, in seconds.
 
     >>> [(rung.share, rung.trials) for rung in rungs_within(9, 60, 600)]
     [(0.1111111111111111, 9), (0.3333333333333333, 3), (1.0, 1)]
@@ -74,7 +77,7 @@ def rungs_within(candidates: int, full_seconds: float, seconds: float) -> list[R
 
 
 def configurations(space: Mapping[str, Sequence[Json]], seed: int) -> list[dict[str, Json]]:
-    """Return all combinations of values; the one with all first values is first, the others are shuffled by the seed.
+    """Return all combinations of values. The combination of all first values comes first, and the rest is shuffled.
 
     Args:
         space: Values by setting.
@@ -102,28 +105,29 @@ def tune(
 ) -> RunResult:
     """Search settings of fine-tuning within a time budget, and train the final model with the best ones.
 
-    The search is successive halving. Many configurations are trained for a short time; the best third of them is
-    trained again for three times as long, and so on up to the full duration. Configurations are compared on dev; only
-    the final model, in output_dir/best, is evaluated on test. The entry "tune" of the results has the trials. The same
-    call resumes a search that was interrupted.
+    The search is successive halving. Many configurations are trained for a short time. The best third is trained again
+    for three times as long, and so on up to the full duration. Configurations are compared on dev. Only the final
+    model, in output_dir/best, is evaluated on test. The entry "tune" of the results has the trials. The same call
+    resumes a search that was interrupted.
 
     Args:
         task: Name of a task.
-        data: As `data.source_of` takes it.
+        data: Labelled data in any form that `heedful.data.read` accepts.
         output_dir: The folder of the search.
-        time_budget: Time for the whole search, final training included: "20m", "1h30m", or a number of minutes.
-        space: Values to try by setting; None: the default learning rate, a third of it and three times it.
-        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        time_budget: Time for the whole search, including the final training: "20m", "1h30m", or minutes as a number.
+        space: Values to try by setting. If None, the default learning rate times 1, 1/3 and 3.
+        model: A folder, or NAME[@REVISION] on the hub. If "", the encoder that ships with Heedful.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "batch_size=16".
         overrides: Settings by path or short name.
         on_bad_row: "raise", or "skip" to leave out rows that cannot be read.
-        reporter: Receives progress events; None: they are ignored.
+        reporter: Receives progress events. If None, they are ignored.
 
     Raises:
         HeedfulError: If the data, a setting or a value to try cannot be used.
     """
-    folder, reporter = Path(output_dir), reporter or Reporter()
+    folder = Path(output_dir)
+    reporter = reporter or Reporter()
     minutes = parse_minutes(time_budget) if isinstance(time_budget, str) else float(time_budget)
     collected = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     search = _Search(task, data, folder, collected, on_bad_row, reporter)
@@ -131,14 +135,14 @@ def tune(
         raise SettingError(f"time_budget is {time_budget}; expected minutes above 0", path="time_budget")
     _check_folder(folder)
     plan = search.plan({})
-    if "dev" not in plan.survey.non_empty_splits:
+    if "dev" not in plan.stats.non_empty_splits:
         raise HeedfulError("trials are compared on dev, but there is no dev split: give a dev file or set dev_fraction")
     if plan.settings.train.time_budget is not None:
         raise SettingError("trials train for a share of the epochs: give epochs or max_steps", path="train.time_budget")
     space = dict(space or {"train.optimizer.lr": _default_lrs(plan)})
     for name, values in space.items():
         search.check_values(name, values)
-    if "method" in space:  # some settings have no effect with some methods, which is refused
+    if "method" in space:  # a setting that has no effect with a method is refused
         for settings in configurations(space, 0):
             search.plan(settings)
     with lock_run(folder):
@@ -159,7 +163,7 @@ def tune(
 
 
 def _default_lrs(plan: FinetunePlan) -> list[Json]:
-    """Return the learning rates to try, with two digits."""
+    """Return the learning rates to try, rounded to two digits."""
     return [float(f"{factor * plan.settings.train.optimizer.lr:.2g}") for factor in LR_FACTORS]
 
 
@@ -168,7 +172,7 @@ def _format_settings(settings: Mapping[str, Json]) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise a RunError for a folder that has files but no search."""
+    """Raise a RunError for a folder that has files but no state of a search."""
     names = sorted(visible_names(folder) - {LOCK})
     if names and TUNE_FILE not in names:
         raise RunError(
@@ -191,18 +195,18 @@ class _Search:
         return plan_finetune(self.task, self.data, overrides=self._overrides_with(values), on_bad_row=self.on_bad_row)
 
     def _overrides_with(self, values: Mapping[str, Json]) -> Overrides:
-        """Lay values over the settings given by hand.
+        """Return the settings given by hand, overridden by values.
 
-        The method of classification is "finetune" unless it is given; otherwise a run with few labels would compare
-        methods by itself.
+        The method of classification is "finetune" unless it is set, since a run with few labels would otherwise compare
+        methods.
         """
-        is_given = "method" in values or self.overrides.mentions("method")
-        if not is_given and check_task(self.task) == "classify":
+        is_method_set = "method" in values or self.overrides.mentions("method")
+        if not is_method_set and check_task(self.task) == "classify":
             values = {"method": "finetune", **values}
         return self.overrides.with_values(values)
 
     def check_values(self, name: str, values: Sequence[Json]) -> None:
-        """Raise a SettingError if a setting to try is also set by hand, or one of its values cannot be used."""
+        """Raise a SettingError if a setting of the search space is also set by hand, or if a value cannot be used."""
         if len(values) < 1:
             raise SettingError(f"{name} has no values to try: give one or more", path=name)
         path = find_setting(FinetuneSettings, name)
@@ -212,14 +216,14 @@ class _Search:
             self.plan({name: value})
 
     def begin(self, facts: JsonObject, minutes: float) -> JsonObject:
-        """Return the state of the search in the folder; a new search estimates a full training from a few steps first.
+        """Return the state of the search in the folder. A new search first estimates the duration of a full training.
 
         Args:
-            facts: Entries that distinguish one search from another.
+            facts: Entries of the state that must be equal to resume a search.
             minutes: Time for the whole search.
 
         Raises:
-            RunError: If the folder holds a search with other facts.
+            RunError: If the folder has a search with other facts.
         """
         path = self.folder / TUNE_FILE
         if path.exists():
@@ -243,13 +247,14 @@ class _Search:
         return state
 
     def run(self, state: JsonObject, candidates: list[dict[str, Json]]) -> JsonObject | None:
-        """Run the trials that are missing, rung by rung, and return the best trial; None if a signal interrupted one.
+        """Run the missing trials, rung by rung. Return the best trial, or None if a signal interrupted a trial.
 
         Args:
             state: State of the search, to which trials are added.
             candidates: Values by setting, for each configuration.
         """
-        seconds, full_seconds = 60 * state["minutes"], state["full_seconds"]
+        seconds = 60 * state["minutes"]
+        full_seconds = state["full_seconds"]
         rungs = rungs_within(len(candidates), full_seconds, seconds)
         skipped = len(candidates) - rungs[0].trials
         self.reporter.message(
@@ -278,7 +283,7 @@ class _Search:
         """Train one configuration for the share of a rung, evaluate it, and add the trial to the state.
 
         Returns:
-            The trial; None if a signal interrupted it.
+            The trial, or None if a signal interrupted it.
         """
         began = time.monotonic()
         full_settings = self.plan(settings).settings
@@ -288,15 +293,22 @@ class _Search:
             duration = {"train.epochs": train.epochs * rung.share}
         elif full_settings.method != "linear":
             duration = {"train.max_steps": max(1, round((train.max_steps or 1) * rung.share))}
-        name = f"{TRIALS}/{index}-{len([trial for trial in state['trials'] if trial['rung'] == index]):02}"
+        trial_index = sum(trial["rung"] == index for trial in state["trials"])
+        name = f"{TRIALS}/{index}-{trial_index:02}"
         trial_only: dict[str, Json] = {"eval_baseline": False, "seeds": 1}
         result = finetune(
-            self.task, self.data, self.folder / name, overrides=self._overrides_with(settings | duration | trial_only),
-            on_bad_row=self.on_bad_row, reporter=Reporter(), only_dev=True,
-        )  # fmt: skip
+            self.task,
+            self.data,
+            self.folder / name,
+            overrides=self._overrides_with(settings | duration | trial_only),
+            on_bad_row=self.on_bad_row,
+            reporter=Reporter(),
+            only_dev=True,
+        )
         if result.status == "interrupted":
             return None
-        metric, dev = result.results["metric"], result.results["splits"]["dev"]
+        metric = result.results["metric"]
+        dev = result.results["splits"]["dev"]
         trial: JsonObject = {
             "rung": index,
             "share": rung.share,
@@ -319,19 +331,23 @@ class _Search:
     def train_final(self, best: JsonObject) -> RunResult:
         """Train the final model for the full duration with the settings of the best trial."""
         return finetune(
-            self.task, self.data, self.folder / BEST_FOLDER, overrides=self._overrides_with(best["settings"]),
-            on_bad_row=self.on_bad_row, reporter=self.reporter,
-        )  # fmt: skip
+            self.task,
+            self.data,
+            self.folder / BEST_FOLDER,
+            overrides=self._overrides_with(best["settings"]),
+            on_bad_row=self.on_bad_row,
+            reporter=self.reporter,
+        )
 
 
 def _find_trial(state: JsonObject, index: int, settings: Mapping[str, Json]) -> JsonObject | None:
-    """Return the trial of a rung with these settings; None if it has not been run."""
+    """Return the trial of a rung with these settings, or None if there is none yet."""
     trials: Sequence[JsonObject] = state["trials"]
     return next((trial for trial in trials if trial["rung"] == index and trial["settings"] == settings), None)
 
 
 def _rank(trial: JsonObject) -> tuple[float, float]:
-    """Return the two numbers that rank the trials of a rung, larger is better."""
+    """Return the sort key of a trial within its rung: (metric, tie breaker), larger is better."""
     return trial["metric_value"], trial["tie_breaker"]
 
 
@@ -341,7 +357,7 @@ def best_trial(trials: Sequence[JsonObject]) -> JsonObject:
 
 
 def ranked_trials(state: JsonObject) -> list[JsonObject]:
-    """Return the trials, those that trained longest first; among equally long ones, the best first."""
+    """Return the trials, sorted by decreasing duration, and the best first among trials of a rung."""
     return sorted(state["trials"], key=lambda trial: (trial["rung"], *_rank(trial)), reverse=True)
 
 
@@ -353,10 +369,10 @@ def _trials_csv(state: JsonObject) -> str:
         [*state["space"], "share of the training", "dev metric", "value", "low", "high", "seconds", "folder"]
     )
     for trial in ranked_trials(state):
-        tried = [trial["settings"][name] for name in state["space"]]
+        setting_values = [trial["settings"][name] for name in state["space"]]
         interval = trial["interval"] or {"low": "", "high": ""}
         scores = [trial["metric"], trial["metric_value"], interval["low"], interval["high"]]
-        writer.writerow([*tried, trial["share"], *scores, trial["seconds"], trial["folder"]])
+        writer.writerow([*setting_values, trial["share"], *scores, trial["seconds"], trial["folder"]])
     return out.getvalue()
 
 
@@ -367,17 +383,24 @@ def plot_trials(state: JsonObject) -> Figure:
     style_axes(axes, grid="y")
     trials: Sequence[JsonObject] = state["trials"]
     for settings in {str(trial["settings"]): trial["settings"] for trial in trials}.values():
-        line = sorted(
-            (trial for trial in trials if trial["settings"] == settings), key=lambda trial: float(trial["rung"])
-        )
+        same_settings = [trial for trial in trials if trial["settings"] == settings]
+        same_settings.sort(key=lambda trial: float(trial["rung"]))
         is_chosen = settings == state.get("chosen")
-        color, width = (ORANGE, 1.5) if is_chosen else (GREY, 0.8)
-        shares, values = [trial["share"] for trial in line], [trial["metric_value"] for trial in line]
-        axes.plot(shares, values, "o-", color=color, lw=width, ms=4, zorder=3)
+        color, line_width = (ORANGE, 1.5) if is_chosen else (GREY, 0.8)
+        shares = [trial["share"] for trial in same_settings]
+        values = [trial["metric_value"] for trial in same_settings]
+        axes.plot(shares, values, "o-", color=color, lw=line_width, ms=4, zorder=3)
         if is_chosen:
-            label = _format_settings(settings)
-            axes.annotate(label, (shares[-1], values[-1]), xytext=(0, 7), textcoords="offset points", fontsize=8,
-                          ha="right", color=BLUE, parse_math=False)  # fmt: skip
+            axes.annotate(
+                _format_settings(settings),
+                (shares[-1], values[-1]),
+                xytext=(0, 7),
+                textcoords="offset points",
+                fontsize=8,
+                ha="right",
+                color=BLUE,
+                parse_math=False,
+            )
     axes.set_xscale("log")
     ticks = sorted({trial["share"] for trial in trials})
     axes.set_xticks(ticks, [f"{100 * share:.0f} %" for share in ticks])

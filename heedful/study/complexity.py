@@ -29,7 +29,7 @@ from heedful.model.classic_config import Recurrent
 from heedful.nn.attend import attend
 from heedful.nn.layout import Layout
 from heedful.nn.local_attention import restricted
-from heedful.runs.statistics import ENOUGH, mean_and_std, seed_count
+from heedful.runs.statistics import MIN_SEEDS, mean_and_std, seed_count
 from heedful.study import charts
 from heedful.study.layers import Convolution, unfused_self_attention
 from heedful.study.runner import Measure, StudyConfig, StudyResult
@@ -275,8 +275,8 @@ def _verdicts(config: StudyConfig, measures: tuple[Measure, ...]) -> tuple[str, 
     """Return a sentence for each layer: which of its exponents differ from theory, and why that may be."""
     if config.scale == "quick":
         return ("the quick form's sizes are too small for a verdict",)
-    if len(config.seeds) < ENOUGH:
-        return (f"{seed_count(len(config.seeds))}, too few for a verdict: give {ENOUGH} or more",)
+    if len(config.seeds) < MIN_SEEDS:
+        return (f"{seed_count(len(config.seeds))}, too few for a verdict: give {MIN_SEEDS} or more",)
     verdicts = []
     for arm, theory in THEORY.items():
         differences = []

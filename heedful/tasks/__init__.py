@@ -1,1 +1,1 @@
-"""Layer 7: tasks. They learn from labelled examples, answer inputs, and evaluate their answers."""
+"""Layer 7: tasks. A task learns from labelled examples, answers inputs, and evaluates its answers."""

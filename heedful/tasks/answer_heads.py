@@ -1,4 +1,4 @@
-"""Answer heads by kind of head: each turns the scores of a head into answers."""
+"""Look-up of the answer heads for a model's head. The engine and the HTML export use it to answer inputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PRETRAINING_HEADS: dict[str, tuple[AnswerHead, ...]] = {  # heads of pre-trainin
 
 
 def answer_heads_of(kind: str) -> tuple[AnswerHead, ...]:
-    """Return the answer heads for a kind of head; () if such a head gives no answers.
+    """Return the answer heads for a kind of head, or () if such a head gives no answers.
 
-    The first answer head that accepts the form of an input answers it. A registered task takes precedence over
+    The first answer head that accepts the form of an input answers that input. A registered task takes precedence over
     `PRETRAINING_HEADS`.
     """
     spec = next((spec for spec in SPECS.values() if spec.head == kind), None)
@@ -26,6 +26,6 @@ def answer_heads_of(kind: str) -> tuple[AnswerHead, ...]:
 
 
 def answer_heads_of_head(head: Head) -> tuple[AnswerHead, ...]:
-    """Return the answer heads of the task that a model with this head does, else those for the kind of head."""
+    """Return the answer heads of the task for a model with this head; without a task, those for the kind of head."""
     spec = spec_of_head(head)
     return answer_heads_of(head.kind) if spec is None else spec.task.answerers

@@ -1,4 +1,7 @@
-"""Shared parts of answering: from inputs to windows of tokens, and from the head's scores to plain data."""
+"""The interface between tasks and the engine: how inputs become windows of tokens, and scores become answers.
+
+Each task defines an `AnswerHead`. The engine encodes inputs with it, runs the model, and has it make the answers.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ if TYPE_CHECKING:
     from heedful.tasks.predictions import Prediction
 
 AnswerInputs = Callable[[list[object]], list[Answer]]  # answers inputs, as an engine does
-TokenPosition = tuple[int, int]  # the number of a window, and a position in it
+TokenPosition = tuple[int, int]  # (index of a window, position of a token in it)
 StartGeneration = Callable[[ModelBundle, Tokenizer, Packed, "GenerationConfig"], Decoding]
 
 
 class Window(NamedTuple):
-    """A window of tokens, which is one sequence of a forward pass, and the head's outputs for it."""
+    """A window of tokens with the head's outputs for it. A window is one sequence of a forward pass."""
 
     encoded: Encoding
-    positions: Sequence[int]  # positions of the scored tokens; empty: the window is scored as a whole
-    scores: Any  # scores [positions, ...], or [...] for the whole window; or the generated texts
+    positions: Sequence[int]  # positions of the scored tokens; empty: one score for the whole window
+    scores: Any  # scores [positions, ...], or [...] for the whole window, or the generated texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,46 +47,46 @@ class PromptedText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerContext:
-    """The inputs of an answer in addition to the scores."""
+    """Everything besides the scores that an answer depends on: tokenizer, head, and options of the user."""
 
     tokenizer: Tokenizer
     head: Head
     top_k: int  # number of candidates in an answer
     thresholds: Mapping[str, float] = field(default_factory=dict)  # thresholds of the model by name
     min_confidence: float = 0.0  # minimum probability of a predicted label; below it the label is ""
-    least_probability: float | None = None  # minimum probability of labels in a prediction set; None: there is no set
+    least_probability: float | None = None  # minimum probability of labels in a prediction set; None: no set
     windows: Sequence[Encoding] = ()  # all windows of the input, including those without scored tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerHead:
-    """Turns the scores of a head into answers to inputs of one form."""
+    """Converts inputs of one form to tokens, and the head's scores to answers."""
 
-    expects: str  # description of the form of its inputs, with an example
+    expects: str  # description of the form of the inputs, with an example
     # returns the texts and pairs to encode; None if the input has a different form
     tokenizer_inputs: Callable[[object], list[TokenizerInput] | None]
     answer: Callable[[object, list[Window], AnswerContext], Answer]  # makes the answer to an input
-    # returns the tokens to score; None: windows are scored as a whole
+    # returns the tokens to score; None: each window has one score
     positions: Callable[[list[Encoding], Tokenizer], list[TokenPosition]] | None = None
     long_inputs: Literal["stride", "truncate", "refuse"] = "stride"  # treatment of inputs longer than the model's limit
-    # splits the tokenizer inputs of one input together, given the limit; None: each is split by itself
+    # splits all tokenizer inputs of one input jointly, within a limit; None: each is split independently
     windows: Callable[[list[Encoding], int | None], list[list[Encoding]]] | None = None
-    generate: StartGeneration | None = None  # generates a text; None: answers come from scores
+    generate: StartGeneration | None = None  # starts text generation; None: answers come from scores
     # summarizes the scores of positions, to save memory; None: all scores are stored
     summarize: Callable[[Tensor, AnswerContext], Sequence[object]] | None = None
     prediction: Callable[[Answer], Prediction]  # converts an answer to its dataclass
     # returns the type of each field of an answer, such as str, [float] or {"name": str}
     columns: Callable[[ModelBundle, GenerationConfig], dict[str, object]]
-    pairs: bool | None = None  # True: it answers only pairs of texts; False: only single texts; None: both
+    pairs: bool | None = None  # True: only pairs of texts; False: only single texts; None: both
 
 
 def read_text(engine_input: object) -> list[TokenizerInput] | None:
-    """Return a text as tokenizer input; None if the input has a different form."""
+    """Return a text as tokenizer input, or None if the input has a different form."""
     return [engine_input] if isinstance(engine_input, str) else None
 
 
 def read_pair(engine_input: object) -> list[TokenizerInput] | None:
-    """Return a tuple or list of two texts as tokenizer input; None if the input has a different form."""
+    """Return a tuple or list of two texts as tokenizer input, or None if the input has a different form."""
     match engine_input:
         case (str() as first, str() as second):
             return [(first, second)]
@@ -102,7 +105,7 @@ def split_windows(item: TokenizerInput, encoded: Encoding, limit: int | None) ->
 def input_windows(
     answerer: AnswerHead, inputs: list[TokenizerInput], encodings: list[Encoding], limit: int | None
 ) -> list[list[Encoding]]:
-    """Return the windows of each tokenizer input that one input consists of.
+    """Return the windows of each tokenizer input of one input.
 
     Raises:
         HeedfulError: If the input is longer than the limit and cannot be split.
@@ -123,22 +126,22 @@ def input_windows(
 def best_context_positions(windows: Sequence[Encoding], segment: int = 0) -> list[TokenPosition]:
     """Return, for each token of a text, its position in the window where it has the most context.
 
-    Context is min(tokens on its left, tokens on its right) + 0.01 * tokens of the text in the window. The first window
-    among equals is taken (Devlin et al. 2019, the published code for SQuAD).
+    The context of a token is min(tokens on its left, tokens on its right) + 0.01 * tokens of the text in the window.
+    Among windows with equal context the first one is chosen (Devlin et al. 2019, the published code for SQuAD).
 
     Args:
-        windows: Windows of the text, or of pairs in which it is the text `segment`. If the first text of a pair is
-            windowed too, the tokens of the second text have a position for each of its windows.
-        segment: Number of the text: 0 or 1.
+        windows: Windows of a text or of a pair of texts. If the first text of a pair is split too, each token of the
+            second text has a position for every window of the first.
+        segment: Index of the text in the pair, 0 or 1; 0 for a single text.
     """
     best: dict[tuple[int, int], tuple[float, TokenPosition]] = {}
-    for number, window in enumerate(windows):
+    for window_index, window in enumerate(windows):
         positions = [position for position, text in enumerate(window.segments) if text == segment]
         for index, position in enumerate(positions):
             context = min(index, len(positions) - 1 - index) + 0.01 * len(positions)
             token = window.first_text_start, window.start + index
             if context > best.get(token, (-1.0,))[0]:
-                best[token] = context, (number, position)
+                best[token] = context, (window_index, position)
     return [position for _, position in best.values()]
 
 
@@ -155,17 +158,17 @@ def strip_span(text: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def dict_values(value: object, *keys: str) -> list[object] | None:
-    """Return the values of a dict that has exactly these keys; None for any other value."""
+    """Return the values of a dict that has exactly these keys, or None for any other value."""
     if not isinstance(value, dict) or set(value) != set(keys):
         return None
     return [value[key] for key in keys]
 
 
 def group_by_window(positions: Iterable[TokenPosition], count: int) -> list[list[int]]:
-    """Group token positions by window; return a list for each of `count` windows."""
+    """Group token positions by window. Return one list of positions for each of the `count` windows."""
     by_window: list[list[int]] = [[] for _ in range(count)]
-    for number, position in positions:
-        by_window[number].append(position)
+    for window_index, position in positions:
+        by_window[window_index].append(position)
     return by_window
 
 

@@ -1,6 +1,6 @@
-"""Classification of a text or a pair of texts with one label or any number of labels.
+"""Classification of a text or a pair of texts: the tasks `Classify` (one label) and `ClassifyMultiLabel`.
 
-The answers of regression heads are made here too.
+`CLASSIFY_HEAD` makes the answers of regression heads too. `TextTask` is also the base class of regression.
 """
 
 from __future__ import annotations
@@ -59,23 +59,22 @@ if TYPE_CHECKING:
 Scores = Float[Tensor, "sequences scores"]
 
 Labelled = TypeVar("Labelled", bound=LabelledExample | MultiLabelExample | ScoredExample)
-# a temperature is fitted on dev if it has this many examples and wrong answers
-MIN_CALIBRATION_EXAMPLES, MIN_CALIBRATION_MISTAKES = 100, 10
-MAX_BOOTSTRAP_SUMS = 400  # macro F1 has an interval if its bootstrap needs at most this many sums
+MIN_CALIBRATION_EXAMPLES = 100  # minimum examples in dev for fitting a temperature
+MIN_CALIBRATION_MISTAKES = 10  # minimum wrong answers in dev for fitting a temperature
+MAX_BOOTSTRAP_SUMS = 400  # maximum sums per replicate for which macro F1 gets a bootstrap interval
 
 
 def classify_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return a text or a pair of texts as tokenizer input; None if the input has a different form."""
+    """Return a text or a pair of texts as tokenizer input, or None if the input has a different form."""
     return read_text(engine_input) or read_pair(engine_input)
 
 
 def classify_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return the answer to an input: one label, all labels over their thresholds, or numbers.
+    """Return the answer to an input: one label, all labels that reach their thresholds, or the values of a regression.
 
-    For a text in windows, probabilities are averaged, not scores: softmax(s) for one label, and sigmoid(s) for any
-    number of labels and for a cross-encoder whose scores are sigmoids. Numbers of other regression heads are averaged.
-    One label is "" if its probability is below `min_confidence`. A prediction set has all labels with a probability of
-    `least_probability` or more, and always the most probable one.
+    For a text in several windows, the outputs of the windows are averaged after the activation: softmax for one label,
+    sigmoid for several labels and for cross-encoders with that activation, none for other regression heads. See
+    `single_label_answer` for abstention and prediction sets.
     """
     head = context.head
     assert isinstance(head, Classes)
@@ -95,7 +94,7 @@ def classify_answer(engine_input: object, windows: list[Window], context: Answer
 
 
 def _named(names: list[str], values: Tensor) -> dict[str, float]:
-    """Return values by names."""
+    """Return a dict from each name to its value."""
     return dict(zip(names, values.tolist(), strict=True))
 
 
@@ -132,7 +131,10 @@ CLASSIFY_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class TextTask(Task[Labelled]):
-    """Base class of tasks over a text or a pair of texts. Each window of a long text has the weight 1 / windows."""
+    """Base class of tasks over a text or a pair of texts.
+
+    Each window of a long text is a sample. Its weight in the loss is the weight of the example / number of windows.
+    """
 
     answerers: ClassVar[tuple[AnswerHead, ...]] = (CLASSIFY_HEAD,)
     takes_pairs: ClassVar[bool] = True
@@ -166,12 +168,12 @@ class TextTask(Task[Labelled]):
         return losses
 
     def fit_temperature(self, engine: AnswerInputs, examples: Iterable[Labelled]) -> float | None:
-        """Return the temperature with the smallest loss; None if there are too few examples or mistakes."""
+        """Return the temperature with the smallest loss, or None if there are too few examples or mistakes."""
         probabilities: list[NDArray[np.float64]] = []
         targets: list[object] = []
         mistakes = 0
 
-        def record(number: int, example: Labelled, answer: Answer, scored: ScoredAnswer) -> None:
+        def record(index: int, example: Labelled, answer: Answer, scored: ScoredAnswer) -> None:
             nonlocal mistakes
             probabilities.append(np.array(list(answer["probabilities"].values())))
             targets.append(self.target(example))
@@ -198,11 +200,11 @@ class TextTask(Task[Labelled]):
 
 @dataclass(frozen=True, kw_only=True)
 class Classify(TextTask[LabelledExample]):
-    """Classification with one label of several. The loss is cross-entropy; classes may have different weights."""
+    """Classification with one label of several. The loss is the cross-entropy, optionally with class weights."""
 
     example: ClassVar[type[Example]] = LabelledExample
     metric: str = "accuracy"
-    weights: tuple[float, ...] = ()  # weight of each class in the loss; (): all 1
+    weights: tuple[float, ...] = ()  # weight of each class in the loss; (): 1 for each class
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -214,11 +216,11 @@ class Classify(TextTask[LabelledExample]):
         return cls.with_new_head(setup, labels=setup.labels, weights=weights)
 
     def target(self, example: LabelledExample) -> int:
-        """Return the number of the label."""
+        """Return the index of the label."""
         return self.labels.index(example.label)
 
     def weight(self, example: LabelledExample) -> float:
-        """Return the weight of the class of an example."""
+        """Return the class weight of the example's label."""
         return self.weights[self.target(example)] if self.weights else 1.0
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -229,10 +231,10 @@ class Classify(TextTask[LabelledExample]):
         return best_temperature(probabilities, targets)
 
     def calibration(self, engine: AnswerInputs, examples: Iterable[LabelledExample]) -> tuple[float, ...]:
-        """Return the probabilities of the gold labels, for prediction sets; () if there are too few examples."""
+        """Return the probabilities of the gold labels for prediction sets, or () if there are too few examples."""
         gold: list[float] = []
 
-        def record(number: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
+        def record(index: int, example: LabelledExample, answer: Answer, scored: ScoredAnswer) -> None:
             gold.append(answer["probabilities"][example.label])
 
         evaluate_task(self, engine, examples, on_answer=record)
@@ -260,11 +262,12 @@ class Classify(TextTask[LabelledExample]):
         correct = [answer_score.correct for answer_score in scored]
         losses = [answer_score.loss for answer_score in scored]
         confidences = [min(answer["probability"], 1.0) for answer in answers]
-        rows: dict[str, object] = {"accuracy": [(is_correct, 1) for is_correct in correct]}
+        summands: dict[str, object] = {"accuracy": [(is_correct, 1) for is_correct in correct]}
         if "macro_f1" in metrics.bootstraps:
             index_of = {label: index for index, label in enumerate(self.labels)}
-            predicted_ids, gold_ids = ([index_of[label] for label in labels] for labels in (predicted, gold))
-            rows["macro_f1"] = confusion_statistics(predicted_ids, gold_ids, len(self.labels))
+            predicted_ids = [index_of[label] for label in predicted]
+            gold_ids = [index_of[label] for label in gold]
+            summands["macro_f1"] = confusion_statistics(predicted_ids, gold_ids, len(self.labels))
         return EvalMetrics(
             metrics={
                 "matrix": metrics.metrics["matrix"].update(predicted, gold),
@@ -272,7 +275,7 @@ class Classify(TextTask[LabelledExample]):
                 "calibration": metrics.metrics["calibration"].update(confidences, correct),
                 "coverage": metrics.metrics["coverage"].update(confidences, correct),
             },
-            bootstraps={name: bootstrap.update(ids, rows[name]) for name, bootstrap in metrics.bootstraps.items()},
+            bootstraps={name: bootstrap.update(ids, summands[name]) for name, bootstrap in metrics.bootstraps.items()},
         )
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -291,7 +294,7 @@ class Classify(TextTask[LabelledExample]):
         }
 
     def score_answer(self, example: LabelledExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer; the loss is -log of the probability of the gold label."""
+        """Compare an answer with the label. The loss is -log of the probability of the gold label."""
         loss = log_loss(answer["probabilities"][example.label])
         return ScoredAnswer(example.label, answer["label"], answer["label"] == example.label, loss)
 
@@ -303,7 +306,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
     example: ClassVar[type[Example]] = MultiLabelExample
     metric: str = "micro_f1"
     problem_type: ClassVar[ProblemType] = "multi_label_classification"
-    weights: tuple[float, ...] = ()  # weight of the positive examples of each label in the loss; (): all 1
+    weights: tuple[float, ...] = ()  # weight of the positive examples of each label in the loss; (): 1 for each label
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -320,11 +323,11 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return task, bundle
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[MultiLabelExample]) -> dict[str, float]:
-        """Return the threshold with the best F1 of each label."""
+        """Return for each label the threshold with the best F1."""
         probabilities: list[list[float]] = []
         labels: list[list[float]] = []
 
-        def record(number: int, example: MultiLabelExample, answer: Answer, scored: ScoredAnswer) -> None:
+        def record(index: int, example: MultiLabelExample, answer: Answer, scored: ScoredAnswer) -> None:
             probabilities.append(list(answer["probabilities"].values()))
             labels.append(self.target(example))
 
@@ -333,7 +336,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return {label: best_threshold(predicted[:, k], actual[:, k]) for k, label in enumerate(self.labels)}
 
     def target(self, example: MultiLabelExample) -> list[float]:
-        """Return 1 for each label that the example has, else 0."""
+        """Return a value for each label: 1 if the example has the label, else 0."""
         return [float(label in example.labels) for label in self.labels]
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -343,7 +346,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return losses.mean(1)
 
     def best_temperature(self, probabilities: NDArray[np.float64], targets: NDArray[np.float64]) -> float:
-        """Return the best temperature; each label of each example is a choice between 0 (absent) and 1 (present)."""
+        """Return the best temperature, with each label of each example as a binary decision (absent or present)."""
         positive = probabilities.ravel()
         return best_temperature(np.stack([1 - positive, positive], axis=1), targets.ravel())
 
@@ -363,7 +366,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         predicted = self._multi_hot([answer_score.prediction for answer_score in scored])
         gold = self._multi_hot([answer_score.label for answer_score in scored])
         counts = np.stack([gold & predicted, gold, predicted], 2)
-        rows: dict[str, object] = {
+        summands: dict[str, object] = {
             "micro_f1": counts.sum(1),
             "subset_accuracy": [(answer_score.correct, 1) for answer_score in scored],
             "macro_f1": counts.reshape(len(scored), -1),
@@ -373,11 +376,11 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
                 "labels": metrics.metrics["labels"].update(predicted, gold),
                 "loss": metrics.metrics["loss"].update(losses, [1] * len(losses)),
             },
-            bootstraps={name: bootstrap.update(ids, rows[name]) for name, bootstrap in metrics.bootstraps.items()},
+            bootstraps={name: bootstrap.update(ids, summands[name]) for name, bootstrap in metrics.bootstraps.items()},
         )
 
     def _multi_hot(self, label_lists: list[list[str]]) -> Int64[np.ndarray, "examples labels"]:
-        """Return a row for each example, with 1 for its labels and 0 for the others."""
+        """Return multi-hot vectors: 1 for each label that an example has, else 0."""
         return np.array([[label in labels for label in self.labels] for labels in label_lists], dtype=np.int64)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -385,7 +388,7 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: MultiLabelExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if all labels are correct; the loss is the mean binary cross-entropy."""
+        """Compare an answer with the labels. It is correct if all labels are; the loss is the mean cross-entropy."""
         gold = [label for label in self.labels if label in example.labels]
         probabilities = answer["probabilities"]
         losses = [
@@ -396,9 +399,9 @@ class ClassifyMultiLabel(TextTask[MultiLabelExample]):
 
 
 def best_threshold(probabilities: NDArray[np.float64], gold: NDArray[np.float64]) -> float:
-    """Return the threshold of a label's probability with the best F1: midway between two neighbouring probabilities.
+    """Return the threshold of a label's probability with the best F1, or 0.5 if no example has the label.
 
-    The threshold is 0.5 if no example has the label.
+    The threshold lies midway between two neighbouring probabilities.
 
     Args:
         probabilities: Probability of the label for each example.

@@ -1,4 +1,4 @@
-"""Sentence embeddings: vectors of texts, and the similarity of two texts."""
+"""Sentence embeddings: the task `Embed` with its losses, and the answers (the vector of a text, a similarity)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from heedful.tokenizer import Encoding, TokenizerInput
 
 
 def vector_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"vector", "tokens", "truncated_tokens"}; `tokens` are those that the model read."""
+    """Return {"vector", "tokens", "truncated_tokens"}: the embedding, and counts of tokens used and dropped."""
     (window,) = windows
     return {"vector": window.scores.tolist(), "tokens": len(window.encoded), "truncated_tokens": window.encoded.dropped}
 
 
 def pair_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return two texts as two tokenizer inputs; None for an input of another form."""
+    """Return two texts as two tokenizer inputs, or None for an input of another form."""
     match engine_input:
         case (str() as first, str() as second):
             return [first, second]
@@ -56,7 +56,7 @@ def similarity_answer(engine_input: object, windows: list[Window], context: Answ
 
 
 def _vector_type(loaded: ModelBundle) -> list[type]:
-    """Return the type of a vector of the model's answers."""
+    """Return the type of a vector in the model's answers."""
     return [float if next(loaded.parameters()).dtype == torch.float64 else np.float32]
 
 
@@ -89,21 +89,21 @@ class Embed(Task[PairExample]):
     """Sentence embeddings, learned from positive pairs, with or without hard negatives, or from pairs with scores.
 
     Pairs are compared in groups of `group_size`. A group is never split, so the loss depends on neither micro-batches
-    nor ranks. The last group of an epoch may be smaller. With Matryoshka dimensions the loss is a sum over vectors cut
-    to each of these dimensions, and whole vectors (Kusupati et al. 2022).
+    nor ranks. The last group of an epoch may be smaller. With Matryoshka dimensions the loss is the sum of the losses
+    of the full vectors and of the vectors cut to each of these dimensions (Kusupati et al. 2022).
     """
 
     example: ClassVar[type[Example]] = PairExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (EMBED_HEAD, SIMILARITY_HEAD)
-    metric: str = ""  # "": Spearman's rho for pairs with scores, else the accuracy of retrieving the second text
+    metric: str = ""  # "": Spearman's rho for pairs with scores, else the accuracy of retrieving the positive
     long_inputs: LongInputs = "truncate"
     scored: bool  # whether pairs have scores
     pair_loss: PairLoss = "auto"
     low: float = 0.0  # score that corresponds to a cosine of 0
     high: float = 1.0  # score that corresponds to a cosine of 1
     scale: float = 20.0  # factor of the cosines in every loss but "cosine"
-    matryoshka_dimensions: tuple[int, ...] = ()  # lengths of cut vectors that are trained too
-    prompt: str = ""  # text in front of each text, which is the model's default prompt
+    matryoshka_dimensions: tuple[int, ...] = ()  # dimensions of the cut vectors that are trained too
+    prompt: str = ""  # the model's default prompt, in front of each text
 
     def __post_init__(self) -> None:
         if self.pair_loss == "auto":
@@ -141,7 +141,7 @@ class Embed(Task[PairExample]):
     def evaluation_fields(
         cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
+        """Return the fields for evaluation: how pairs are compared, with scores on the scale of the training data."""
         fields = comparison(read_stats()) | {"long_inputs": "truncate", "prompt": loaded.default_prompt}
         return fields | (loaded.label_scaling if fields["scored"] else {})
 
@@ -158,12 +158,13 @@ class Embed(Task[PairExample]):
         return [Sample.of([text.ids for text in encoded], [text.types for text in encoded], target=target)]
 
     def target(self, example: PairExample) -> float:
-        """Return the score of a pair, scaled to the range 0 to 1; 0 for a pair without a score."""
+        """Return the score of a pair, scaled to the range 0 to 1, or 0 for a pair without a score."""
         return 0.0 if example.score is None else (example.score - self.low) / (self.high - self.low)
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; `groups` are the numbers of texts of the samples."""
-        weights, groups = weights_of_samples(samples), tuple(len(sample.bounds) - 1 for sample in samples)
+        """Return the batch. Its `groups` say how many texts each sample has."""
+        weights = weights_of_samples(samples)
+        groups = tuple(len(sample.bounds) - 1 for sample in samples)
         values: list[float] | list[int]
         if self.scored:
             values = [sample.target for sample in samples]
@@ -184,7 +185,7 @@ class Embed(Task[PairExample]):
         return torch.stack(losses).sum(0)
 
     def _losses(self, vectors: Tensor, batch: Batch) -> Tensor:
-        """Return the losses of unit vectors, [texts, size]."""
+        """Return the losses from the unit vectors of all texts, [texts, dimension]."""
         match self.pair_loss:
             case "cosine":
                 return (_cosines(vectors) - batch.targets.to(vectors)).square()
@@ -212,12 +213,13 @@ class Embed(Task[PairExample]):
     def _in_batch_losses(self, vectors: Tensor, texts: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return -log softmax(scale cos)_positive of each pair, over the positives and negatives of all pairs.
 
-        These are in-batch negatives (Henderson et al. 2017). Texts that equal the pair's positive are left out.
+        The texts of other pairs are in-batch negatives (Henderson et al. 2017), except texts equal to the pair's
+        positive.
 
         Args:
-            vectors: Unit vectors of the anchor, the positive and the negatives of each pair.
-            texts: A number for each positive and negative; equal texts have equal numbers.
-            sizes: Number of vectors of each pair: anchor, positive and negatives.
+            vectors: Unit vectors of the anchor, the positive and the negatives of each pair in turn.
+            texts: An id for each positive and negative; equal texts have equal ids.
+            sizes: How many vectors each pair has: anchor, positive and negatives.
         """
         anchor_rows = [0, *accumulate(sizes)][:-1]
         candidate_rows = sorted(set(range(len(vectors))) - set(anchor_rows))  # positives and negatives
@@ -248,7 +250,7 @@ class Embed(Task[PairExample]):
         return results
 
     def score_answer(self, example: PairExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: the loss is the absolute error of the similarity, or 1 - similarity without a score."""
+        """Compare an answer with the score. The loss is the absolute error, or 1 - similarity without a score."""
         similarity = answer["similarity"]
         if not self.scored:
             return ScoredAnswer(None, similarity, None, 1 - similarity)
@@ -259,10 +261,10 @@ class Embed(Task[PairExample]):
 
 
 def comparison(stats: DatasetStats, group_size: int = 2) -> TaskFields:
-    """Return the fields of a task that say how pairs are compared.
+    """Return the fields of `Embed` that depend on whether pairs have scores.
 
-    Pairs with scores are compared with their scores, which range from 0, or the lowest score if that is below 0, to the
-    highest. Pairs without scores are compared with each other.
+    The scores of pairs are scaled: min(0, lowest score) corresponds to a cosine of 0, the highest score to 1. Pairs
+    without scores are compared with each other in groups of `group_size`.
     """
     if stats.min_score is None or stats.max_score is None:
         return {"scored": False, "group_size": group_size}
@@ -271,7 +273,7 @@ def comparison(stats: DatasetStats, group_size: int = 2) -> TaskFields:
 
 
 def _default_prompt(loaded: ModelBundle) -> TaskFields:
-    """Return the prompt of a model to train; raise HeedfulError if the model does not pool the prompt's tokens."""
+    """Return the field `prompt` for training; raise HeedfulError if the model does not pool the prompt's tokens."""
     head, prompt = loaded.config.head, loaded.default_prompt
     if prompt and isinstance(head, SentenceEmbedding) and not head.pools_prompt:
         raise HeedfulError(
@@ -282,29 +284,29 @@ def _default_prompt(loaded: ModelBundle) -> TaskFields:
 
 
 def _check_dimensions(dimensions: Sequence[int], bundle: ModelBundle) -> None:
-    """Raise SettingError if a Matryoshka dimension is not smaller than that of whole vectors."""
+    """Raise SettingError if a Matryoshka dimension is not smaller than the embedding dimension."""
     head = bundle.config.head
     assert isinstance(head, SentenceEmbedding)
-    width = head.width(bundle.config.model)
-    if wrong := [dimension for dimension in dimensions if dimension >= width]:
+    full_dimension = head.width(bundle.config.model)
+    if too_large := [dimension for dimension in dimensions if dimension >= full_dimension]:
         raise SettingError(
-            f"task.matryoshka_dimensions has {wrong[0]}, but the vectors of {bundle.source} have {width} numbers: give "
-            "smaller ones",
+            f"task.matryoshka_dimensions has {too_large[0]}, but the vectors of {bundle.source} have {full_dimension} "
+            "numbers: give smaller ones",
             path="task.matryoshka_dimensions",
         )
 
 
 def _cosines(vectors: Tensor) -> Tensor:
-    """Return the cosine of each pair of unit vectors, which are rows 2 i and 2 i + 1."""
+    """Return the cosines of the unit vectors 0 and 1, 2 and 3, and so on."""
     return (vectors[0::2] * vectors[1::2]).sum(-1)
 
 
 def _candidate_texts(sample: Sample) -> list[bytes]:
-    """Return the tokens of each text of a sample but the anchor."""
+    """Return the token ids of each text of a sample except the anchor, as bytes."""
     return [sample.tokens[start:stop].tobytes() for start, stop in pairwise(sample.bounds[1:])]
 
 
 def _first_occurrences(texts: Sequence[bytes]) -> list[int]:
     """Return, for each text, the index of its first occurrence."""
     first_index: dict[bytes, int] = {}
-    return [first_index.setdefault(text, number) for number, text in enumerate(texts)]
+    return [first_index.setdefault(text, index) for index, text in enumerate(texts)]

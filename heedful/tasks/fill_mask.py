@@ -1,4 +1,4 @@
-"""Fill masks: the most likely tokens for each mask of a text."""
+"""Fill-mask: the answer head of masked language models, which finds the most likely tokens for each mask of a text."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def mask_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenP
     """Return the position of each mask, in the window where it has the most context."""
     mask = tokenizer.special.mask
     return [
-        (number, position)
-        for number, position in best_context_positions(windows)
-        if windows[number].ids[position] == mask
+        (window_index, position)
+        for window_index, position in best_context_positions(windows)
+        if windows[window_index].ids[position] == mask
     ]
 
 
 def mask_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Return {"masks": [{"start", "end", "candidates": [{"token", "text", "probability"}]}], "windows"}.
 
-    Start and end are in characters of the input. The most likely candidate comes first. Without a mask in the text
-    there is a "note".
+    Start and end are in characters of the input. The most likely candidate comes first. If the text has no mask, the
+    answer has a "note".
     """
     masks = [
         {"start": start, "end": stop, "candidates": candidates}
@@ -48,8 +48,9 @@ def mask_answer(engine_input: object, windows: list[Window], context: AnswerCont
 
 
 def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answer]:
-    """Return the `count` tokens with the largest softmax(scores), best first; ids without a token are skipped."""
-    probabilities, candidate_count = scores.softmax(-1), count
+    """Return the `count` tokens with the largest softmax(scores), best first. Ids without a token are skipped."""
+    probabilities = scores.softmax(-1)
+    candidate_count = count
     while True:
         candidate_count = min(candidate_count, len(scores))
         (best,) = top_candidates(probabilities[None], candidate_count)
@@ -67,7 +68,7 @@ def likely_tokens(scores: Tensor, tokenizer: Tokenizer, count: int) -> list[Answ
 
 
 def top_tokens(scores: Tensor, context: AnswerContext) -> list[list[Answer]]:
-    """Return the most likely tokens of each position, so that scores over the vocabulary need not be stored."""
+    """Return the most likely tokens of each position, which need less memory than scores over the vocabulary."""
     return [likely_tokens(position_scores, context.tokenizer, context.top_k) for position_scores in scores]
 
 

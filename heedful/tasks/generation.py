@@ -1,4 +1,7 @@
-"""Text generation: settings of a model folder, tokens that begin and end texts, and prompts of decoders."""
+"""Text generation: its settings in a model folder, start and end tokens, and the prompts of decoder-only models.
+
+The engine generates with `start_generation`; the task `Seq2Seq` trains with the same start and end tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {  # unsupported settings, with the val
     **dict.fromkeys(("constraints", "force_words_ids", "stop_strings", "max_time", "watermarking_config"), ()),
     **dict.fromkeys(("renormalize_logits", "remove_invalid_values", "token_healing"), (False,)),
 }
-OBEYED = frozenset(  # supported settings
+SUPPORTED = frozenset(  # settings that Heedful applies
     """
     num_beams do_sample temperature top_k top_p early_stopping length_penalty max_length max_new_tokens min_length
     min_new_tokens no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id eos_token_id
@@ -51,9 +54,9 @@ class GenerationConfig:
 
     Args:
         how: Greedy decoding, sampling or beam search.
-        beam_search: Settings of beam search, for users who ask for a number of beams.
-        max_new_tokens: Maximum number of generated tokens.
-        max_length: Maximum number of tokens with the prompt, in addition to `max_new_tokens`; None: no limit.
+        beam_search: Settings of beam search that apply when a user sets `num_beams`.
+        max_new_tokens: Maximum generated tokens.
+        max_length: Maximum tokens of prompt and generated text together. If None, only `max_new_tokens` applies.
         seed: Seed of sampling.
     """
 
@@ -76,13 +79,13 @@ class GenerationConfig:
         max_new_tokens: int | None = None,
         seed: int | None = None,
     ) -> GenerationConfig:
-        """Return the settings with the values that a user chose; None: unchanged.
+        """Return the settings with the values that a user chose. An argument that is None changes nothing.
 
         Args:
-            num_beams: Use beam search with this number of beams.
-            num_return_sequences: Number of texts that beam search returns, at most its number of beams.
+            num_beams: Use beam search with this beam size.
+            num_return_sequences: How many texts beam search returns; reduced to `num_beams` if it is larger.
             temperature: Use sampling with this temperature.
-            max_new_tokens: Maximum number of generated tokens; it replaces `max_length` too.
+            max_new_tokens: Maximum generated tokens; replaces `max_length` too.
             seed: Seed of sampling.
         """
         config = self
@@ -109,8 +112,8 @@ class FolderGeneration:
     Args:
         defaults: Settings that apply if a user chooses none.
         constraints: Tokens that are forced or banned.
-        start: The token with which the decoder of an encoder-decoder model starts; None: not set.
-        stop: Tokens that end a text, in addition to the one that the tokenizer puts after texts.
+        start: Id of the token with which the decoder of an encoder-decoder model starts. If None, it is not set.
+        stop: Ids of tokens that end a text, in addition to the one that the tokenizer puts after texts.
     """
 
     defaults: GenerationConfig
@@ -122,7 +125,7 @@ class FolderGeneration:
 def folder_generation(bundle: ModelBundle) -> FolderGeneration:
     """Return the generation settings of a model's folder.
 
-    They come from generation_config.json, or without that file from config.json, as in transformers 5.
+    They come from generation_config.json, or from config.json if that file is missing, as in transformers 5.
 
     Raises:
         ModelError: If a setting is not supported, or has an unexpected value.
@@ -142,11 +145,11 @@ def folder_generation(bundle: ModelBundle) -> FolderGeneration:
 
 
 def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | None) -> ModelBundle:
-    """Return the model for translation between two languages, which are set by their codes; None: unchanged.
+    """Return the model for translation between two languages. A language code that is None leaves the model's language.
 
-    The tokenizer puts the code of the source language beside each text. If codes come before texts, as in mBART-50, the
-    code of the target language is the first token that the model generates (forced_bos_token_id). If they come behind
-    texts, as in mBART, the decoder starts with that code (decoder_start_token_id).
+    The tokenizer puts the code of the source language beside each text. If it puts codes before texts, as in mBART-50,
+    the code of the target language is the first token that the model generates (forced_bos_token_id). If it puts codes
+    after texts, as in mBART, the decoder starts with the code of the target language (decoder_start_token_id).
 
     Raises:
         HeedfulError: If the model has no such language codes.
@@ -164,7 +167,7 @@ def with_languages(bundle: ModelBundle, src_lang: str | None, tgt_lang: str | No
 
 
 def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int) -> BundleConfig:
-    """Set the code of the target language: as the forced first token of the output, or as the decoder's start token."""
+    """Return the configuration with the target language: as forced first token, or as the decoder's start token."""
     generation, _ = _generation_values(config)
     if tokenizer.name(tokenizer.encode("a").ids[0]) in tokenizer.languages:
         return replace(config, generation=generation | {"forced_bos_token_id": code})
@@ -174,18 +177,20 @@ def _with_target_language(config: BundleConfig, tokenizer: Tokenizer, code: int)
 
 
 def _generation_values(config: BundleConfig) -> tuple[dict[str, object], str]:
-    """Return the generation settings of a folder as they are in its JSON, and the name of that file."""
+    """Return the generation settings of a folder as written in its JSON, and the name of the JSON file."""
     if config.generation is not None:
         return dict(config.generation), GENERATION
     defaults = FAMILIES[config.family].generation_defaults if config.hf_config else {}
-    known = {key: value for key, value in config.hf_config.items() if key in OBEYED | NEUTRAL.keys()}
+    known = {key: value for key, value in config.hf_config.items() if key in SUPPORTED | NEUTRAL.keys()}
     return {**defaults, **known}, "config.json"
 
 
 def _defaults(reader: ConfigReader) -> GenerationConfig:
-    """Read the decoding method and the maximum number of tokens."""
-    num_beams, do_sample = reader.integer("num_beams", 1), reader.flag("do_sample", False)
-    temperature, top_p = reader.number("temperature", 1.0, most=1000.0), reader.number("top_p", 1.0)
+    """Read the decoding method and the maximum length of generated texts."""
+    num_beams = reader.integer("num_beams", 1)
+    do_sample = reader.flag("do_sample", False)
+    temperature = reader.number("temperature", 1.0, most=1000.0)
+    top_p = reader.number("top_p", 1.0)
     top_k = reader.integer("top_k", TOP_K, least=0)
     reader.only("early_stopping", True, False, "never", why="transformers knows no others")
     early_stopping = reader.values.get("early_stopping", False)
@@ -202,18 +207,20 @@ def _defaults(reader: ConfigReader) -> GenerationConfig:
     if do_sample:
         how = Sampling(temperature=temperature, top_k=top_k or None, top_p=None if top_p == 1.0 else top_p)
     config = GenerationConfig(how=how, beam_search=beam_search)
-    max_new_tokens, max_length = reader.integer("max_new_tokens", None), reader.integer("max_length", None)
+    max_new_tokens = reader.integer("max_new_tokens", None)
+    max_length = reader.integer("max_length", None)
     if max_new_tokens is not None:
         return replace(config, max_new_tokens=max_new_tokens)
     return config if max_length is None else replace(config, max_new_tokens=max_length, max_length=max_length)
 
 
 def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
-    """Read which tokens are forced or banned; `vocabulary` is the number of tokens of the model."""
+    """Read which tokens are forced or banned; `vocabulary` is the vocabulary size of the model."""
     words = reader.values.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise ModelError(f"{reader.source}: bad_words_ids is {quoted(words)}; expected a list of lists of token ids")
-    min_length, min_new_tokens = (reader.integer(f"min_{name}", 0, least=0) for name in ("length", "new_tokens"))
+    min_length = reader.integer("min_length", 0, least=0)
+    min_new_tokens = reader.integer("min_new_tokens", 0, least=0)
     constraints = TokenConstraints(
         min_length=0 if "min_new_tokens" in reader.values else min_length,  # as in transformers
         min_new_tokens=min_new_tokens,
@@ -230,7 +237,7 @@ def _constraints(reader: ConfigReader, vocabulary: int) -> TokenConstraints:
 
 
 def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
-    """Read one token id or a list of them; () without the key."""
+    """Read one token id or a list of token ids, or return () if the key is missing."""
     if isinstance(listed := reader.values.get(key), list) and listed and all(type(id) is int for id in listed):
         return tuple(listed)
     id = reader.integer(key, None, least=0)
@@ -241,11 +248,11 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
 
 
 class SequenceEnds(NamedTuple):
-    """The tokens with which generation starts and ends."""
+    """Ids of the tokens with which generation starts and ends."""
 
-    start: int | None  # token with which the decoder starts; None: a decoder-only model continues the text
+    start: int | None  # token with which the decoder starts; None: a decoder-only model, which continues the text
     stop: int  # token that ends the output
-    forced_bos: int | None = None  # first token of the output; None: any token
+    forced_bos: int | None = None  # forced first token of the output; None: no forced token
 
 
 def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
@@ -268,7 +275,7 @@ def sequence_ends(model: ModelConfig, tokenizer: Tokenizer) -> SequenceEnds:
 
 
 def trained_ends(loaded: ModelBundle, tokenizer: Tokenizer) -> SequenceEnds:
-    """Return the tokens of `sequence_ends` for training, with the forced first token of the output."""
+    """Return the start and end tokens for training, with the forced first token of the output."""
     ends = sequence_ends(loaded.config.model, tokenizer)
     forced = None if ends.start is None else folder_generation(loaded).constraints.forced_bos_token_id
     return ends._replace(forced_bos=forced)
@@ -277,16 +284,16 @@ def trained_ends(loaded: ModelBundle, tokenizer: Tokenizer) -> SequenceEnds:
 def encode_truncated(
     tokenizer: Tokenizer, inputs: Sequence[TokenizerInput], text_suffix: str, limit: int | None
 ) -> list[Encoding]:
-    """Encode inputs, truncated at the end of their text; the suffix after the text stays, since the target follows it.
+    """Encode texts with a suffix, truncated at the end of the text. The suffix stays, since the target follows it.
 
     Args:
         tokenizer: The tokenizer.
         inputs: Texts with the suffix.
-        text_suffix: The suffix after each text.
-        limit: Maximum tokens of an input; None: no limit.
+        text_suffix: The suffix at the end of each input.
+        limit: Maximum tokens of an input. If None, inputs are not truncated.
 
     Raises:
-        HeedfulError: If the limit leaves no token of the text.
+        HeedfulError: If the limit leaves no token of a text.
     """
     if limit is None:
         return tokenizer.encode_batch(inputs)
@@ -298,7 +305,8 @@ def encode_truncated(
 
 def _truncate_text(encoded: Encoding, text: str, text_suffix: str, limit: int) -> Encoding:
     """Remove tokens at the end of the text, before the suffix, until `limit` tokens are left."""
-    excess, text_end = len(encoded) - limit, len(text.removesuffix(text_suffix))
+    excess = len(encoded) - limit
+    text_end = len(text.removesuffix(text_suffix))  # characters of the text without the suffix
     text_positions = [
         position
         for position, (_, stop) in enumerate(encoded.offsets)
@@ -315,10 +323,10 @@ def _truncate_text(encoded: Encoding, text: str, text_suffix: str, limit: int) -
 
 
 def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> list[Encoding]:
-    """Return the prompts of a decoder-only model: texts without the special tokens after them.
+    """Return the prompts of a decoder-only model: encoded texts without the special tokens at their end.
 
-    An empty prompt becomes the token that begins a text, or, without one, the token that ends it, as in GPT-2. Texts
-    of other models, and of models with a `text_suffix`, are returned unchanged.
+    An empty prompt becomes the token that begins a text or, if the tokenizer has none, the token that ends a text, as
+    in GPT-2. The encodings for other models, and for models with a `text_suffix`, are returned unchanged.
     """
     if not isinstance(loaded.config.head, NextToken) or loaded.config.model.has_encoder or loaded.text_suffix:
         return list(encodings)
@@ -326,8 +334,8 @@ def decoder_prompts(loaded: ModelBundle, tokenizer: Tokenizer, encodings: Sequen
     last_text_token = max(
         (position for position, segment in enumerate(probe) if segment is not None), default=len(probe) - 1
     )
-    tokens_after = len(probe) - 1 - last_text_token  # special tokens after a text
-    prompts = [encoding.until(len(encoding) - tokens_after) for encoding in encodings]
+    end_token_count = len(probe) - 1 - last_text_token  # special tokens after a text
+    prompts = [encoding.until(len(encoding) - end_token_count) for encoding in encodings]
     special = tokenizer.special
     begin = special.eos_or_sep if special.bos_or_cls is None else special.bos_or_cls
     if begin is None:
@@ -341,9 +349,9 @@ class GenerationInputs:
     """Inputs and constraints of text generation.
 
     Args:
-        prompts: Tokens that each generated text continues.
-        source: Texts that the encoder reads; None: the model has no encoder.
-        stop: Tokens that end a text.
+        prompts: Tokens that the decoder continues, for each text.
+        source: Input texts of the encoder. If None, the model has no encoder.
+        stop: Ids of tokens that end a text.
         constraints: Tokens that are forced or banned.
     """
 
@@ -356,7 +364,7 @@ class GenerationInputs:
 def generation_inputs(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> GenerationInputs:
-    """Return the inputs of generation from texts, which the encoder reads or a decoder-only model continues."""
+    """Return the inputs of generation from texts: inputs of the encoder, or prompts of a decoder-only model."""
     settings, ends = folder_generation(loaded), sequence_ends(loaded.config.model, tokenizer)
     prompts, source = texts, None
     if ends.start is not None:
@@ -373,7 +381,7 @@ def generation_inputs(
 def start_generation(
     loaded: ModelBundle, tokenizer: Tokenizer, texts: Packed, generation: GenerationConfig
 ) -> Decoding:
-    """Start generation from texts, which the encoder reads or a decoder-only model continues."""
+    """Start generation from texts: inputs of the encoder, or prompts of a decoder-only model."""
     inputs = generation_inputs(loaded, tokenizer, texts, generation)
     if loaded.head is None:
         raise HeedfulError("this model has no head over the vocabulary, so it cannot generate text")

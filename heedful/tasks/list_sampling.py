@@ -1,4 +1,4 @@
-"""Sampling of documents for queries that have too many; each epoch samples anew."""
+"""Sampling of documents for queries with long lists of documents. `Rank` uses it for training; each epoch differs."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from heedful.random_streams import Stream
 
 
 class RankTarget(NamedTuple):
-    """The target of a query: a value, a number of windows and the relevance of each document."""
+    """The target of a query. Each field has one value per document."""
 
     values: tuple[float, ...]  # target of the loss: relevance, or a teacher's score
-    windows: tuple[int, ...]  # number of windows
+    windows: tuple[int, ...]  # how many windows the document has
     relevance: tuple[float, ...]  # above 0: relevant
 
 
 def sampled_documents(relevance: Sequence[float], list_size: int, seed: int) -> list[int]:
-    """Return the indices of `list_size` documents, ascending: the relevant ones, and random irrelevant ones.
+    """Return the ascending indices of `list_size` documents: the relevant ones, and random irrelevant ones.
 
-    If too many documents are relevant, some of them are left out, so that an irrelevant one is included.
+    If `list_size` or more documents are relevant, some are left out in favour of one irrelevant document, if any.
 
     >>> sampled_documents([1, 0, 0, 0, 2, 0], 3, seed=1)
     [0, 3, 4]
     """
     shuffled = np.random.Philox(key=seed).random_raw(len(relevance)).argsort(kind="stable").tolist()
-    relevant = [number for number in shuffled if relevance[number] > 0]
-    irrelevant = [number for number in shuffled if relevance[number] <= 0]
+    relevant = [index for index in shuffled if relevance[index] > 0]
+    irrelevant = [index for index in shuffled if relevance[index] <= 0]
     chosen = relevant[: list_size - bool(irrelevant)]
     return sorted(chosen + irrelevant[: list_size - len(chosen)])
 
 
 def with_documents(sample: Sample, documents: Sequence[int]) -> Sample:
-    """Return the sample of a query with only these of its documents, by index."""
+    """Return the sample of a query restricted to the documents with these indices."""
     target: RankTarget = sample.target
     window_bounds = (0, *accumulate(target.windows))
-    windows = [window for number in documents for window in range(window_bounds[number], window_bounds[number + 1])]
+    windows = [window for index in documents for window in range(window_bounds[index], window_bounds[index + 1])]
     spans = [slice(*span) for span in pairwise(sample.bounds)]
     return Sample.of(
         [sample.tokens[spans[window]].tolist() for window in windows],
         [sample.types[spans[window]].tolist() for window in windows],
         target=RankTarget(
-            values=tuple(target.values[number] for number in documents),
-            windows=tuple(target.windows[number] for number in documents),
-            relevance=tuple(target.relevance[number] for number in documents),
+            values=tuple(target.values[index] for index in documents),
+            windows=tuple(target.windows[index] for index in documents),
+            relevance=tuple(target.relevance[index] for index in documents),
         ),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampledLists(PerEpochSamples):
-    """Samples of queries with at most `list_size` documents, which are sampled anew in each epoch."""
+    """Samples of queries with at most `list_size` documents each. Every epoch samples other documents."""
 
     queries: Sequence[Sample]
     list_size: int
@@ -66,7 +66,7 @@ class SampledLists(PerEpochSamples):
         return len(self.queries)
 
     def at(self, epoch: int) -> Sequence[Sample]:
-        """Return the samples of an epoch; documents are sampled when a sample is read."""
+        """Return the samples of an epoch. Documents are sampled when a sample is accessed."""
         return _EpochOfLists(self, epoch)
 
 
@@ -80,12 +80,12 @@ class _EpochOfLists(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self.lists)
 
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
-        sample, list_size = self.lists.queries[number], self.lists.list_size
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        sample, list_size = self.lists.queries[index], self.lists.list_size
         if len(sample.target.relevance) <= list_size:
             return sample
-        seed = derive_seed(self.lists.seed, Stream.LISTS, self.epoch, number)
+        seed = derive_seed(self.lists.seed, Stream.LISTS, self.epoch, index)
         return with_documents(sample, sampled_documents(sample.target.relevance, list_size, seed))

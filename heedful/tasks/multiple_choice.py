@@ -1,4 +1,4 @@
-"""Multiple choice: each candidate is scored in a pair with the prompt, and the best one is chosen."""
+"""Multiple choice: the task and its answers. Each candidate is scored in a pair with the prompt; the best one wins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from heedful.tokenizer.encoding import window_at, window_starts
 
 
 def choice_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return the pairs of {"prompt": ..., "choices": [...]} as tokenizer inputs; None for an input of another form."""
+    """Return the pairs of {"prompt": ..., "choices": [...]} as tokenizer inputs, or None for another form of input."""
     prompt, choices = dict_values(engine_input, "prompt", "choices") or (None, None)
     if not isinstance(choices, list | tuple) or not choices:
         return None
@@ -34,15 +34,15 @@ def choice_inputs(engine_input: object) -> list[TokenizerInput] | None:
 def prompt_windows(encodings: list[Encoding], limit: int | None) -> list[list[Encoding]]:
     """Split a long prompt into the same windows for each candidate.
 
-    A prompt of up to half the limit is never split. If the longest candidate takes more than half, candidates are split
-    too, into the room that the prompt leaves, at least half. Candidates with fewer windows are repeated.
+    A prompt of up to half the limit is never split. Candidates are split if the longest one does not fit into the rest
+    of a window, which is at least half the limit. Windows of candidates with fewer windows are repeated.
 
     Args:
         encodings: The pair of prompt and candidate, for each candidate.
-        limit: Maximum tokens in a window; None: no limit.
+        limit: Maximum tokens in a window. If None, nothing is split.
 
     Returns:
-        The windows of each candidate, equally many for all.
+        The windows of each candidate; all candidates have equally many.
     """
     if limit is None or max(map(len, encodings)) <= limit:
         return [[encoding] for encoding in encodings]
@@ -53,28 +53,28 @@ def prompt_windows(encodings: list[Encoding], limit: int | None) -> list[list[En
         raise HeedfulError(
             f"this model reads {limit} tokens, and {special_tokens} of them are special: that leaves no room for text"
         )
-    room = limit - special_tokens
+    room = limit - special_tokens  # tokens of text in a window
     choice_room = min(longest_choice, room - min(prompt_length, room // 2))
     choice_windows = [_windows(encoding, 1, encoding.segments.count(1), choice_room) for encoding in encodings]
     count = max(map(len, choice_windows))
     all_windows: list[list[Encoding]] = []
     for own_windows in choice_windows:
-        repeated = [own_windows[number % len(own_windows)] for number in range(count)]
+        repeated = [own_windows[index % len(own_windows)] for index in range(count)]
         prompts = [_windows(window, 0, prompt_length, room - choice_room) for window in repeated]
         all_windows.append(list(chain.from_iterable(prompts)))
     return all_windows
 
 
 def _windows(encoded: Encoding, segment: int, length: int, room: int) -> list[Encoding]:
-    """Split one text of a pair into windows of `room` tokens that overlap by half; `length` is its number of tokens."""
+    """Split one text of a pair, of `length` tokens, into windows of `room` tokens that overlap by half."""
     starts = window_starts(length, room, max(1, room // 2))
     return [window_at(encoded, segment=segment, start=start, room=room) for start in starts]
 
 
 def choice_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"choice", "index", "probability", "probabilities", "windows"}: softmax over the scores of the candidates.
+    """Return {"choice", "index", "probability", "probabilities", "windows"}.
 
-    For a prompt in windows, probabilities are the mean over the windows.
+    Probabilities are the softmax over the scores of the candidates, and the mean over the windows of the prompt.
     """
     assert isinstance(engine_input, dict)
     # [candidates, windows]
@@ -113,7 +113,10 @@ MULTIPLE_CHOICE_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceTask(Task[ChoiceExample]):
-    """Multiple choice: cross-entropy over the scores of a prompt's candidates. Their number may differ by prompt."""
+    """Multiple choice: the loss is the cross-entropy over the scores of a prompt's candidates.
+
+    Prompts may have different numbers of candidates.
+    """
 
     example: ClassVar[type[Example]] = ChoiceExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (MULTIPLE_CHOICE_HEAD,)
@@ -126,7 +129,7 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return {"prompt": example.prompt, "choices": list(example.candidates)}
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
-        """Return the windows of each candidate, equally many for all."""
+        """Return the windows of each candidate; all candidates have equally many."""
         if self.long_inputs == "truncate":
             return [[encoding] for encoding in encodings]
         return prompt_windows(encodings, self.limit)
@@ -144,7 +147,7 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         ]
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; a group is the candidates of a prompt, a target the row of the correct one."""
+        """Return the batch. A group is the candidates of a prompt; a target is the index of the correct sequence."""
         groups = tuple(len(sample.bounds) - 1 for sample in samples)
         starts = accumulate(groups, initial=0)
         targets = torch.tensor([start + sample.target for start, sample in zip(starts, samples, strict=False)])
@@ -181,6 +184,6 @@ class MultipleChoiceTask(Task[ChoiceExample]):
         return results | {"loss": metrics.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: ChoiceExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer; the loss is -log of the probability of the correct candidate."""
+        """Compare an answer with the label. The loss is -log of the probability of the correct candidate."""
         loss = log_loss(answer["probabilities"][example.answer])
         return ScoredAnswer(example.answer, answer["index"], answer["index"] == example.answer, loss)

@@ -7,7 +7,7 @@ from heedful.tasks.predictions import NextSentence
 
 
 def next_sentence_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"is_next_probability"}: the softmax of the first of two scores (Devlin et al. 2019, section 3.1)."""
+    """Return {"is_next_probability"}: the first value of the softmax over both scores (Devlin et al. 2019, 3.1)."""
     (window,) = windows
     return {"is_next_probability": float(window.scores.softmax(-1)[0])}
 

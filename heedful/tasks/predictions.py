@@ -1,4 +1,4 @@
-"""Predictions: the answer of a model to one input, as a frozen dataclass for each kind of head."""
+"""The predictions that `Engine` returns in Python: one frozen dataclass for each kind of head."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from heedful.errors import HeedfulError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """Base class of the answers to one input."""
+    """Base class of predictions for one input."""
 
-    truncated_tokens: int = 0  # tokens at the end of the input that the model did not read
+    truncated_tokens: int = 0  # tokens at the end of the input that were cut off
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> Self:
-        """Convert an answer to this class, field by field; other entries of the answer are left out."""
+        """Convert an answer to this class, field by field. Keys that are not fields are ignored."""
         return cls(**{field.name: answer[field.name] for field in fields(cls) if field.name in answer})
 
     def to_dict(self) -> dict[str, object]:
@@ -34,31 +34,31 @@ AnyPrediction = TypeVar("AnyPrediction", bound=Prediction, default=Prediction)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(Prediction):
-    """The answer of a classifier with one label of several."""
+    """The prediction of a classifier with one label of several."""
 
-    label: str  # "": the model abstains, since the probability is below min_confidence
+    label: str  # "": the model abstains because the probability is below min_confidence
     probability: float  # probability of the most probable label
     probabilities: dict[str, float]  # probability of each label
-    prediction_set: tuple[str, ...] = ()  # labels; with the requested probability the right one is among them
+    prediction_set: tuple[str, ...] = ()  # labels that contain the correct one with the requested probability
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelClassification(Prediction):
-    """The answer of a classifier with any number of labels."""
+    """The prediction of a classifier with any number of labels."""
 
-    labels: tuple[str, ...]  # the labels whose probability reaches their threshold
+    labels: tuple[str, ...]  # labels whose probability is at least their threshold
     probabilities: dict[str, float]  # probability of each label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regression(Prediction):
-    """A number, or one number for each output of the head."""
+    """The prediction of a regression head: a value for each output."""
 
-    values: dict[str, float]  # number of each output, by its name
+    values: dict[str, float]  # value of each output, by its name
 
     @property
     def value(self) -> float:
-        """The number, for a head with one output.
+        """The value of a head with one output.
 
         Raises:
             ValueError: If the head has several outputs.
@@ -69,9 +69,9 @@ class Regression(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reranking(Prediction):
-    """The relevance of each text to a query; a larger score is more relevant."""
+    """The relevance of each text to a query."""
 
-    scores: tuple[float, ...]
+    scores: tuple[float, ...]  # larger is more relevant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class Word:
     """A word and its tag."""
 
     text: str
-    label: str | None  # None: the word has no token and the model no label "O"
+    label: str | None  # None: the word has no token, and the model has no label "O"
     probability: float | None  # None: the word has no token
     start: int  # first character in the input; the words of a list are joined by single spaces
     end: int
@@ -106,32 +106,32 @@ class TokenClassification(Prediction):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span(Prediction):
-    """The part of the context that answers a question."""
+    """The span of the context that answers a question."""
 
     answer: str  # "": the context has no answer
     start: int  # first character in the context
     end: int
-    score: float | None  # sum of the scores of the start and the end of the best span; None: the context is empty
-    no_answer_score: float  # sum of the scores of "no answer"
+    score: float | None  # start score plus end score of the best span; None: the context is empty
+    no_answer_score: float  # start score plus end score of "no answer"
     best_answer: str  # the best span, even if the model decides that there is no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultipleChoice(Prediction):
-    """The answer to a multiple-choice question: one candidate of several."""
+    """The prediction for a multiple-choice question: one candidate of several."""
 
-    choice: str
-    index: int  # index of the candidate, from 0
-    probability: float  # probability of the candidate
+    choice: str  # the chosen candidate
+    index: int  # index of the chosen candidate, from 0
+    probability: float  # probability of the chosen candidate
     probabilities: tuple[float, ...]  # probability of each candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Embedding(Prediction):
-    """The vector of a text."""
+    """The embedding of a text."""
 
-    vector: NDArray[np.float32]
-    tokens: int  # number of tokens that the model read
+    vector: NDArray[np.float32]  # [embedding dimension]
+    tokens: int  # tokens of the text that the vector is computed from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -139,15 +139,15 @@ class Similarity(Prediction):
     """The similarity of two texts: the cosine of their vectors."""
 
     similarity: float
-    vectors: NDArray[np.float32]  # [2, width]
+    vectors: NDArray[np.float32]  # [2, embedding dimension]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCandidate:
-    """A token that may replace a mask."""
+    """A candidate token for a mask."""
 
-    token: str  # token as it is in the vocabulary
-    text: str
+    token: str  # spelling in the vocabulary
+    text: str  # decoded text
     probability: float
 
 
@@ -179,8 +179,8 @@ class Generated:
     """A text that a model generated."""
 
     text: str
-    log_probability: float  # sum over its tokens, the end token included
-    tokens: int  # number of generated tokens, without the end token
+    log_probability: float  # sum over the generated tokens, including the end token
+    tokens: int  # generated tokens, without the end token
     complete: bool  # False: cut off at the maximum number of new tokens
 
 
@@ -189,8 +189,8 @@ class GeneratedText(Prediction):
     """The text that a model generated for an input."""
 
     text: str
-    log_probability: float  # sum over its tokens, the end token included
-    tokens: int  # number of generated tokens, without the end token
+    log_probability: float  # sum over the generated tokens, including the end token
+    tokens: int  # generated tokens, without the end token
     complete: bool  # False: cut off at the maximum number of new tokens
     alternatives: tuple[Generated, ...] = ()  # texts of the other beams, the best one first
 
@@ -198,7 +198,7 @@ class GeneratedText(Prediction):
 def check_prediction_type(
     predictions: Sequence[Prediction], answer_type: type[AnyPrediction] | None
 ) -> list[AnyPrediction]:
-    """Return predictions after checking their class.
+    """Return the predictions unchanged after checking their class.
 
     Raises:
         HeedfulError: If a prediction is not of the requested class.

@@ -1,4 +1,4 @@
-"""Question answering: the answer is the span of the context with the best scores of its start and its end."""
+"""Extractive question answering: the task and its answers, which are spans of the context."""
 
 from __future__ import annotations
 
@@ -40,28 +40,29 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-NO_ANSWER = "no_answer"  # name of the threshold of models that may answer "no answer"
+NO_ANSWER = "no_answer"  # key of the threshold for "no answer" among a model's thresholds
 
 
 def question_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return {"question": ..., "context": ...} as a pair to encode; None for an input of another form."""
+    """Return {"question": ..., "context": ...} as a pair to encode, or None for an input of another form."""
     return read_pair(dict_values(engine_input, "question", "context"))
 
 
 def all_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Return the positions of all tokens of all windows."""
-    return [(number, position) for number, window in enumerate(windows) for position in range(len(window))]
+    return [(index, position) for index, window in enumerate(windows) for position in range(len(window))]
 
 
 def span_answer(engine_input: object, windows: list[Window], answer_context: AnswerContext) -> Answer:
     """Return {"answer", "start", "end", "score", "no_answer_score", "windows"}.
 
-    Start and end are in characters of the context. A score is a start score plus an end score. The no-answer score is
-    that of the first token; in a decoder, whose first token attends only to itself, it is that of the last token. It is
-    the minimum over the windows.
+    Start and end are in characters of the context. The score of a span is the start score of its first token plus the
+    end score of its last token. The no-answer score of a window is the sum of both scores of its first token, or of its
+    last token in a decoder, where the first token attends only to itself. The no-answer score of the input is the
+    minimum over its windows.
 
-    A model that was trained on questions without answers has a threshold. Its answer is "" if the no-answer score
-    exceeds the score by more than the threshold, and "best_answer" is always the best span.
+    A model that was trained on questions without answers has a threshold. Its "answer" is "" if the no-answer score
+    exceeds the best span's score by more than the threshold. Its "best_answer" is always the best span.
     """
     assert isinstance(engine_input, dict)
     context: str = engine_input["context"]
@@ -71,9 +72,9 @@ def span_answer(engine_input: object, windows: list[Window], answer_context: Ans
         offsets = best.window.encoded.offsets
         start, end = strip_span(context, offsets[best.first][0], offsets[best.last][1])
         result = {"answer": context[start:end], "start": start, "end": end, "score": best.score}
-    row = no_answer_row(answer_context.head)
+    null_position = no_answer_position(answer_context.head)
     # an input without tokens has no windows
-    no_answer_score = min((float(window.scores[row].sum()) for window in windows), default=0.0)
+    no_answer_score = min((float(window.scores[null_position].sum()) for window in windows), default=0.0)
     result |= {"no_answer_score": no_answer_score, "windows": len(windows)}
     threshold = answer_context.thresholds.get(NO_ANSWER)
     if threshold is None:
@@ -85,26 +86,26 @@ def span_answer(engine_input: object, windows: list[Window], answer_context: Ans
 
 
 class _BestSpan(NamedTuple):
-    """A span in a window."""
+    """A span of a window, from its first to its last token."""
 
     window: Window
-    first: int  # first token
-    last: int  # last token
-    score: float
+    first: int  # position of the first token in the window
+    last: int  # position of the last token in the window
+    score: float  # start score plus end score
 
 
 def _best_span_of_windows(windows: Sequence[Window], max_answer_tokens: int) -> _BestSpan | None:
-    """Return the best span of all windows, the first one among equals; None if the context has no tokens.
+    """Return the best span of all windows, or None if the context has no tokens.
 
-    A span starts at a token of the context in the window where that token has the most context. If the question is
-    split too, that is one window for each window of the question.
+    A span may start at a token only in the window where that token has the most context. If the question is split too,
+    there is one such window for each window of the question. Among spans with equal scores the first one is chosen.
     """
     starts_by_window: dict[int, list[int]] = {}
-    for number, position in best_context_positions([window.encoded for window in windows], segment=1):
-        starts_by_window.setdefault(number, []).append(position)
+    for window_index, position in best_context_positions([window.encoded for window in windows], segment=1):
+        starts_by_window.setdefault(window_index, []).append(position)
     best: _BestSpan | None = None
-    for number, starts in starts_by_window.items():
-        window = windows[number]
+    for window_index, starts in starts_by_window.items():
+        window = windows[window_index]
         last_context_token = max(position for position, text in enumerate(window.encoded.segments) if text == 1)
         first, last, score = best_span(window.scores, starts, last_context_token, max_answer_tokens)
         if best is None or score > best.score:
@@ -112,20 +113,20 @@ def _best_span_of_windows(windows: Sequence[Window], max_answer_tokens: int) -> 
     return best
 
 
-def no_answer_row(head: Head | None) -> int:
-    """Return the index of the token of a window that scores "no answer": 0, or -1 for the last one."""
+def no_answer_position(head: Head | None) -> int:
+    """Return the position of the token of a window that scores "no answer": 0, or -1 for the last token."""
     return -1 if isinstance(head, SpanHead) and head.no_answer == "last" else 0
 
 
 def best_span(
     scores: Tensor, starts: list[int], last: int, max_answer_tokens: int = MAX_ANSWER_TOKENS
 ) -> tuple[int, int, float]:
-    """Return the first token, the last token and the score of the best span, with the largest sum of its two scores.
+    """Return (first token, last token, score) of the span with the largest start score + end score.
 
     Args:
-        scores: Scores of each token as start and as end of the answer, [tokens, 2].
-        starts: Tokens at which a span may start.
-        last: Last token at which a span may end.
+        scores: Start and end score of each token, [tokens, 2].
+        starts: Positions of the tokens at which a span may start.
+        last: Position of the last token at which a span may end.
         max_answer_tokens: Maximum tokens in a span.
     """
     padded = F.pad(scores[: last + 1, 1], (0, max_answer_tokens - 1), value=float("-inf"))
@@ -160,11 +161,11 @@ QA_HEAD = AnswerHead(
 class QuestionAnswering(Task[QuestionExample]):
     """Extractive question answering: find the span of the context that answers the question.
 
-    The loss is the mean of two cross-entropies over the window, for start and end of the first gold answer (Devlin et
-    al. 2019, section 4.2). In windows that contain all tokens that overlap the answer, the targets are the first and
-    the last of these tokens. If some questions have no answer, the target of other windows is the token `null_row`, as
-    in the published code for SQuAD 2.0; else other windows are skipped, as in the code for 1.1. A question is skipped
-    if its answer has no tokens, or no window contains all of them.
+    The loss is the mean of two cross-entropies over the tokens of a window, for start and end of the first gold answer
+    (Devlin et al. 2019, section 4.2). If a window contains all tokens that overlap the answer, its targets are the
+    first and the last of these tokens. If it does not, its target is the token at `null_position`, as in the published
+    code for SQuAD 2.0, or the window is skipped if all questions have answers, as in the code for 1.1. A question is
+    skipped if no window contains all tokens of its answer.
     """
 
     example: ClassVar[type[Example]] = QuestionExample
@@ -172,7 +173,7 @@ class QuestionAnswering(Task[QuestionExample]):
     metric: str = "f1"
     has_unanswerable: bool  # whether some questions have no answer
     max_answer_tokens: int = MAX_ANSWER_TOKENS  # maximum tokens in an answer
-    null_row: int = 0  # token of a window that is the target of "no answer": 0, or -1 for the last one
+    null_position: int = 0  # position of the token of a window that is the target of "no answer"; -1: the last one
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
@@ -185,19 +186,22 @@ class QuestionAnswering(Task[QuestionExample]):
         )
         if has_unanswerable:
             bundle.thresholds[NO_ANSWER] = 0.0 if threshold == "tuned" else float(threshold)
-        return replace(task, null_row=no_answer_row(bundle.config.head)), bundle
+        return replace(task, null_position=no_answer_position(bundle.config.head)), bundle
 
     @classmethod
     def evaluation_fields(
         cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return fields for evaluation. "No answer" is allowed if the model has a threshold for it."""
-        return {"has_unanswerable": NO_ANSWER in loaded.thresholds, "null_row": no_answer_row(loaded.config.head)}
+        """Return the fields for evaluation. "No answer" is allowed if the model has a threshold for it."""
+        return {
+            "has_unanswerable": NO_ANSWER in loaded.thresholds,
+            "null_position": no_answer_position(loaded.config.head),
+        }
 
     def for_split(
         self, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], split: str
     ) -> tuple[Task, ModelBundle]:
-        """Return task and model that may answer "no answer", if some questions of the split have no answer."""
+        """Return task and model for a split. Both allow "no answer" if some questions of the split have no answer."""
         if self.has_unanswerable or split not in read_stats().splits_with_unanswerable:
             return self, loaded
         loaded = copy(loaded)  # so that the argument is not changed
@@ -205,7 +209,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return replace(self, has_unanswerable=True), loaded
 
     def for_unlabelled(self) -> Task:
-        """Return a task that makes samples of all windows, since answers are unknown."""
+        """Return a task that makes a sample of every window, since answers are unknown."""
         return replace(self, has_unanswerable=True)
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[QuestionExample]) -> dict[str, float]:
@@ -219,7 +223,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return {"question": example.question, "context": example.context}
 
     def make_samples(self, example: QuestionExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return a sample for each window that is not skipped; its target is the first and the last token."""
+        """Return a sample for each window that is not skipped. The target is the first and last token of the answer."""
         (windows,) = item_windows
         targets: list[TokenPosition | None] = [None] * len(windows)
         if example.answers:
@@ -231,8 +235,8 @@ class QuestionAnswering(Task[QuestionExample]):
             if target is not None:
                 windows_and_targets.append((window, target))
             elif self.has_unanswerable:
-                null_token = self.null_row % max(1, len(window))
-                windows_and_targets.append((window, (null_token, null_token)))
+                null_position = self.null_position % max(1, len(window))
+                windows_and_targets.append((window, (null_position, null_position)))
         weight = 1 / max(1, len(windows_and_targets))
         return [
             Sample.of([window.ids], [window.types], target=target, weight=weight)
@@ -271,13 +275,16 @@ class QuestionAnswering(Task[QuestionExample]):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[QuestionExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        golds = {str(number): _golds(example) for number, example in zip(ids, examples, strict=True)}
-        predicted = {str(number): answer["answer"] for number, answer in zip(ids, answers, strict=True)}
+        names = [str(id) for id in ids]
+        answer_by_name = dict(zip(names, answers, strict=True))
+        golds = {name: _golds(example) for name, example in zip(names, examples, strict=True)}
+        predicted = {name: answer["answer"] for name, answer in answer_by_name.items()}
         updated = {"squad": metrics.metrics["squad"].update(predicted, golds)}
         if self.has_unanswerable:
-            names_and_answers = [(str(number), answer) for number, answer in zip(ids, answers, strict=True)]
-            best_answers = {name: answer.get("best_answer", answer["answer"]) for name, answer in names_and_answers}
-            null_scores = {name: _null_score(answer) for name, answer in names_and_answers}
+            best_answers, null_scores = {}, {}
+            for name, answer in answer_by_name.items():
+                best_answers[name] = answer.get("best_answer", answer["answer"])
+                null_scores[name] = _null_score(answer)
             updated["threshold"] = metrics.metrics["threshold"].update(best_answers, golds, null_scores)
         scores = [answer_scores(predicted[name], golds[name], self._version) for name in golds]
         return EvalMetrics(
@@ -298,7 +305,7 @@ class QuestionAnswering(Task[QuestionExample]):
         return results | (metrics.metrics["threshold"].compute() if self.has_unanswerable else {})
 
     def score_answer(self, example: QuestionExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if it matches a gold answer exactly; the loss is 1 - F1."""
+        """Compare an answer with the gold answers. It is correct if it matches one exactly; the loss is 1 - F1."""
         golds = _golds(example)
         exact, f1 = answer_scores(answer["answer"], golds, self._version)
         return ScoredAnswer(golds or "", answer["answer"], exact == 1.0, 1 - f1)
@@ -315,14 +322,14 @@ def _null_score(answer: Answer) -> float:
 
 
 def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -> list[TokenPosition | None]:
-    """Return, for each window, the first and the last token that overlap the answer.
+    """Return, for each window, the positions of the first and the last token that overlap the answer.
 
-    None marks a window without the answer, or with only a part of it.
+    The result is None for windows that do not contain the whole answer.
     """
     start, stop = strip_span(context, span.start, span.start + len(span.text))
     context_positions = [[position for position, text in enumerate(window.segments) if text == 1] for window in windows]
-    answer_positions: list[list[int]] = []  # positions of each window's tokens that overlap the answer
-    token_numbers: set[int] = set()  # numbers of these tokens in the context
+    answer_positions: list[list[int]] = []  # positions in each window of the tokens that overlap the answer
+    token_indices: set[int] = set()  # indices of these tokens among the tokens of the context
     for window, positions in zip(windows, context_positions, strict=True):
         overlapping = [
             position
@@ -330,11 +337,11 @@ def answer_tokens(windows: Sequence[Encoding], context: str, span: AnswerSpan) -
             if window.offsets[position][0] < stop and window.offsets[position][1] > start
         ]
         answer_positions.append(overlapping)
-        token_numbers.update(window.start + position - positions[0] for position in overlapping)
+        token_indices.update(window.start + position - positions[0] for position in overlapping)
     last_window = windows[-1]
     if last_window.dropped and all(last_window.offsets[position][1] < stop for position in context_positions[-1]):
         return [None] * len(windows)  # truncation cut the end of the answer
     return [
-        (positions[0], positions[-1]) if positions and len(positions) == len(token_numbers) else None
+        (positions[0], positions[-1]) if positions and len(positions) == len(token_indices) else None
         for positions in answer_positions
     ]

@@ -1,4 +1,4 @@
-"""Reranking: a cross-encoder reads a query together with a document, and scores the document's relevance."""
+"""Reranking: the task `Rank` with its losses. A cross-encoder encodes query and document together and scores them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from heedful.tasks.specs.rank import RankLoss, RankSettings
 from heedful.tasks.task import EncodedSplit, EvalMetrics, ScoredAnswer, Task, TaskSetup
 from heedful.tokenizer import Encoding, TokenizerInput
 
-SCORE = "score"  # default name of the output
-DocumentScores = Float[Tensor, " documents"]  # a number for each document of one query
+DEFAULT_OUTPUT_NAME = "score"
+DocumentScores = Float[Tensor, " documents"]  # a score for each document of one query
 
 
 def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return the pairs of {"query": ..., "texts": [...]} as tokenizer inputs; None for an input of another form."""
+    """Return the pairs of {"query": ..., "texts": [...]} as tokenizer inputs, or None for an input of another form."""
     query, texts = dict_values(engine_input, "query", "texts") or (None, None)
     if not isinstance(query, str) or not isinstance(texts, list | tuple) or not texts:
         return None
@@ -41,14 +41,14 @@ def rerank_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 
 def rerank_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"scores", "windows"}: the score of each text in a pair with the query."""
+    """Return {"scores", "windows"}: the score of each text for the query, and how many windows there were."""
     answers = [classify_answer(engine_input, text_windows, context) for text_windows in _windows_by_text(windows)]
     scores = [score for answer in answers for score in answer["values"].values()]
     return {"scores": scores, "windows": len(windows)}
 
 
 def _windows_by_text(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """Yield the windows of each text; a window that begins at the start of both texts of its pair begins a new text."""
+    """Yield the windows of each text. A window that begins at the start of both query and text begins a new text."""
     text_windows: list[Window] = []
     for window in windows:
         if text_windows and not window.encoded.start and not window.encoded.first_text_start:
@@ -63,7 +63,7 @@ RERANK_HEAD = AnswerHead(
     tokenizer_inputs=rerank_inputs,
     answer=rerank_answer,
     prediction=lambda answer: Reranking.from_answer({**answer, "scores": tuple(answer["scores"])}),
-    columns=lambda loaded, generation: {},  # not used: a row of a file is one pair
+    columns=lambda loaded, generation: {},  # unused: a row of a file is one pair
 )
 
 
@@ -71,7 +71,7 @@ RERANK_HEAD = AnswerHead(
 
 
 def listwise(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return -Σ_i y_i log softmax(s)_i, with y = relevance / its sum (Zhuang et al. 2023, equation 5)."""
+    """Return -Σ_i y_i log softmax(s)_i, with y = relevance / sum(relevance) (Zhuang et al. 2023, equation 5)."""
     return -(relevance / relevance.sum() * scores.log_softmax(0)).sum(0, keepdim=True)
 
 
@@ -86,12 +86,12 @@ def binary(scores: DocumentScores, relevance: DocumentScores) -> DocumentScores:
 
 
 def margin_mse(scores: DocumentScores, teacher: DocumentScores) -> Float[Tensor, " margins"]:
-    """Return ((s_1 - s_i) - (t_1 - t_i))² of each document i > 1, t the teacher's scores (Hofstätter et al. 2020)."""
+    """Return ((s_1 - s_i) - (t_1 - t_i))² for each document i > 1, with teacher scores t (Hofstätter et al. 2020)."""
     return ((scores[0] - scores[1:]) - (teacher[0] - teacher[1:])).square()
 
 
 def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, " 1"]:
-    """Return log(1 + Σ exp(s_j - s_i)) over all i, j with i more relevant than j: CoSENT with a scale of 1."""
+    """Return log(1 + Σ exp(s_j - s_i)), the sum over all i, j with i more relevant than j: CoSENT with a scale of 1."""
     differences = (scores - scores[:, None]).masked_fill(relevance[:, None] <= relevance, -torch.inf)
     return torch.cat([scores.new_zeros(1), differences.flatten()]).logsumexp(0, keepdim=True)
 
@@ -99,8 +99,8 @@ def cosent(scores: DocumentScores, relevance: DocumentScores) -> Float[Tensor, "
 class RankingLoss(NamedTuple):
     """A loss over the documents of one query."""
 
-    function: Callable[[DocumentScores, DocumentScores], Tensor]  # (scores, targets) -> the terms of the loss
-    term_count: Callable[[int], int]  # number of documents -> number of terms
+    function: Callable[[DocumentScores, DocumentScores], Tensor]  # (scores, targets) -> terms of the loss
+    term_count: Callable[[int], int]  # how many documents -> how many terms
 
 
 LOSSES: dict[RankLoss, RankingLoss] = {
@@ -130,15 +130,15 @@ class Rank(Task[RankExample]):
     metric: str = "ndcg@10"
     ranking_loss: RankLoss = "listwise"
     list_size: int = RankSettings().list_size  # maximum documents of a query in an epoch
-    seed: int = 0  # seed of the sampled documents of queries with too many
+    seed: int = 0  # seed of the sampling of documents
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Return task and model. A cross-encoder keeps its head, but its scores are logits, not sigmoids."""
+        """Return task and model. A cross-encoder keeps its head, but its scores become logits."""
         settings, head = setup.settings, setup.loaded.config.head
         assert isinstance(settings, RankSettings)
         has_score = isinstance(head, Classes) and head.problem_type == "regression" and len(head.labels) == 1
-        labels = head.labels if isinstance(head, Classes) and has_score else (SCORE,)
+        labels = head.labels if isinstance(head, Classes) and has_score else (DEFAULT_OUTPUT_NAME,)
         task, bundle = cls.with_new_head(
             setup,
             labels=labels,
@@ -159,7 +159,7 @@ class Rank(Task[RankExample]):
         return {"query": example.query, "texts": list(example.documents)}
 
     def make_samples(self, example: RankExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return one sample; none if all documents are equally relevant, unless the loss is binary."""
+        """Return one sample, or none if all documents are equally relevant and the loss is not binary."""
         if self.ranking_loss != "binary" and len({*example.relevance}) == 1:
             return []
         values = example.teacher_scores if self.ranking_loss == "margin_mse" else example.relevance
@@ -174,7 +174,7 @@ class Rank(Task[RankExample]):
         return [*remarks, f"have more than {self.list_size} texts; {self.list_size} of them are sampled"]
 
     def encode_split(self, examples: Iterable[RankExample]) -> EncodedSplit:
-        """Encode examples; documents of queries with more than `list_size` are sampled anew in each epoch."""
+        """Encode examples. For queries with more than `list_size` documents, each epoch samples documents anew."""
         encoded = super().encode_split(examples)
         if all(len(sample.target.relevance) <= self.list_size for sample in encoded.samples):
             return encoded
@@ -182,21 +182,22 @@ class Rank(Task[RankExample]):
         return replace(encoded, samples=lists, tokens=sum(map(len, lists.at(0))))
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; a group is the documents of a query, and `labels` are the document of each window."""
-        documents = [len(sample.target.values) for sample in samples]
-        windows = torch.tensor([count for sample in samples for count in sample.target.windows])
+        """Return the batch. A group is the documents of a query; `labels` has the document index of each window."""
+        document_counts = [len(sample.target.values) for sample in samples]
+        window_counts = torch.tensor([count for sample in samples for count in sample.target.windows])
         return Batch(
             packed=pack_samples(samples),
             targets=torch.tensor([value for sample in samples for value in sample.target.values], dtype=torch.float64),
-            weights=torch.ones(sum(map(LOSSES[self.ranking_loss].term_count, documents))),
-            groups=tuple(documents),
-            labels=torch.arange(len(windows)).repeat_interleave(windows),
+            weights=torch.ones(sum(map(LOSSES[self.ranking_loss].term_count, document_counts))),
+            groups=tuple(document_counts),
+            labels=torch.arange(len(window_counts)).repeat_interleave(window_counts),
         )
 
-    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Scores:
+    def scores(self, loaded: ModelBundle, batch: Batch, hidden_states: Tensor | None = None) -> Scores:
         """Return the score of each document, [documents, 1]."""
         assert batch.labels is not None
-        return mean_by_document(super().scores(loaded, batch, rows)[:, 0], batch.labels, len(batch.targets))[:, None]
+        window_scores = super().scores(loaded, batch, hidden_states)[:, 0]
+        return mean_by_document(window_scores, batch.labels, len(batch.targets))[:, None]
 
     def target_losses(self, scores: Scores, batch: Batch) -> Tensor:
         """Return the terms of the loss of all queries."""
@@ -220,8 +221,8 @@ class Rank(Task[RankExample]):
         self, metrics: EvalMetrics, examples: Sequence[RankExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         queries = RankingScores(recall_at=())
-        for number, example, answer in zip(ids, examples, answers, strict=True):
-            queries = queries.update(str(number), by_id(answer["scores"]), by_id(example.relevance))
+        for query_id, example, answer in zip(ids, examples, answers, strict=True):
+            queries = queries.update(str(query_id), by_id(answer["scores"]), by_id(example.relevance))
         return EvalMetrics(metrics={"queries": metrics.metrics["queries"].merge_state(queries)})
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
@@ -231,7 +232,10 @@ class Rank(Task[RankExample]):
         return queries.compute() | ({"notes": [left_out]} if queries.left_out else {})
 
     def score_answer(self, example: RankExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if the top document is relevant. The loss is the rank of the first relevant one."""
+        """Compare an answer with the relevances. It is correct if the top document is relevant.
+
+        The loss is the rank of the first relevant document, or 0 if no document is relevant.
+        """
         relevance = by_id(example.relevance)
         is_relevant = [relevance[document] > 0 for document in ranked(by_id(answer["scores"]))]
         rank = is_relevant.index(True) + 1 if any(is_relevant) else 0
@@ -239,8 +243,8 @@ class Rank(Task[RankExample]):
 
 
 def by_id(values: Sequence[float]) -> dict[str, float]:
-    """Return the values of documents by ids whose alphabetical order is that of the documents."""
-    return {f"{number:09}": value for number, value in enumerate(values)}
+    """Return the values of documents by id. Ids are zero-padded indices, whose alphabetical order is numeric."""
+    return {f"{index:09}": value for index, value in enumerate(values)}
 
 
 def mean_by_document(
@@ -250,8 +254,8 @@ def mean_by_document(
 
     Args:
         scores: Score of each window.
-        document: Number of the document of each window.
-        count: Number of documents.
+        document: Index of the document of each window.
+        count: How many documents there are.
     """
     if len(scores) == count:
         return scores

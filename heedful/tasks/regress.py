@@ -1,4 +1,7 @@
-"""Regression: a number for a text or a pair of texts."""
+"""Regression: the task `Regress`, which predicts a score for a text or a pair of texts, and the metrics of scores.
+
+Sentence embeddings of pairs with scores use the same metrics.
+"""
 
 from __future__ import annotations
 
@@ -23,38 +26,38 @@ from heedful.tasks.metrics.row_store import RowStore
 from heedful.tasks.task import BOOTSTRAP_SEED, EvalMetrics, ScoredAnswer, Task, TaskSetup
 
 Sums = Float64[np.ndarray, "replicates statistics"]
-NUMBER = "score"  # default name of the output
-MAX_DEVIATIONS = 512.0  # maximum distance from the mean, in standard deviations, that fits the sums of a bootstrap
+DEFAULT_OUTPUT_NAME = "score"
+MAX_DEVIATIONS = 512.0  # maximum distance from the mean that fits the sums of a bootstrap, in standard deviations
 MIN_VARIANCE = 1e-7  # a smaller variance of standardized values is a rounding error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regress(TextTask[ScoredExample]):
-    """Regression of one number.
+    """Regression of one score.
 
-    The loss is the squared error of (score - mean) / deviation, with mean and standard deviation of train, so that the
-    unit of scores does not matter. In training the model outputs standardized numbers. For inference, mean and
-    deviation are folded into its last layer, so that it outputs scores.
+    The loss is the squared error of (score - mean) / deviation, with mean and standard deviation of the training data,
+    so that the unit of scores does not matter. In training the model outputs standardized scores. For inference, mean
+    and deviation are folded into its last layer, so that it outputs scores.
     """
 
     example: ClassVar[type[Example]] = ScoredExample
-    # not Spearman's rho: the ranks of nearly equal scores are noise, by which a poor checkpoint may win
+    # not Spearman's rho: ranks of nearly equal scores are noise, which may favour a poor checkpoint
     metric: str = "pearson"
     problem_type: ClassVar[ProblemType] = "regression"
-    mean: float = 0.0  # mean score of train
-    deviation: float = 1.0  # standard deviation of the scores of train
+    mean: float = 0.0  # mean score of the training data
+    deviation: float = 1.0  # standard deviation of the scores of the training data
 
     @classmethod
     def create(cls, setup: TaskSetup) -> tuple[Task, ModelBundle]:
-        """Return task and model; if the last layer has no bias, scores are only divided by their root mean square."""
-        task, bundle = cls.with_new_head(setup, labels=setup.labels or (NUMBER,))
+        """Return task and model. If the last layer has no bias, scores are only divided by their root mean square."""
+        task, bundle = cls.with_new_head(setup, labels=setup.labels or (DEFAULT_OUTPUT_NAME,))
         old, new = setup.loaded.named_tensors(), bundle.named_tensors()
         mean, deviation = setup.stats.score_mean, setup.stats.score_std
         if "head.out.bias" not in new:
             mean, deviation = 0.0, hypot(mean, deviation)
         task = replace(task, mean=mean, deviation=deviation)
         if "head.out.weight" in old and torch.equal(old["head.out.weight"], new["head.out.weight"]):
-            bundle = task.for_training(bundle)  # the model's head is a trained regression head, which outputs scores
+            bundle = task.for_training(bundle)  # the head is a trained regression head, which outputs scores
         bundle.label_scaling = {"mean": mean, "std": deviation}
         return task, bundle
 
@@ -63,11 +66,11 @@ class Regress(TextTask[ScoredExample]):
         return (example.score - self.mean) / self.deviation
 
     def for_training(self, loaded: ModelBundle) -> ModelBundle:
-        """Make the model output standardized numbers instead of scores."""
+        """Make the model output standardized scores instead of scores."""
         return rescaled(loaded, 1 / self.deviation, -self.mean / self.deviation)
 
     def for_inference(self, loaded: ModelBundle) -> ModelBundle:
-        """Make the model output scores instead of standardized numbers."""
+        """Make the model output scores instead of standardized scores."""
         return rescaled(loaded, self.deviation, self.mean)
 
     def losses(self, scores: Scores, targets: Tensor) -> Float[Tensor, " sequences"]:
@@ -80,34 +83,35 @@ class Regress(TextTask[ScoredExample]):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[ScoredExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        return update_correlation(metrics, list(map(_number, answers)), [example.score for example in examples], ids)
+        predicted = [_predicted_score(answer) for answer in answers]
+        return update_correlation(metrics, predicted, [example.score for example in examples], ids)
 
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         results: Result = metrics.metrics["numbers"].compute()
         return results
 
     def score_answer(self, example: ScoredExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer; the loss is the absolute error."""
-        predicted = _number(answer)
+        """Compare an answer with the score. The loss is the absolute error."""
+        predicted = _predicted_score(answer)
         return ScoredAnswer(example.score, predicted, None, abs(predicted - example.score))
 
 
-def _number(answer: Answer) -> float:
-    """Return the number in an answer."""
-    (number,) = answer["values"].values()
-    value: float = number
-    return value
+def _predicted_score(answer: Answer) -> float:
+    """Return the only value of an answer."""
+    score: float
+    (score,) = answer["values"].values()
+    return score
 
 
 def correlation_metrics() -> EvalMetrics:
-    """Return empty metrics of predicted numbers, with a bootstrap of Pearson's r."""
+    """Return empty metrics of predicted scores, with a bootstrap of Pearson's r."""
     return EvalMetrics(metrics={"numbers": RankedRegressionScores()}, bootstraps={"pearson": PearsonBootstrap()})
 
 
 def update_correlation(
     metrics: EvalMetrics, predicted: Sequence[float], gold: Sequence[float], ids: Sequence[int]
 ) -> EvalMetrics:
-    """Return the metrics with predicted and gold numbers added; `ids` are the numbers of the examples."""
+    """Return the metrics with predicted and gold scores added; `ids` are the indices of the examples."""
     return EvalMetrics(
         metrics={"numbers": metrics.metrics["numbers"].update(predicted, gold)},
         bootstraps={"pearson": metrics.bootstraps["pearson"].update(ids, np.stack([predicted, gold], 1))},
@@ -116,16 +120,16 @@ def update_correlation(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PearsonBootstrap:
-    """Bootstrap of Pearson's r. It stores predictions and scores: 24 bytes for each example.
+    """Bootstrap of Pearson's r. It stores ids, predictions and scores: 24 bytes for each example.
 
-    Values are standardized before they are summed, since sums of squares could cancel or overflow. Mean and deviation
-    are known only after the last example.
+    Values are standardized before they are summed, since sums of squares could cancel or overflow. They must be stored
+    because mean and deviation are known only after the last example.
     """
 
     store: RowStore = field(default_factory=RowStore)
 
     def update(self, ids: Sequence[int], pairs: Float64[np.ndarray, "examples 2"]) -> PearsonBootstrap:
-        """Add examples: the number of each in the data set, and its prediction and score."""
+        """Return the bootstrap with examples added: the index of each in the data set, its prediction and its score."""
         rows = np.concatenate([np.array(ids, dtype=np.float64)[:, None], pairs], 1)
         return replace(self, store=self.store.append(rows))
 
@@ -151,7 +155,7 @@ class PearsonBootstrap:
 
 
 def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
-    """Return (x - mean) / deviation, scaled down if a value exceeds MAX_DEVIATIONS; 0 for equal values.
+    """Return (x - mean) / deviation, scaled down if a value exceeds MAX_DEVIATIONS; zeros if all values are equal.
 
     >>> standardize(np.array([1.0, 2.0])).tolist(), standardize(np.array([2.0, 2.0])).tolist()
     ([-1.0, 1.0], [0.0, 0.0])
@@ -165,7 +169,7 @@ def standardize(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray,
 
 
 def pearson_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """Return cov / sqrt(var var) of each replicate, from its sums of 1, x, y, x², y², xy; 0 if one side is constant."""
+    """Return Pearson's r of each replicate, or 0 if x or y is constant, from its sums of 1, x, y, x², y² and xy."""
     n, x, y, xx, yy, xy = sums.T
     var_x, var_y = n * xx - x * x, n * yy - y * y
     both_vary = np.minimum(var_x, var_y) > MIN_VARIANCE * n * n

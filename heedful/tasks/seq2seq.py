@@ -1,4 +1,7 @@
-"""Sequence to sequence: generate a text from a text (translation, summaries, correction), with teacher forcing."""
+"""Sequence to sequence: the task of generating a text from a text, such as translation, and its answers.
+
+Encoder-decoder models and decoder-only models are both trained with teacher forcing.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ TEXT_SUFFIX = "\n"  # separator of text and target for a decoder-only model
 
 
 def generated_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
-    """Return {"text", "log_probability", "tokens", "complete"}, and "alternatives" if several texts are returned."""
+    """Return {"text", "log_probability", "tokens", "complete"}, and "alternatives" if beam search returns several."""
     (window,) = windows
     best, *alternatives = (_generated(generated, context.tokenizer) for generated in window.scores)
     return best | ({"alternatives": alternatives} if alternatives else {})
@@ -91,22 +94,22 @@ SEQ2SEQ_HEAD = AnswerHead(
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(Task[Seq2SeqExample]):
-    """Sequence to sequence: the mean of -log p(token | text, earlier tokens) over target tokens and the end token.
+    """Sequence to sequence. The loss is the mean of -log p(token | text, earlier tokens) over the target and its end.
 
-    With label smoothing s the loss of a token is (1 - s) (-log p) + s times the mean of -log p over the vocabulary. A
-    model with encoder and decoder reads the text with the encoder. A decoder-only model reads the text, a line end and
-    the target; its loss is over the target only.
+    With label smoothing s, the loss of a token is (1 - s) (-log p) + s times the mean of -log p over the vocabulary.
+    In an encoder-decoder model the encoder encodes the text. A decoder-only model gets the text, a line end and the
+    target as one sequence; its loss is over the target only.
     """
 
     example: ClassVar[type[Example]] = Seq2SeqExample
     answerers: ClassVar[tuple[AnswerHead, ...]] = (SEQ2SEQ_HEAD,)
     metric: str = "f1"
-    ends: SequenceEnds  # tokens between which the model generates
-    text_suffix: str = ""  # text between input and target, for a decoder-only model
+    ends: SequenceEnds  # start and end tokens of generation
+    text_suffix: str = ""  # separator between text and target, for a decoder-only model
     max_target_length: int | None = None  # maximum tokens in a target; None: no limit
     max_new_tokens: int = 128  # maximum tokens generated per text in evaluations
-    num_beams: int = 1  # beams in evaluations; 1: greedy decoding
-    beam_search: BeamSearch = field(default_factory=BeamSearch)  # other settings of beam search
+    num_beams: int = 1  # beam size in evaluations; 1: greedy decoding
+    beam_search: BeamSearch = field(default_factory=BeamSearch)  # other settings of beam search in evaluations
     bleu: BleuTokenizer = "13a"  # tokenizer of BLEU
     label_smoothing: float = 0.0  # share of the target that is spread over the vocabulary
 
@@ -124,11 +127,14 @@ class Seq2Seq(Task[Seq2SeqExample]):
         ends = trained_ends(loaded, require_tokenizer(loaded))
         suffix = "" if ends.start is not None else TEXT_SUFFIX
         beam_search = folder_generation(loaded).defaults.beam_search
-        fields = _evaluation_settings(settings) | {
-            "label_smoothing": settings.label_smoothing,
-            "beam_search": beam_search,
-        }
-        task, bundle = cls.with_new_head(setup, ends=ends, text_suffix=suffix, **fields)
+        task, bundle = cls.with_new_head(
+            setup,
+            ends=ends,
+            text_suffix=suffix,
+            label_smoothing=settings.label_smoothing,
+            beam_search=beam_search,
+            **_evaluation_settings(settings),
+        )
         bundle.text_suffix = suffix
         return replace(task, max_target_length=bundle.max_target_length), bundle
 
@@ -136,7 +142,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
     def evaluation_fields(
         cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return fields for evaluation: settings of generation, and the tokens that begin and end a text."""
+        """Return the fields for evaluation: settings of generation, and the tokens that begin and end a text."""
         settings = settings or Seq2SeqSettings()
         assert isinstance(settings, Seq2SeqSettings)
         ends = trained_ends(loaded, require_tokenizer(loaded))
@@ -149,7 +155,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
 
     @property
     def generation(self) -> GenerationConfig:
-        """Settings of text generation in evaluations."""
+        """The settings of text generation in evaluations."""
         config = GenerationConfig(beam_search=self.beam_search, max_new_tokens=self.max_new_tokens)
         return config.with_choices(num_beams=self.num_beams) if self.num_beams > 1 else config
 
@@ -165,10 +171,11 @@ class Seq2Seq(Task[Seq2SeqExample]):
         Raises:
             HeedfulError: If text or target are longer than the model's limits.
         """
-        text_length, target_length = len(encodings[0]), len(self._target_tokens(encodings[1]))
-        # a decoder-only model reads text and target, but not the end token
-        read_length = text_length if self.ends.start is not None else text_length + target_length - 1
-        for length, limit in ((read_length, self.limit), (target_length, self.max_target_length)):
+        text_length = len(encodings[0])
+        target_length = len(self._target_tokens(encodings[1]))
+        # the input of a decoder-only model is text and target without the end token
+        input_length = text_length if self.ends.start is not None else text_length + target_length - 1
+        for length, limit in ((input_length, self.limit), (target_length, self.max_target_length)):
             if limit is not None and length > limit:
                 raise HeedfulError(
                     f"text and target have {text_length} and {target_length} tokens with the end token, but this model "
@@ -176,15 +183,15 @@ class Seq2Seq(Task[Seq2SeqExample]):
                 )
         return [[encoding] for encoding in encodings]
 
-    def _target_tokens(self, rewritten: Encoding) -> list[int]:
-        """Return the tokens to generate: the forced first token, if any, those of the target, and the end token."""
+    def _target_tokens(self, encoded: Encoding) -> list[int]:
+        """Return the tokens to generate: the forced first token, if any, the tokens of the target, the end token."""
         special_ids = {self.ends.stop, self.tokenizer.special.bos_or_cls}
-        target = [id for id, segment in zip(rewritten.ids, rewritten.segments, strict=True) if segment is not None]
+        text_ids = [id for id, segment in zip(encoded.ids, encoded.segments, strict=True) if segment is not None]
         forced = [] if self.ends.forced_bos is None else [self.ends.forced_bos]
-        return [*forced, *(id for id in target if id not in special_ids), self.ends.stop]
+        return [*forced, *(id for id in text_ids if id not in special_ids), self.ends.stop]
 
     def check(self, examples: Iterable[Seq2SeqExample]) -> None:
-        """Raise HeedfulError for a text that is longer than the model reads, unless texts are truncated."""
+        """Raise HeedfulError for a text that is longer than the model's limit, unless texts are truncated."""
         if self.limit is None or self.truncation_length is not None:
             return
         for chunk in batched(examples, CHUNK_EXAMPLES):
@@ -201,10 +208,10 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return self._max_length_for(super().truncation_length)
 
     def _max_length_for(self, limit: int | None) -> int | None:
-        """Return the maximum tokens of a text or target, from the limit of the model.
+        """Return the maximum tokens of an encoded text or target, from the limit of the model.
 
-        Room is left for an end token that the tokenizer does not add. A decoder-only model has half of the limit for
-        the text and half of it for the target.
+        One token is reserved for the end token if the tokenizer does not add it. In a decoder-only model, half of the
+        limit is for the text and half for the target.
         """
         if limit is None:
             return None
@@ -213,7 +220,7 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return limit - (self.ends.stop not in self.tokenizer.encode("").ids)
 
     def _encode(self, inputs: list[TokenizerInput]) -> list[Encoding]:
-        """Encode tokenizer inputs, which are texts and targets alternately."""
+        """Encode tokenizer inputs, in which texts and targets alternate."""
         target_limit = self._max_length_for(self.max_target_length if self.long_inputs == "truncate" else None)
         texts = encode_truncated(self.tokenizer, inputs[0::2], self.text_suffix, self.truncation_length)
         targets = encode_truncated(self.tokenizer.for_targets, inputs[1::2], self.text_suffix, target_limit)
@@ -221,8 +228,8 @@ class Seq2Seq(Task[Seq2SeqExample]):
 
     def make_samples(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[Sample]:
         """Return one sample: the text and the decoder's input, in one sequence for a decoder-only model."""
-        (text,), (rewritten,) = item_windows
-        target = self._target_tokens(rewritten)
+        (text,), (encoded_target,) = item_windows
+        target = self._target_tokens(encoded_target)
         if self.ends.start is not None:
             decoder_input = [self.ends.start, *target[:-1]]
             return [Sample.of([text.ids, decoder_input], [text.types, [0] * len(decoder_input)], target=target)]
@@ -230,13 +237,14 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return [Sample.of([ids], [[0] * len(ids)], target=target)]
 
     def remarks(self, example: Seq2SeqExample, item_windows: list[list[Encoding]]) -> list[str]:
-        (rewritten,) = item_windows[1]
-        target, remarks = self._target_tokens(rewritten), Task.remarks(self, example, item_windows)
+        (encoded_target,) = item_windows[1]
+        target = self._target_tokens(encoded_target)
+        remarks = Task.remarks(self, example, item_windows)
         if len(target) > self.max_new_tokens:
             remarks.append(
                 f"have targets that are longer than evaluations generate (task.max_new_tokens={self.max_new_tokens})"
             )
-        if not rewritten.dropped and self.tokenizer.decode(target[:-1]).strip() != example.rewritten.strip():
+        if not encoded_target.dropped and self.tokenizer.decode(target[:-1]).strip() != example.rewritten.strip():
             remarks.append(
                 "have targets that the tokenizer does not decode exactly: generated texts differ in case, "
                 "punctuation or spaces"
@@ -244,16 +252,18 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return remarks
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
-        """Return the batch; targets are the tokens that the model learns to generate."""
+        """Return the batch. Its targets are the tokens that the model learns to generate."""
         sample_targets = [torch.tensor(sample.target) for sample in samples]
         weights = torch.cat(
             [torch.full((len(target),), sample.weight) for target, sample in zip(sample_targets, samples, strict=True)]
         )
         targets = torch.cat(sample_targets)
         if self.ends.start is not None:
-            texts, decoder_inputs = ([_one_sequence(sample, number) for sample in samples] for number in (0, 1))
             return Batch(
-                packed=pack_samples(texts), decoder_input=pack_samples(decoder_inputs), targets=targets, weights=weights
+                packed=pack_samples([_sequence(sample, 0) for sample in samples]),
+                decoder_input=pack_samples([_sequence(sample, 1) for sample in samples]),
+                targets=targets,
+                weights=weights,
             )
         packed = pack_samples(samples)
         rows = [
@@ -297,9 +307,10 @@ class Seq2Seq(Task[Seq2SeqExample]):
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
         """Return exact match and F1 of words, without normalization, and BLEU if sacrebleu is installed.
 
-        BLEU comes with sacrebleu's signature. It is of lower-case texts if the tokenizer lower-cases.
+        The results include sacrebleu's signature. BLEU compares texts in lower case if the tokenizer lower-cases.
         """
-        texts, notes = metrics.metrics["texts"], []
+        notes = []
+        texts = metrics.metrics["texts"]
         results: Result = texts.compute()
         if bleu := metrics.metrics.get("bleu"):
             bleu_results = bleu.compute()
@@ -314,17 +325,17 @@ class Seq2Seq(Task[Seq2SeqExample]):
         return results | {"notes": notes}
 
     def score_answer(self, example: Seq2SeqExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if it equals the gold text; the loss is 1 - F1 of words."""
+        """Compare an answer with the gold text. It is correct if both are equal; the loss is 1 - F1 of words."""
         exact, f1 = text_scores(answer["text"], example.rewritten)
         return ScoredAnswer(example.rewritten, answer["text"], bool(exact), 1 - f1)
 
 
 def _evaluation_settings(settings: Seq2SeqSettings) -> TaskFields:
-    """Return the fields of a task that say how it is evaluated."""
+    """Return the settings of evaluations, which are fields of the task too."""
     return {name: getattr(settings, name) for name in ("max_new_tokens", "num_beams", "metric", "bleu")}
 
 
-def _one_sequence(sample: Sample, number: int) -> Sample:
-    """Return one sequence of a sample as a sample."""
-    start, stop = sample.bounds[number : number + 2]
+def _sequence(sample: Sample, index: int) -> Sample:
+    """Return one sequence of a sample, as a sample of its own."""
+    start, stop = sample.bounds[index : index + 2]
     return Sample(tokens=sample.tokens[start:stop], types=sample.types[start:stop], bounds=(0, stop - start))

@@ -1,4 +1,7 @@
-"""TaskSettings: the base class of the settings of a task. This module does not import torch."""
+"""TaskSettings: the base class of the settings of a task, and the questions that runs ask them.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class TaskSettings:
 
     __slots__ = ()
     MEMBERS: ClassVar[list[type[TaskSettings]]] = []  # the settings class of each registered task
-    UNTUNED: ClassVar[str] = ""  # setting that turns off the tuning of a threshold, as "name=value"; "": no threshold
+    UNTUNED: ClassVar[str] = ""  # "name=value" that turns off the tuning of a threshold; "": no threshold
     kind: str
 
     def check(self) -> None:
@@ -24,7 +27,7 @@ class TaskSettings:
         """Raise SettingError for settings that do not suit the data."""
 
     def samples_per_group(self, *, scored: bool) -> int:
-        """Return the number of samples that the loss compares with each other.
+        """Return how many samples the loss compares with each other; 1 for a loss of single samples.
 
         Args:
             scored: Whether the examples have scores.
@@ -32,11 +35,11 @@ class TaskSettings:
         return 1
 
     def tunes_thresholds(self, stats: DatasetStats) -> bool:
-        """Whether thresholds are tuned on dev."""
+        """Whether thresholds are tuned on the dev split."""
         return False
 
     def fits_temperature(self) -> bool:
-        """Whether a temperature of the scores is fitted on dev, if there is a dev split."""
+        """Whether a temperature of the scores is fitted on the dev split, if there is one."""
         return False
 
     def for_student(self, thresholds: Mapping[str, float], *, has_dev: bool) -> TaskSettings:
@@ -49,9 +52,9 @@ class TaskSettings:
         return self
 
     def unused_settings(self, stats: DatasetStats) -> dict[str, str]:
-        """Return the settings that differ from their defaults and have no effect, each with the reason."""
+        """Return settings that differ from their defaults but have no effect, by name, with the reason."""
         return {}
 
     def summary(self) -> str:
-        """Return what the summary of a training says about these settings; "": nothing."""
+        """Return a text about these settings for the summary of a training, or "" for no text."""
         return ""

@@ -1,4 +1,4 @@
-"""Tagging: a label for every word of a text, and entities of neighbouring words."""
+"""Tagging, such as named entity recognition: the task `Tag`, and its answers (labels of words, and entities)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MARKS = BEGIN + INSIDE
 
 
 def tag_inputs(engine_input: object) -> list[TokenizerInput] | None:
-    """Return a text or a list of words as tokenizer input; None if the input has a different form."""
+    """Return a text or a list of words as tokenizer input, or None if the input has a different form."""
     if isinstance(engine_input, list) and all(isinstance(word, str) for word in engine_input):
         return [PreTokenized(engine_input)]
     return [engine_input] if isinstance(engine_input, str | PreTokenized) else None
@@ -57,31 +57,32 @@ def tag_inputs(engine_input: object) -> list[TokenizerInput] | None:
 
 def word_positions(windows: list[Encoding], tokenizer: Tokenizer) -> list[TokenPosition]:
     """Return the position of the first token of each word, in the window where it has the most context."""
-    first_tokens: dict[int | None, TokenPosition] = {}  # first token of each word
-    for number, position in best_context_positions(windows):
-        first_tokens.setdefault(windows[number].words[position], (number, position))
+    first_tokens: dict[int | None, TokenPosition] = {}  # first token by index of the word
+    for window_index, position in best_context_positions(windows):
+        first_tokens.setdefault(windows[window_index].words[position], (window_index, position))
     return list(first_tokens.values())
 
 
 def tag_answer(engine_input: object, windows: list[Window], context: AnswerContext) -> Answer:
     """Return {"words": [{"text", "label", "probability", "start", "end"}], "entities": [...], "windows"}.
 
-    Start and end are in characters; the words of a list are joined by single spaces. A word gets the label of its first
-    token. A word without tokens, such as a control character, gets the label "O" (None if the model does not have it)
-    and the probability None.
+    Start and end are in characters of the text, for which the words of a list are joined by single spaces. A word gets
+    the label of its first token. A word without tokens, such as a control character, gets the probability None and the
+    label "O", or None if the model does not have that label.
     """
     head = context.head
     assert isinstance(head, TokenClasses)
     text, spans = _text_and_spans(engine_input, context.windows or [window.encoded for window in windows])
     word_labels: dict[int | None, tuple[str, float]] = {}
     for window in windows:
-        probabilities, numbers = window.scores.softmax(-1).max(-1)
-        for position, probability, best in zip(window.positions, probabilities.tolist(), numbers.tolist(), strict=True):
-            word_labels[window.encoded.words[position]] = head.labels[best], probability
+        probabilities, label_ids = window.scores.softmax(-1).max(-1)
+        columns = zip(window.positions, probabilities.tolist(), label_ids.tolist(), strict=True)
+        for position, probability, label_id in columns:
+            word_labels[window.encoded.words[position]] = head.labels[label_id], probability
     without_tokens = (OUTSIDE if OUTSIDE in head.labels else None, None)
     words = []
-    for number, (start, stop) in spans.items():
-        label, probability = word_labels.get(number, without_tokens)
+    for word_index, (start, stop) in spans.items():
+        label, probability = word_labels.get(word_index, without_tokens)
         words.append(
             {"text": text[start:stop], "label": label, "probability": probability, "start": start, "end": stop}
         )
@@ -89,13 +90,13 @@ def tag_answer(engine_input: object, windows: list[Window], context: AnswerConte
 
 
 def _text_and_spans(engine_input: object, windows: Sequence[Encoding]) -> tuple[str, dict[int, tuple[int, int]]]:
-    """Return the text of an input, and the span of each word in it by its number."""
+    """Return the text of an input, and the character span of each word by the index of the word."""
     if not isinstance(engine_input, str):
         words = engine_input.words if isinstance(engine_input, PreTokenized) else engine_input
         assert isinstance(words, Sequence)
         starts = accumulate((len(word) + 1 for word in words), initial=0)
         starts_and_words = enumerate(zip(starts, words, strict=False))
-        return " ".join(words), {number: (start, start + len(word)) for number, (start, word) in starts_and_words}
+        return " ".join(words), {index: (start, start + len(word)) for index, (start, word) in starts_and_words}
     spans: dict[int, tuple[int, int]] = {}
     for window in windows:
         for word, (start, stop) in zip(window.words, window.offsets, strict=True):
@@ -106,7 +107,7 @@ def _text_and_spans(engine_input: object, windows: Sequence[Encoding]) -> tuple[
 
 
 def join_entities(text: str, words: Sequence[Answer]) -> list[Answer]:
-    """Join neighbouring words into entities, as conlleval does: I-x begins an entity unless it continues an open x."""
+    """Join neighbouring words into entities. I-x begins an entity unless it continues one of type x (conlleval)."""
     groups: list[list[Answer]] = []  # the words of each entity
     open_kind = ""  # type of the entity that the next word may continue; "": none
     for word in words:
@@ -152,8 +153,8 @@ TAG_HEAD = AnswerHead(
 class Tag(Task[TaggedExample]):
     """Tagging: a label for every word.
 
-    The loss is cross-entropy at the first token of each word, in the window where that token has the most context. So
-    every word counts once, whatever the number of windows. Words without tokens are skipped.
+    The loss is the cross-entropy at the first token of each word, in the window where that token has the most context.
+    So every word contributes once, regardless of how many windows contain it. Words without tokens are skipped.
     """
 
     example: ClassVar[type[Example]] = TaggedExample
@@ -175,7 +176,7 @@ class Tag(Task[TaggedExample]):
 
     @property
     def has_unbegun_types(self) -> bool:
-        """Whether some type has a label I-x but none that begins an entity, as in IO and often in IOB1."""
+        """Whether some type has a label I-x but no label that begins an entity, as in IO and often in IOB1."""
         begun_types = {label[2:] for label in self.labels if label[:1] in BEGIN}
         return self.marks_entities and any(label[:1] == "I" and label[2:] not in begun_types for label in self.labels)
 
@@ -186,7 +187,7 @@ class Tag(Task[TaggedExample]):
         return list(example.words)
 
     def make_samples(self, example: TaggedExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return a sample for each window with scored words; its target is their positions and label numbers."""
+        """Return a sample for each window with scored words. The target is (positions of the words, label ids)."""
         (windows,) = item_windows
         tags = to_scheme(example.tags, self.labels) if self.marks_entities else example.tags
         positions_by_window = group_by_window(word_positions(windows, self.tokenizer), len(windows))
@@ -194,8 +195,8 @@ class Tag(Task[TaggedExample]):
         for window, positions in zip(windows, positions_by_window, strict=True):
             if positions:
                 words = [word for position in positions if (word := window.words[position]) is not None]
-                labels = tuple(self.labels.index(tags[word]) for word in words)
-                samples.append(Sample.of([window.ids], [window.types], target=(tuple(positions), labels)))
+                label_ids = tuple(self.labels.index(tags[word]) for word in words)
+                samples.append(Sample.of([window.ids], [window.types], target=(tuple(positions), label_ids)))
         return samples
 
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
@@ -222,10 +223,12 @@ class Tag(Task[TaggedExample]):
     def update_metrics(
         self, metrics: EvalMetrics, examples: Sequence[TaggedExample], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
-        gold, predicted = [list(example.tags) for example in examples], list(map(self._tags, answers))
+        gold = [list(example.tags) for example in examples]
+        predicted = [self._tags(answer) for answer in answers]
         if not self.marks_entities:
             words = metrics.metrics["words"].update(list(chain(*predicted)), list(chain(*gold)))
-            correct = [(sum(map(eq, x, y)), len(y)) for x, y in zip(predicted, gold, strict=True)]
+            tag_pairs = zip(predicted, gold, strict=True)
+            correct = [(sum(map(eq, tags, gold_tags)), len(gold_tags)) for tags, gold_tags in tag_pairs]
             return EvalMetrics(
                 metrics={"words": words}, bootstraps={"accuracy": metrics.bootstraps["accuracy"].update(ids, correct)}
             )
@@ -246,12 +249,13 @@ class Tag(Task[TaggedExample]):
         return results | {"strict_f1": strict}
 
     def score_answer(self, example: TaggedExample, answer: Answer) -> ScoredAnswer:
-        """Score an answer: correct if all tags are.
+        """Compare an answer with the tags. It is correct if all tags are.
 
         The loss of a wrong answer is 1 plus the probabilities of its wrong tags, so that confident mistakes come first.
         The loss of a correct answer is 1 minus the lowest probability of a tag.
         """
-        predicted, probabilities = self._tags(answer), [word["probability"] for word in answer["words"]]
+        predicted = self._tags(answer)
+        probabilities = [word["probability"] for word in answer["words"]]
         wrong = [
             probability or 0.0
             for probability, tag, gold in zip(probabilities, predicted, example.tags, strict=True)
@@ -261,6 +265,6 @@ class Tag(Task[TaggedExample]):
         return ScoredAnswer(list(example.tags), predicted, not wrong, 1 + sum(wrong) if wrong else 1 - lowest)
 
     def _tags(self, answer: Answer) -> list[str]:
-        """Return the predicted tag of each word, in IOB2 if tags mark entities; "O" for a word without tokens."""
+        """Return the predicted tag of each word, in IOB2 if tags mark entities. A word without tokens gets "O"."""
         tags = [word["label"] or OUTSIDE for word in answer["words"]]
         return list(to_iob2(tags, strict=not self.has_unbegun_types)) if self.marks_entities else tags

@@ -1,4 +1,7 @@
-"""Task: an objective that can also answer inputs, and the evaluation of its answers."""
+"""Task: the base class of all tasks, and `evaluate_task`, which evaluates a model's answers on examples.
+
+A task is an objective for training that can also answer inputs. Runs train and evaluate models through this class.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ from heedful.tokenizer import Encoding, Tokenizer, TokenizerInput
 if TYPE_CHECKING:
     from heedful.tasks.generation import GenerationConfig
 
-LongInputs = Literal["stride", "truncate"]  # stride: in windows that overlap by half; truncate: cut at the end
-CHUNK_EXAMPLES = 512  # examples that are tokenized or answered at a time
+LongInputs = Literal["stride", "truncate"]  # stride: split into windows that overlap by half; truncate: cut at the end
+CHUNK_EXAMPLES = 512  # examples per call of the tokenizer or the engine
 TaskFields = dict[str, Any]  # keyword arguments of a task's class
 BOOTSTRAP_SEED = 0  # seed of bootstrap intervals
 MIN_PROBABILITY = 1e-12  # lower bound of probabilities in a loss
@@ -45,32 +48,32 @@ AnyExample = TypeVar("AnyExample", bound=Example, default=Any)
 
 
 class ScoredAnswer(NamedTuple):
-    """An answer with the example's label and its loss, in plain data."""
+    """A prediction with the gold label and a loss, in plain data."""
 
     label: Any  # gold label
     prediction: Any  # predicted label
-    correct: bool | None  # None: the label is a number, or correctness needs the answers to all examples (`ranks`)
+    correct: bool | None  # None: the label is a number, or `ranks` decides after all examples
     loss: float  # larger is worse; for rankings, the rank of the correct answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BootstrapStat:
-    """A bootstrap over examples: sums in each replicate, and the formula of a statistic from the sums."""
+    """A bootstrap of one statistic: sums over the examples of each replicate, and the formula of the statistic."""
 
     sums: Bootstrap
     formula: Formula
 
     def update(self, ids: Sequence[int], statistics: Values) -> BootstrapStat:
-        """Add examples.
+        """Return the bootstrap with examples added.
 
         Args:
-            ids: Number of each example in the data set.
-            statistics: A row of summands for each example.
+            ids: Index of each example in the data set.
+            statistics: The summands of each example, [examples, statistics].
         """
         return replace(self, sums=self.sums.update(ids, np.asarray(statistics, dtype=np.float64)))
 
     def merge_state(self, incoming: BootstrapStat) -> BootstrapStat:
-        """Return the bootstrap over the examples of this and another bootstrap."""
+        """Return the bootstrap over the examples of both bootstraps."""
         return replace(self, sums=self.sums.merge_state(incoming.sums))
 
     def interval(self) -> Result:
@@ -86,25 +89,26 @@ def bootstrap_stat(statistics: int, formula: Formula) -> BootstrapStat:
     """Return an empty bootstrap.
 
     Args:
-        statistics: Number of summands of each example.
-        formula: Computes the statistic from the sums.
+        statistics: How many summands each example has.
+        formula: Computes the statistic from the sums of the summands.
     """
     return BootstrapStat(sums=Bootstrap(seed=BOOTSTRAP_SEED, statistics=statistics), formula=formula)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TruncationStats:
-    """The number of examples that were truncated to the model's maximum length, and of their dropped tokens."""
+    """Counts of examples that were truncated to the model's maximum length, and of their dropped tokens."""
 
-    examples: int = 0
-    tokens: int = 0
+    examples: int = 0  # truncated examples
+    tokens: int = 0  # dropped tokens
 
-    def update(self, tokens: Sequence[int]) -> TruncationStats:
-        """Add examples by their numbers of dropped tokens."""
-        return self.merge_state(TruncationStats(examples=sum(dropped > 0 for dropped in tokens), tokens=sum(tokens)))
+    def update(self, dropped_tokens: Sequence[int]) -> TruncationStats:
+        """Add examples by how many tokens of each were dropped."""
+        truncated = sum(count > 0 for count in dropped_tokens)
+        return self.merge_state(TruncationStats(examples=truncated, tokens=sum(dropped_tokens)))
 
     def merge_state(self, incoming: TruncationStats) -> TruncationStats:
-        """Return the counts over the examples of this and another metric."""
+        """Return the counts over the examples of both metrics."""
         return TruncationStats(examples=self.examples + incoming.examples, tokens=self.tokens + incoming.tokens)
 
     def notes(self) -> list[str]:
@@ -116,16 +120,16 @@ class TruncationStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCounts:
-    """The number of examples that each stage of a cascade answered; () for a single model."""
+    """Counts of the examples that each stage of a cascade answered."""
 
-    counts: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()  # examples by stage; (): a single model
 
     def update(self, stages: Sequence[int]) -> StageCounts:
         """Add examples by the stages (from 1) that answered them."""
         return self.merge_state(StageCounts(counts=tuple(np.bincount(stages)[1:].tolist()) if stages else ()))
 
     def merge_state(self, incoming: StageCounts) -> StageCounts:
-        """Return the counts over the examples of this and another metric."""
+        """Return the counts over the examples of both metrics."""
         pairs = zip_longest(self.counts, incoming.counts, fillvalue=0)
         return StageCounts(counts=tuple(map(sum, pairs)))
 
@@ -138,7 +142,7 @@ class StageCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvalMetrics:
-    """Metrics by name, and bootstraps of some of their numbers. Merging is exact, in any order."""
+    """Metrics by name, and bootstraps of some of their numbers. Merging is exact and does not depend on the order."""
 
     metrics: Mapping[str, Any]
     bootstraps: Mapping[str, Any] = field(default_factory=dict)
@@ -146,7 +150,7 @@ class EvalMetrics:
     stages: StageCounts = StageCounts()  # filled by `evaluate_task`
 
     def merge_state(self, incoming: EvalMetrics) -> EvalMetrics:
-        """Return the counts over the examples of this and another metric."""
+        """Return the metrics over the examples of both."""
         return EvalMetrics(
             metrics={name: metric.merge_state(incoming.metrics[name]) for name, metric in self.metrics.items()},
             bootstraps={
@@ -157,7 +161,7 @@ class EvalMetrics:
         )
 
     def intervals(self) -> dict[str, Result]:
-        """Return intervals by the names of numbers: "low" to "high" has 95 % of the replicates (Efron 1979)."""
+        """Return intervals by metric name: "low" to "high" contains 95 % of the replicates (Efron 1979)."""
         intervals = {name: bootstrap.interval() for name, bootstrap in self.bootstraps.items()}
         for metric in self.metrics.values():
             if isinstance(metric, HasIntervals):
@@ -167,30 +171,30 @@ class EvalMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSplit:
-    """Samples for training, and counts of the examples that they are made from."""
+    """The encoded examples of a split: samples for training, with counts for the report."""
 
     samples: Sequence[Sample]
-    examples: int  # number of examples
-    tokens: int  # tokens of all samples; tokens in two windows count twice
-    windowed: int  # examples that are split into windows
-    truncated: int  # examples that are truncated
+    examples: int  # how many examples were encoded
+    tokens: int  # tokens of all samples; a token in two windows is counted twice
+    windowed: int  # how many examples were split into windows
+    truncated: int  # how many examples were truncated
     truncated_tokens: int  # tokens dropped by truncation
-    skipped: int  # examples without a sample
+    skipped: int  # how many examples have no sample
     skipped_because: str = ""  # reason for skipping, for the report
-    example_numbers: list[int]  # number of the example of each sample
-    remarks: Counter[str]  # number of examples by remark
+    example_indices: list[int]  # index of the example that each sample comes from
+    remarks: Counter[str]  # how many examples have each remark
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSetup:
-    """Settings, model, labels and statistics of the data, from which a task is created for training."""
+    """Everything from which a task is created for training: settings, model, labels and statistics of the data."""
 
     settings: TaskSettings
     loaded: ModelBundle  # the model to start from
     labels: tuple[str, ...]  # names of the labels
     stats: DatasetStats  # statistics of the data
     seed: int = 0  # seed of the initial weights of a new head
-    reinit_layers: int = 0  # number of last layers with new random weights
+    reinit_layers: int = 0  # how many of the last layers get new random weights
     max_length: int | None = None  # maximum tokens in a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"
 
@@ -199,17 +203,17 @@ class TaskSetup:
 class Task(Objective, ABC, Generic[AnyExample]):
     """Base class of tasks: samples and loss for training, answers and metrics for evaluation."""
 
-    example: ClassVar[type[Example]]  # class of its examples
-    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first one that accepts the form of an input answers it
+    example: ClassVar[type[Example]]  # class of the examples
+    answerers: ClassVar[tuple[AnswerHead, ...]]  # the first one that accepts the form of an input answers the input
     problem_type: ClassVar[ProblemType] = "single_label_classification"
-    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # why examples have no sample
+    skipped_because: ClassVar[str] = "no tokens match what should be learned of them"  # reason if there is no sample
     takes_pairs: ClassVar[bool] = False  # whether an example may be a pair of texts
 
     tokenizer: Tokenizer
     limit: int | None  # maximum tokens in a sequence; None: no limit
     labels: tuple[str, ...] = ()
-    metric: str  # name of the number by which models are compared; larger is better
-    group_size: int = 1
+    metric: str  # name of the metric by which models are compared; larger is better
+    group_size: int = 1  # samples that the loss compares with each other
     long_inputs: LongInputs = "stride"  # treatment of inputs longer than `limit`, in training and evaluation
 
     @classmethod
@@ -251,12 +255,12 @@ class Task(Objective, ABC, Generic[AnyExample]):
     def evaluation_fields(
         cls, loaded: ModelBundle, read_stats: Callable[[], DatasetStats], settings: TaskSettings | None
     ) -> TaskFields:
-        """Return fields of the task for evaluating a trained model: all but the tokenizer and the limits.
+        """Return the fields of the task for evaluating a trained model, except the tokenizer and the limits.
 
         Args:
             loaded: The model.
-            read_stats: Reads the split and counts what is in it.
-            settings: Settings of the model's training; None: defaults.
+            read_stats: Reads the split and returns its statistics.
+            settings: Settings of the model's training. If None, defaults apply.
         """
         return {"labels": loaded.config.head.labels} if isinstance(loaded.config.head, Classes | TokenClasses) else {}
 
@@ -271,27 +275,30 @@ class Task(Objective, ABC, Generic[AnyExample]):
         return self
 
     def tune_thresholds(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> dict[str, float]:
-        """Tune thresholds on examples. Only tasks whose settings can ask for it have this method."""
+        """Return the thresholds that are best on examples.
+
+        Called only if `TaskSettings.tunes_thresholds` is true; other tasks need not define this method.
+        """
         raise NotImplementedError
 
     def fit_temperature(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> float | None:
-        """Return the temperature that calibrates the probabilities of examples, if the scores are divided by it.
+        """Return the temperature by which scores are divided to calibrate the probabilities of examples.
 
-        None: there are too few examples, or too few wrong answers. Only tasks whose settings can ask for it have this
-        method.
+        The result is None if there are too few examples or too few wrong answers. Called only if
+        `TaskSettings.fits_temperature` is true; other tasks need not define this method.
         """
         raise NotImplementedError
 
     def calibration(self, engine: AnswerInputs, examples: Iterable[AnyExample]) -> tuple[float, ...]:
-        """Return the probabilities of the gold labels of held-out examples, ascending, for making prediction sets.
+        """Return the probabilities of the gold labels of held-out examples, ascending, for prediction sets.
 
-        Empty if the task has no prediction sets, or there are too few examples.
+        The result is empty if the task has no prediction sets, or if there are too few examples.
         """
         return ()
 
     @property
     def generation(self) -> GenerationConfig | None:
-        """Settings of text generation in evaluations; None if the task generates no text."""
+        """The settings of text generation in evaluations, or None if the task generates no text."""
         return None
 
     @abstractmethod
@@ -300,11 +307,11 @@ class Task(Objective, ABC, Generic[AnyExample]):
 
     @abstractmethod
     def make_samples(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[Sample]:
-        """Return the samples of an example; an example without samples is skipped.
+        """Return the samples of an example. If there are none, the example is skipped.
 
         Args:
             example: The example.
-            item_windows: The windows of each of its tokenizer inputs.
+            item_windows: The windows of each tokenizer input of the example.
         """
 
     def remarks(self, example: AnyExample, item_windows: list[list[Encoding]]) -> list[str]:
@@ -323,20 +330,22 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Convert a model from the form in which it is trained to the form for inference."""
         return loaded
 
-    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return the head's outputs in float32, for `batch.rows` or for whole sequences.
+    def scores(self, loaded: ModelBundle, batch: Batch, hidden_states: Tensor | None = None) -> Tensor:
+        """Return the head's outputs in float32, for the tokens `batch.rows` or, without these, for each sequence.
 
         Args:
             loaded: The model.
             batch: The batch.
-            rows: All hidden states of the batch; None: those that the head needs are computed.
+            hidden_states: Hidden states of all tokens of the batch. If None, the model computes those that the head
+                needs.
         """
-        if rows is None:
+        if hidden_states is None:
             outputs = loaded.head_outputs(batch.packed, batch.decoder_input, output_rows=batch.rows)
             assert isinstance(outputs, Tensor)
             return upcast(outputs)
         assert loaded.head is not None
-        return upcast(loaded.head(rows if batch.rows is None else rows[batch.rows], batch.packed))
+        head_input = hidden_states if batch.rows is None else hidden_states[batch.rows]
+        return upcast(loaded.head(head_input, batch.packed))
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each target. A task whose loss needs more than scores overrides `loss`."""
@@ -346,9 +355,9 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Return the weighted sum of the losses of the batch, and the total weight."""
         if not isinstance(loaded.head, PooledClassesHead):
             return weighted_loss(self.target_losses(self.scores(loaded, batch), batch), batch)
-        rows = loaded.hidden_states(batch.packed)
-        losses = self.target_losses(self.scores(loaded, batch, rows), batch)
-        return weighted_loss(losses + loaded.head.penalty(rows, batch.packed), batch)
+        hidden_states = loaded.hidden_states(batch.packed)
+        losses = self.target_losses(self.scores(loaded, batch, hidden_states), batch)
+        return weighted_loss(losses + loaded.head.penalty(hidden_states, batch.packed), batch)
 
     @abstractmethod
     def engine_input(self, example: AnyExample) -> object:
@@ -367,13 +376,13 @@ class Task(Objective, ABC, Generic[AnyExample]):
         Args:
             metrics: Metrics over earlier examples.
             examples: Examples with labels.
-            answers: The engine's answers, in the same order.
-            ids: Number of each example in the data set.
+            answers: The engine's answers, in the order of the examples.
+            ids: Index of each example in the data set.
         """
 
     @abstractmethod
     def compute_metrics(self, metrics: EvalMetrics) -> Result:
-        """Return the results by name. One of them is the number `metric`."""
+        """Return the results by name. One of the names is `self.metric`."""
 
     def report(self, metrics: EvalMetrics) -> Result:
         """Return the results, with notes on truncated examples and on the stages of a cascade."""
@@ -385,11 +394,11 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Compare an answer with the example's label."""
 
     def ranks(self, metrics: EvalMetrics) -> Sequence[int]:
-        """Return the rank (from 1) of each example's correct answer; empty if `score_answer` sets `correct`."""
+        """Return the rank (from 1) of each example's correct answer, or () if `score_answer` sets `correct`."""
         return ()
 
     def check(self, examples: Iterable[AnyExample]) -> None:
-        """Raise HeedfulError for an example that the model cannot read. Called before training."""
+        """Raise HeedfulError for an example that the model cannot process. Called before training."""
 
     def windows(self, inputs: list[TokenizerInput], encodings: list[Encoding]) -> list[list[Encoding]]:
         """Return the windows of each tokenizer input."""
@@ -399,10 +408,10 @@ class Task(Objective, ABC, Generic[AnyExample]):
         """Encode examples into samples, in order.
 
         Raises:
-            HeedfulError: If an example cannot be split into windows; names its file and line.
+            HeedfulError: If an example cannot be split into windows. The message names its file and line.
         """
         samples: list[Sample] = []
-        example_numbers: list[int] = []
+        example_indices: list[int] = []
         remarks: Counter[str] = Counter()
         example_count = windowed = truncated = truncated_tokens = skipped = 0
         for chunk in batched(examples, CHUNK_EXAMPLES):
@@ -417,9 +426,10 @@ class Task(Objective, ABC, Generic[AnyExample]):
                     raise HeedfulError(f"{example.file}:{example.line}: {error}") from None
                 new_samples = self.make_samples(example, item_windows)
                 samples += new_samples
-                example_numbers += [example_count] * len(new_samples)
+                example_indices += [example_count] * len(new_samples)
                 example_count += 1
-                truncated, truncated_tokens = truncated + (dropped > 0), truncated_tokens + dropped
+                truncated += dropped > 0
+                truncated_tokens += dropped
                 windowed += any(len(windows) > 1 for windows in item_windows)
                 skipped += not new_samples
                 remarks.update(self.remarks(example, item_windows))
@@ -432,13 +442,13 @@ class Task(Objective, ABC, Generic[AnyExample]):
             truncated_tokens=truncated_tokens,
             skipped=skipped,
             skipped_because=self.skipped_because,
-            example_numbers=example_numbers,
+            example_indices=example_indices,
             remarks=remarks,
         )
 
     @property
     def truncation_length(self) -> int | None:
-        """Maximum tokens of an input; longer inputs are truncated. None: inputs are not truncated."""
+        """The maximum tokens of an input, above which it is truncated, or None if inputs are not truncated."""
         return self.limit if self.long_inputs == "truncate" else None
 
     def _encode(self, items: list[TokenizerInput]) -> list[Encoding]:
@@ -468,7 +478,7 @@ def evaluate_task(
     step: int = 1,
     on_answer: Callable[[int, AnyExample, Answer, ScoredAnswer], None] | None = None,
 ) -> EvalMetrics:
-    """Evaluate every `step`-th example from number `first` on. Memory does not grow with their number.
+    """Evaluate every `step`-th example, beginning at index `first`. Examples are streamed, in bounded memory.
 
     Merged over all ranks, the metrics equal those of a single process, to the last bit if the answers are equal.
 
@@ -476,30 +486,31 @@ def evaluate_task(
         task: The task.
         engine: Function that answers inputs.
         examples: Examples with labels.
-        first: Number of the first example, such as the number of the rank.
-        step: Distance between examples, such as the number of ranks.
-        on_answer: Called for each answer with the example's number, the example, the answer and its score.
+        first: Index of the first example, such as the rank of this process.
+        step: Distance between examples, such as the world size.
+        on_answer: Called for each answer with the example's index, the example, the answer and its score.
 
     Raises:
-        HeedfulError: If the engine refuses an example; names the example's file and line.
+        HeedfulError: If the engine refuses an example. The message names its file and line.
     """
     metrics = task.new_metrics()
-    numbered = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
-    for chunk in batched(numbered, CHUNK_EXAMPLES):
-        ids, batch = [number for number, _ in chunk], [example for _, example in chunk]
+    indexed_examples = zip(count(first, step), islice(iter(examples), first, None, step), strict=False)
+    for chunk in batched(indexed_examples, CHUNK_EXAMPLES):
+        ids = [index for index, _ in chunk]
+        batch = [example for _, example in chunk]
         try:
             answers = engine([task.engine_input(example) for example in batch])
         except InputError as error:
-            wrong = batch[error.number]
-            raise HeedfulError(f"{wrong.file}:{wrong.line}: {error.reason}") from None
+            refused = batch[error.number]
+            raise HeedfulError(f"{refused.file}:{refused.line}: {error.reason}") from None
         except HeedfulError as error:
             raise HeedfulError(f"the {len(batch)} examples from {batch[0].file}:{batch[0].line} on: {error}") from None
         truncation = metrics.truncation.update([answer.get("truncated_tokens", 0) for answer in answers])
         stages = metrics.stages.update([answer["stage"] for answer in answers if "stage" in answer])
         metrics = replace(task.update_metrics(metrics, batch, answers, ids), truncation=truncation, stages=stages)
         if on_answer is not None:
-            for number, example, answer in zip(ids, batch, answers, strict=True):
-                on_answer(number, example, answer, task.score_answer(example, answer))
+            for index, example, answer in zip(ids, batch, answers, strict=True):
+                on_answer(index, example, answer, task.score_answer(example, answer))
     return metrics
 
 

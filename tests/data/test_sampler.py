@@ -18,18 +18,20 @@ count, batch, seed, epoch = st.integers(1, 300), st.integers(1, 70), st.integers
 
 @given(count, seed, epoch)
 def test_an_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
-    found = epoch_order(count, seed, epoch)
-    assert sorted(found.tolist()) == list(range(count))
+    order = epoch_order(count, seed, epoch)
+    assert sorted(order.tolist()) == list(range(count))
     with pytest.raises(ValueError, match="read-only"):
-        found[0] = 0  # it is kept for the next step
+        order[0] = 0  # it is kept for the next step
 
 
 @given(count, batch, seed, epoch)
 def test_batches_cover_each_epoch_once(count: int, batch: int, seed: int, epoch: int) -> None:
-    made = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
-    plans = [made.plan(step) for step in range(epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch)]
+    sampler = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
+    plans = [
+        sampler.plan(step) for step in range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
+    ]
     assert {plan.epoch for plan in plans} == {epoch}
-    assert [len(plan.indices) for plan in plans[:-1]] == [batch] * (made.steps_per_epoch - 1)
+    assert [len(plan.indices) for plan in plans[:-1]] == [batch] * (sampler.steps_per_epoch - 1)
     assert 1 <= len(plans[-1].indices) <= batch
     assert np.array_equal(np.concatenate([plan.indices for plan in plans]), epoch_order(count, seed, epoch))
 
@@ -37,8 +39,10 @@ def test_batches_cover_each_epoch_once(count: int, batch: int, seed: int, epoch:
 @given(count, batch, batch, seed, epoch)
 def test_keys_do_not_depend_on_the_batch_size(count: int, one: int, other: int, seed: int, epoch: int) -> None:
     def keys(batch: int) -> dict[int, int]:
-        made = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
-        plans = [made.plan(step) for step in range(epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch)]
+        sampler = BatchSampler(num_samples=count, batch_size=batch, seed=seed)
+        plans = [
+            sampler.plan(step) for step in range(epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch)
+        ]
         return {int(n): key for plan in plans for n, key in zip(plan.indices, plan.keys, strict=True)}
 
     assert keys(one) == keys(other)
@@ -59,8 +63,8 @@ def test_epochs_and_seeds_differ() -> None:
 
 def test_versions_return_in_another_order() -> None:
     """The same samples, of the same epoch, with the same keys, however often they came."""
-    made = BatchSampler(num_samples=9, batch_size=4, seed=1)
-    every = [made.plan(step, versions) for versions in (2, None) for step in range(6 * made.steps_per_epoch)]
+    sampler = BatchSampler(num_samples=9, batch_size=4, seed=1)
+    every = [sampler.plan(step, versions) for versions in (2, None) for step in range(6 * sampler.steps_per_epoch)]
     static, dynamic = every[: len(every) // 2], every[len(every) // 2 :]
     assert [plan.epoch for plan in static] == [0, 0, 0, 1, 1, 1] * 3
     assert [plan.epoch for plan in dynamic] == [number for number in range(6) for _ in range(3)]
@@ -75,8 +79,8 @@ def test_every_place_is_as_likely() -> None:
     times = 5000
     places = np.stack([epoch_order.__wrapped__(5, 1, epoch) for epoch in range(times)])
     for number in range(5):
-        found = (places == number).sum(0)
-        assert np.abs(found - times / 5).max() < 5 * (times * 0.2 * 0.8) ** 0.5
+        counts = (places == number).sum(0)
+        assert np.abs(counts - times / 5).max() < 5 * (times * 0.2 * 0.8) ** 0.5
 
 
 def test_the_order_is_the_same_everywhere() -> None:
@@ -84,8 +88,8 @@ def test_the_order_is_the_same_everywhere() -> None:
     assert epoch_order(8, 1, 0).tolist() == [4, 7, 3, 1, 0, 5, 2, 6]
     assert derive_seed(1, 2, 3) == 6520558355739401531
     code = "from heedful.data.sampler import epoch_order; print(epoch_order(8, 1, 0).tolist())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == str(epoch_order(8, 1, 0).tolist())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == str(epoch_order(8, 1, 0).tolist())
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))

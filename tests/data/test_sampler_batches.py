@@ -14,27 +14,27 @@ sizes = st.lists(st.integers(0, 60), max_size=40)
 
 @given(st.integers(0, 80), st.integers(1, 20))
 def test_units_keep_neighbours_together(count: int, together: int) -> None:
-    found = group(count, together)
-    assert list(chain(*found)) == list(range(count))
-    assert all(len(unit) == together for unit in found[:-1]) and all(found)
+    groups = group(count, together)
+    assert list(chain(*groups)) == list(range(count))
+    assert all(len(unit) == together for unit in groups[:-1]) and all(groups)
 
 
 @given(sizes, st.integers(1, 9))
 def test_shares_cover_all_once_and_are_alike(sizes: list[int], ranks: int) -> None:
-    found = assign_to_ranks(sizes, ranks)
-    assert len(found) == ranks and sorted(chain(*found)) == list(range(len(sizes)))
-    assert all(numbers == sorted(numbers) for numbers in found)
-    assert found == assign_to_ranks(list(sizes), ranks)
-    loads = [sum(sizes[number] for number in numbers) for numbers in found]
+    shares = assign_to_ranks(sizes, ranks)
+    assert len(shares) == ranks and sorted(chain(*shares)) == list(range(len(sizes)))
+    assert all(numbers == sorted(numbers) for numbers in shares)
+    assert shares == assign_to_ranks(list(sizes), ranks)
+    loads = [sum(sizes[number] for number in numbers) for numbers in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
 @given(sizes, st.integers(1, 100))
 def test_micro_batches_keep_the_budget(sizes: list[int], budget: int) -> None:
-    found = split_microbatches(sizes, budget)
-    assert sorted(chain(*found)) == list(range(len(sizes)))
-    assert found == split_microbatches(list(sizes), budget)
-    for batch in found:
+    microbatches = split_microbatches(sizes, budget)
+    assert sorted(chain(*microbatches)) == list(range(len(sizes)))
+    assert microbatches == split_microbatches(list(sizes), budget)
+    for batch in microbatches:
         assert batch == sorted(batch) and batch
         assert sum(sizes[number] for number in batch) <= budget or len(batch) == 1
 

@@ -19,9 +19,9 @@ def test_both_formats_are_read_alike(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "word2vec.txt.gz", "wt", encoding="utf-8", newline="\r\n") as file:
         file.write("5 3\n" + GLOVE.replace("\n", " \n"))  # word2vec ends its lines with a space
     for name in ("glove.txt", "word2vec.txt.gz"):
-        found = read_vectors(tmp_path / name)
-        assert found.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
-        assert found.vectors.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        word_vectors = read_vectors(tmp_path / name)
+        assert word_vectors.words == ("the", ",", ". .", "café"), "of a word that is there twice the first counts"
+        assert word_vectors.vectors.tolist() == [[0.5, pytest.approx(-0.01), 3], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
         some = read_vectors(tmp_path / name, wanted=["café", "tea"], max_other_words=1)
         assert some.words == ("the", "café") and some.vectors.shape == (2, 3)
 
@@ -67,9 +67,9 @@ def test_what_word2vec_itself_writes(tmp_path: Path, end: bytes) -> None:
     (tmp_path / "news.bin").write_bytes(_binary(WORDS, end=end))
     (tmp_path / "news.bin.gz").write_bytes(gzip.compress(_binary(WORDS, end=end)))
     for name in ("news.bin", "news.bin.gz"):
-        found = read_vectors(tmp_path / name)
-        assert found.words == tuple(WORDS)
-        assert np.array_equal(found.vectors, np.array(list(WORDS.values()), "float32"))
+        word_vectors = read_vectors(tmp_path / name)
+        assert word_vectors.words == tuple(WORDS)
+        assert np.array_equal(word_vectors.vectors, np.array(list(WORDS.values()), "float32"))
         assert read_vectors(tmp_path / name, wanted=["café"], max_other_words=0).words == ("café",)
 
 

@@ -21,7 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 0.0)
     for module in (distil_verdict, distil_search):
         monkeypatch.setattr(module, "save_plot", lambda path, figure: path)
-        monkeypatch.setattr(module, "plot_verdict", lambda *found: None)
+        monkeypatch.setattr(module, "plot_verdict", lambda *arguments: None)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

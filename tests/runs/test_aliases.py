@@ -156,10 +156,10 @@ def test_the_table_has_at_least_80_names_of_seven_libraries() -> None:
 )
 def test_a_foreign_name_of_the_same_meaning_is_accepted(usual: Any, name: str, value: Any, path: str) -> None:
     overrides = Overrides(values={name: value})
-    found = overrides.resolve(usual)
-    assert list(found.sources) == [path]
+    settings = overrides.resolve(usual)
+    assert list(settings.sources) == [path]
     expected = {} if path.rpartition(".")[2] == name else {name: path}
-    assert found.renamed == overrides.renamed == expected
+    assert settings.renamed == overrides.renamed == expected
 
 
 @pytest.mark.parametrize(("name", "meant"), [row[1:] for row in ANSWERED])

@@ -34,27 +34,31 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(timing, "BATCH_TOKENS", 512)
     usual = module.measure_latency
     monkeypatch.setattr(module, "measure_latency", lambda loaded: usual(loaded, 5))
-    monkeypatch.setattr(module, "_resident_memory", lambda *given: resident_bytes())
+    monkeypatch.setattr(module, "_resident_memory", lambda *arguments: resident_bytes())
     return tmp_path / "run"
 
 
 def test_every_precision_is_measured(run: Path) -> None:
-    found = bench(run, data=run.parent / "rows.csv")
-    assert [each.trial.precision for each in found.results] == ["float32", "bfloat16", "int8"]
-    for result in found.results:
+    measurement = bench(run, data=run.parent / "rows.csv")
+    assert [each.trial.precision for each in measurement.results] == ["float32", "bfloat16", "int8"]
+    for result in measurement.results:
         assert result.latency.keys() == {"16"} and 0 < result.latency["16"]["p50"] <= result.latency["16"]["p99"]
         assert result.throughput > 0 and result.resident_bytes > 1e7 and result.trial.metric_value is not None
-    assert (found.metric == "accuracy" and found.split == "rows") or found.split
-    assert found.auto_precision in [each.trial.precision for each in found.results if not each.trial.refused]
-    assert json.loads((run / "bench.json").read_text())["auto_precision"] == found.auto_precision
+    assert (measurement.metric == "accuracy" and measurement.split == "rows") or measurement.split
+    assert measurement.auto_precision in [
+        each.trial.precision for each in measurement.results if not each.trial.refused
+    ]
+    assert json.loads((run / "bench.json").read_text())["auto_precision"] == measurement.auto_precision
 
 
 def test_the_command_shows_and_writes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--json"])
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (
-        len(found["results"]) == 3 and found["metric"] is None and math.isfinite(found["results"][2]["trial"]["scores"])
+        len(content["results"]) == 3
+        and content["metric"] is None
+        and math.isfinite(content["results"][2]["trial"]["scores"])
     )
     with pytest.raises(SystemExit, match="0"):
         main(["bench", str(run), "--data", str(run.parent / "rows.csv")])
@@ -82,7 +86,7 @@ def test_what_is_far_slower_is_not_timed(
 def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "settings.toml").write_text('long_inputs = "truncate"\n')
     seen, usual = [], evaluation.measure_split
-    seeing = lambda task, *given, **more: seen.append(task.long_inputs) or usual(task, *given, **more)  # noqa: E731
+    seeing = lambda task, *arguments, **more: seen.append(task.long_inputs) or usual(task, *arguments, **more)  # noqa: E731
     monkeypatch.setattr(evaluation, "measure_split", seeing)
     bench(run, data=run.parent / "rows.csv")
     assert seen and set(seen) == {"truncate"}
@@ -91,8 +95,8 @@ def test_long_texts_are_cut_where_the_run_cut_them(run: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_memory_is_that_of_a_process_of_its_own(tmp_path: Path) -> None:
     folder = make(tmp_path, "single")
-    found = module._resident_memory(folder, "float32", None, None, "cpu")
-    assert 1e8 < found < 1e9
+    memory = module._resident_memory(folder, "float32", None, None, "cpu")
+    assert 1e8 < memory < 1e9
 
 
 def test_results_that_cannot_be_kept_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,14 +108,14 @@ def test_results_that_cannot_be_kept_are_shown(run: Path, capsys: pytest.Capture
 
 
 def test_a_folder_that_takes_no_file_is_told_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def full(folder: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(module, "check_writable", full)
-    bench(run, log=told.append)
-    assert "bench.json cannot be written: Read-only file system" in told[0] and (run / "bench.json").exists()
+    bench(run, log=messages.append)
+    assert "bench.json cannot be written: Read-only file system" in messages[0] and (run / "bench.json").exists()
 
 
 def test_a_split_is_of_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

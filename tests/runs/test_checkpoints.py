@@ -38,31 +38,33 @@ class Falling:
 
     def __call__(self, task: Any, shares: list[Any]) -> EvalResult:
         self.number += 1
-        found = self.score(task, shares)
+        evaluation = self.score(task, shares)
         return EvalResult(
-            metric_value=found.metric_value - self.number, tie_breaker=found.tie_breaker, metrics=found.metrics
+            metric_value=evaluation.metric_value - self.number,
+            tie_breaker=evaluation.tie_breaker,
+            metrics=evaluation.metrics,
         )
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
+def labelled(tmp_path: Path) -> Path:
     return data("single", tmp_path / "data")
 
 
-def falling(given: Path, run: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def falling(labelled: Path, run: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The results of a run whose first evaluation is its best."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "eval_result", Falling())
-        return tune("classify", given, run, MANY | more).results
+        return tune("classify", labelled, run, MANY | more).results
 
 
 def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
-    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    found = falling(given, run, {}, monkeypatch)
-    entry = found["checkpoints"]
-    assert entry["model"] == "best" and entry["best"]["step"] < entry["last"]["step"] == found["seeds"][0]["steps"]
+    results = falling(labelled, run, {}, monkeypatch)
+    entry = results["checkpoints"]
+    assert entry["model"] == "best" and entry["best"]["step"] < entry["last"]["step"] == results["seeds"][0]["steps"]
     assert not (run / "state").exists()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["last"]
     names = {path.name for path in (run / "checkpoints" / "last").iterdir()}
@@ -71,54 +73,54 @@ def test_a_finished_run_keeps_best_and_last_weights_and_no_state(
     last = find_checkpoint(run, "last")
     assert last == find_checkpoint(run, str(entry["last"]["step"])) == run / "checkpoints" / "last"
     for which, number in (("best", 1), ("last", 4)):
-        numbers = evaluate(run, given, split="dev", checkpoint=which).numbers
+        numbers = evaluate(run, labelled, split="dev", checkpoint=which).numbers
         assert numbers["accuracy"] == pytest.approx(entry[which]["metric_value"] + number, abs=1e-6)
     (first, second) = (Engine(each)(["the dog ran"])[0]["probabilities"] for each in (run, last))
     assert first != second
 
 
-def test_the_state_stays_where_it_is_asked_for(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_stays_where_it_is_asked_for(tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    found = falling(given, run, {"fit.keep_checkpoints": "true", "fit.keep_last": 3}, monkeypatch)
+    results = falling(labelled, run, {"fit.keep_checkpoints": "true", "fit.keep_last": 3}, monkeypatch)
     steps = sorted(int(path.name[5:]) for path in (run / "state").glob("step-*"))
-    last = found["checkpoints"]["last"]["step"]
+    last = results["checkpoints"]["last"]["step"]
     assert len(steps) == 3 and steps[-1] == last
     assert find_checkpoint(run, str(steps[1])) == run / "state" / f"step-{steps[1]:08d}"
     by_file = load(run / "state" / f"step-{last:08d}")
     assert by_file.source.endswith(f"step-{last:08d}")
     for ours, theirs in zip(by_file.parameters(), load(find_checkpoint(run, "last")).parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    numbers = evaluate(run, given, split="dev", checkpoint=steps[1], precision="bfloat16").numbers
+    numbers = evaluate(run, labelled, split="dev", checkpoint=steps[1], precision="bfloat16").numbers
     assert numbers["count"] == 8
 
 
 def test_state_that_a_killed_process_left_goes_with_the_same_command(
-    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(module, "remove_training_state", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tune("classify", given, run, MANY)
+            tune("classify", labelled, run, MANY)
     assert (run / "state").is_dir() and (run / "seed.json").is_file()
-    tune("classify", given, run, MANY)
+    tune("classify", labelled, run, MANY)
     assert not (run / "state").exists()
 
 
 def test_of_several_seeds_the_checkpoints_are_those_of_the_chosen_one(
-    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    found = falling(given, run, {"seeds": 2}, monkeypatch)
+    results = falling(labelled, run, {"seeds": 2}, monkeypatch)
     assert not list(run.rglob("state"))
-    assert find_checkpoint(run, "last") == run / f"seed-{found['seed']}" / "checkpoints" / "last"
+    assert find_checkpoint(run, "last") == run / f"seed-{results['seed']}" / "checkpoints" / "last"
 
 
 def test_without_dev_there_is_the_last_alone(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data")
+    labelled = data("single", tmp_path / "data")
     run = tmp_path / "run"
-    found = tune("classify", given / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
-    assert found["checkpoints"]["best"] is None and find_checkpoint(run, "last") == run
+    run_results = tune("classify", labelled / "train.csv", run, MANY | {"data.dev_fraction": 0.0}).results
+    assert run_results["checkpoints"]["best"] is None and find_checkpoint(run, "last") == run
     with pytest.raises(HeedfulError, match="was not evaluated on dev"):
         find_checkpoint(run, "best")
 
@@ -128,7 +130,7 @@ def entry(best: int, last: int, gain: float, load_best: bool = True) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("about", "interval", "said"),
+    ("about", "interval", "expected"),
     [
         (entry(80, 100, 0.02), {"low": 0.4, "high": 0.6}, True),
         (entry(80, 100, 0.02), {"low": 0.50, "high": 0.51}, False),  # the gain is more than the interval is wide
@@ -137,19 +139,21 @@ def entry(best: int, last: int, gain: float, load_best: bool = True) -> dict[str
         (entry(80, 100, 0.02), None, False),
     ],
 )
-def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: Any, said: bool) -> None:
-    assert bool(small_dev_note(about, "accuracy", interval)) == said
+def test_a_dev_split_that_is_too_small_to_choose_is_told(about: Any, interval: Any, expected: bool) -> None:
+    assert bool(small_dev_note(about, "accuracy", interval)) == expected
 
 
-def test_the_sentence_is_in_the_results_and_told(tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Messages()
+def test_the_sentence_is_in_the_results_and_told(
+    tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Messages()
 
     with monkeypatch.context() as patch:
         scores = iter((0.51, 0.5, 0.5, 0.5))
         patch.setattr(module, "eval_result", lambda task, shares: EvalResult(metric_value=next(scores), metrics={}))
-        found = tune("classify", given, tmp_path / "run", MANY, reporter=told).results
-    (sentence,) = [each for each in told.messages if each.startswith("dev is too small to choose")]
-    assert sentence in found["notes"] and "1.0 points above" in sentence
+        run_results = tune("classify", labelled, tmp_path / "run", MANY, reporter=recorder).results
+    (sentence,) = [each for each in recorder.messages if each.startswith("dev is too small to choose")]
+    assert sentence in run_results["notes"] and "1.0 points above" in sentence
 
 
 @pytest.mark.parametrize(
@@ -174,26 +178,26 @@ def test_state_behind_a_link_is_emptied(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_that_is_trained_further_says_that_the_optimizer_starts_anew(
-    tmp_path: Path, given: Path
+    tmp_path: Path, labelled: Path
 ) -> None:
-    told = Messages()
+    recorder = Messages()
 
     run = tmp_path / "run"
-    tune("classify", given, run, {"train.epochs": 1})
+    tune("classify", labelled, run, {"train.epochs": 1})
     with pytest.raises(
         HeedfulError, match=r"train.epochs was 1.* --overwrite to replace it.* --model .* and another --output"
     ):
-        tune("classify", given, run, {"train.epochs": 2})
-    tune("classify", given, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=told)
-    assert any("the optimizer and its schedule start anew" in each for each in told.messages)
+        tune("classify", labelled, run, {"train.epochs": 2})
+    tune("classify", labelled, tmp_path / "more", {"train.epochs": 1}, model=run, reporter=recorder)
+    assert any("the optimizer and its schedule start anew" in each for each in recorder.messages)
     assert not continued_run_note(str(run), "tag") and not continued_run_note("heedful-mini-en", "classify")
 
 
 def test_the_commands_take_a_checkpoint(
-    tmp_path: Path, given: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, labelled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    falling(given, run, {}, monkeypatch)
+    falling(labelled, run, {}, monkeypatch)
 
     def run_command(*arguments: str) -> None:
         with pytest.raises(SystemExit) as ended:
@@ -206,8 +210,8 @@ def test_the_commands_take_a_checkpoint(
 
     asked = {which: out("predict", str(run), "the dog ran", "--checkpoint", which) for which in ("best", "last")}
     assert asked["best"] == out("predict", str(run), "the dog ran") != asked["last"]
-    scores = {which: out("evaluate", str(run), "--data", str(given), "--checkpoint", which) for which in asked}
-    assert scores["best"] == out("evaluate", str(run), "--data", str(given)) != scores["last"]
+    scores = {which: out("evaluate", str(run), "--data", str(labelled), "--checkpoint", which) for which in asked}
+    assert scores["best"] == out("evaluate", str(run), "--data", str(labelled)) != scores["last"]
     for which in asked:
         run_command("look", str(run), "the dog ran", "--html", str(tmp_path / f"{which}.html"), "--checkpoint", which)
     assert (tmp_path / "best.html").read_bytes() != (tmp_path / "last.html").read_bytes()

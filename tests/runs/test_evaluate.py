@@ -76,23 +76,23 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_numbers_of_the_run_itself(kind: str, tmp_path: Path) -> None:
-    given = data(kind, tmp_path / "data")
-    done = tune(TASKS[kind], given, tmp_path / "run", {"task.thresholds": "tuned"} if kind == "multiple" else None)
+    labelled = data(kind, tmp_path / "data")
+    done = tune(TASKS[kind], labelled, tmp_path / "run", {"task.thresholds": "tuned"} if kind == "multiple" else None)
     for split, expected in done.results["splits"].items():
-        again = evaluate(tmp_path / "run", given, split=split, predictions=tmp_path / f"{split}.jsonl")
+        again = evaluate(tmp_path / "run", labelled, split=split, predictions=tmp_path / f"{split}.jsonl")
         assert (again.split, again.metric) == (split, done.results["metric"])
         assert json.loads(json.dumps([again.numbers, again.intervals])) == [expected["numbers"], expected["intervals"]]
         assert (tmp_path / f"{split}.jsonl").read_bytes() == (tmp_path / f"run/predictions-{split}.jsonl").read_bytes()
-    assert evaluate(tmp_path / "run", given).split == "test", "unless another is asked for"
+    assert evaluate(tmp_path / "run", labelled).split == "test", "unless another is asked for"
 
 
 def test_a_dev_split_that_was_made_is_made_again(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", classified(60))
-    done = tune("classify", given, tmp_path / "run")
+    labelled = as_csv(tmp_path / "a.csv", classified(60))
+    done = tune("classify", labelled, tmp_path / "run")
     dev = done.results["splits"]["dev"]["numbers"]
     assert 0 < dev["count"] < 20
-    assert evaluate(tmp_path / "run", given, split="dev", settings=DataSettings(dev_fraction=0.1)).numbers == dev
-    everything = evaluate(tmp_path / "run", given)
+    assert evaluate(tmp_path / "run", labelled, split="dev", settings=DataSettings(dev_fraction=0.1)).numbers == dev
+    everything = evaluate(tmp_path / "run", labelled)
     assert (everything.split, everything.numbers["count"]) == ("train", 60), "one file is measured whole"
 
 
@@ -107,11 +107,11 @@ def test_a_file_that_the_run_learned_from_is_told(
     assert evaluate(single / "run", single / "data").trained_on == ()
     assert evaluate(single / "run", single / "data", split="train").trained_on == (str(single / "data" / "train.csv"),)
     assert evaluate(load(single / "run"), mine).trained_on == (), "a model by itself has no data"
-    told = "mine.csv: this run was trained on it, so the metrics do not measure generalization"
+    message = "mine.csv: this run was trained on it, so the metrics do not measure generalization"
     for more in ([], ["--json"]):
         with pytest.raises(SystemExit, match="0"):
             main(["evaluate", str(single / "run"), "--data", str(mine), *more])
-        assert told in capsys.readouterr().err.splitlines()
+        assert message in capsys.readouterr().err.splitlines()
     mine.write_text(mine.read_text().replace("good", "bad", 1))
     assert evaluate(single / "run", mine).trained_on == ()
 
@@ -137,10 +137,10 @@ def test_the_order_of_labels_in_another_file_is_nothing(single: Path, tmp_path: 
     rows = classified(30, 7)
     some = [row for row in rows if row["label"] == "good"]
     orders = {"a.csv": rows, "b.csv": rows[::-1], "c.csv": some}
-    found = [evaluate(single / "run", as_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
-    assert found[0] == found[1]
-    good = found[0]["classes"]["good"]
-    assert found[2]["classes"]["good"]["recall"] == good["recall"] and found[2]["count"] == good["count"]
+    metrics = [evaluate(single / "run", as_csv(tmp_path / name, each)).numbers for name, each in orders.items()]
+    assert metrics[0] == metrics[1]
+    good = metrics[0]["classes"]["good"]
+    assert metrics[2]["classes"]["good"]["recall"] == good["recall"] and metrics[2]["count"] == good["count"]
 
 
 def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_folder_that_transformers_saved_has_its_own_order(tmp_path: Path) -> N
     assert set(numbers["classes"]) == {"bad", "fair", "good"}
     model = theirs(folder)[0]
     with torch.no_grad():
-        said = [model.config.id2label[int(their_logits(folder, row["text"]).logits.argmax())] for row in rows]
-    assert numbers["accuracy"] == sum(a == row["label"] for a, row in zip(said, rows, strict=True)) / 12
+        predicted = [model.config.id2label[int(their_logits(folder, row["text"]).logits.argmax())] for row in rows]
+    assert numbers["accuracy"] == sum(a == row["label"] for a, row in zip(predicted, rows, strict=True)) / 12
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_a_head_with_other_marks_than_the_data(tmp_path: Path, marks: str) -> No
     with torch.no_grad():
         loaded.head.out.bias[4] = 1e3  # type: ignore[union-attr]
     rows = [{"words": ["Ann"], "tags": ["S-PER"]}] * 3 + [{"words": ["Ann", "Lee"], "tags": ["B-PER", "E-PER"]}]
-    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
-    assert found.metric == "f1" and found.numbers["token_accuracy"] == 4 / 5
-    assert (found.numbers["precision"], found.numbers["recall"]) == (3 / 5, 3 / 4)
-    assert found.numbers["strict_f1"] == found.numbers["f1"] == pytest.approx(2 / 3)
-    said = [json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    assert said == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
+    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    assert evaluation.metric == "f1" and evaluation.numbers["token_accuracy"] == 4 / 5
+    assert (evaluation.numbers["precision"], evaluation.numbers["recall"]) == (3 / 5, 3 / 4)
+    assert evaluation.numbers["strict_f1"] == evaluation.numbers["f1"] == pytest.approx(2 / 3)
+    predicted = [json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert predicted == [["B-PER", "B-PER"], *[["B-PER"]] * 3]
     with pytest.raises(HeedfulError, match="B-ORG, I-ORG could never be correct"):
         evaluate(loaded, as_lines(tmp_path / "b.jsonl", [{"words": ["Ann"], "tags": ["S-ORG"]}]))
 
@@ -195,8 +195,8 @@ def test_bad_rows(single: Path, tmp_path: Path) -> None:
     with pytest.raises(HeedfulError, match=r"a\.csv:3:label: is empty, expected a label"):
         evaluate(single / "run", tmp_path / "a.csv")
     aside = Quarantine(file=tmp_path / "aside.jsonl")
-    found = evaluate(single / "run", tmp_path / "a.csv", on_bad_row=aside)
-    assert found.numbers["count"] == 1 and found.bad_rows == {str(tmp_path / "a.csv"): 1}
+    evaluation = evaluate(single / "run", tmp_path / "a.csv", on_bad_row=aside)
+    assert evaluation.numbers["count"] == 1 and evaluation.bad_rows == {str(tmp_path / "a.csv"): 1}
     assert json.loads(aside.file.read_text())["line"] == 3
 
 
@@ -205,8 +205,8 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
     folder.mkdir()
     (folder / "train.csv").write_text("text,label\nthe cat,good\nthe dog,ugly\n")
     (folder / "test.csv").write_text("text,label\nthe cat,bad\nthe dog,ugly\nthe cow,good\n")
-    found = evaluate(single / "run", folder, on_bad_row=aside)
-    assert found.numbers["count"] == 2 and found.bad_rows == {str(folder / "test.csv"): 1}
+    evaluation = evaluate(single / "run", folder, on_bad_row=aside)
+    assert evaluation.numbers["count"] == 2 and evaluation.bad_rows == {str(folder / "test.csv"): 1}
     assert 'the label \\"ugly\\" is not one that the model knows: \\"bad\\", \\"good\\"' in aside.file.read_text()
     with pytest.raises(
         HeedfulError, match=r"could never be correct\. Rename them in the data, or skip the rows .* skip$"
@@ -220,8 +220,8 @@ def test_rows_with_labels_that_a_model_does_not_know(single: Path, tmp_path: Pat
         load(make(tmp_path / "bare", "bare")), "token_classification", labels=("O", "B-PER", "I-PER", "E-PER", "S-PER")
     )
     rows = [{"words": ["Ann", "Lee"], "tags": tags} for tags in (["B-PER", "I-PER"], ["B-ORG", "O"], ["O", "O"])]
-    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=Skip())
-    assert found.numbers["count"] == 2 and sum(found.bad_rows.values()) == 1
+    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), on_bad_row=Skip())
+    assert evaluation.numbers["count"] == 2 and sum(evaluation.bad_rows.values()) == 1
 
 
 # -- what does not matter -------------------------------------------------------------------------------------------
@@ -243,30 +243,30 @@ def test_the_token_budget_does_not_matter(
             return super()._score_batch(chunks, *more)
 
     monkeypatch.setattr(scoring, "Engine", Small)
-    found = evaluate(single / "run", single / "data")
+    evaluation = evaluate(single / "run", single / "data")
     assert max(sizes) == largest and sum(sizes) == 8
-    assert found.intervals == expected.intervals
+    assert evaluation.intervals == expected.intervals
     for name, value in expected.numbers.items():
         if name not in ("calibration", "coverage"):
-            assert found.numbers[name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
+            assert evaluation.numbers[name] == (pytest.approx(value, abs=1e-6) if isinstance(value, float) else value)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 def test_precisions_are_those_of_engines(single: Path, precision: Any) -> None:
     served = open_in_precision(single / "run", precision).loaded
-    found = evaluate(single / "run", single / "data", precision=precision)
-    assert found.precision == precision
-    assert found.numbers == evaluate(served, single / "data").numbers
-    assert found.numbers != evaluate(single / "run", single / "data").numbers
+    evaluation = evaluate(single / "run", single / "data", precision=precision)
+    assert evaluation.precision == precision
+    assert evaluation.numbers == evaluate(served, single / "data").numbers
+    assert evaluation.numbers != evaluate(single / "run", single / "data").numbers
     with pytest.raises(HeedfulError, match=f"loaded already: to measure it in {precision}, give its folder"):
         evaluate(served, single / "data", precision=precision)
 
 
 def test_auto_is_what_an_engine_takes(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heedful.runs.evaluate.measure_precisions", lambda *given, **more: given)
-    for taken in ("float32", "int8"):
-        monkeypatch.setattr("heedful.runs.evaluate.fastest_accepted", lambda trials, taken=taken: taken)
-        assert evaluate(single / "run", single / "data", precision="auto").precision == taken
+    monkeypatch.setattr("heedful.runs.evaluate.measure_precisions", lambda *arguments, **more: arguments)
+    for chosen in ("float32", "int8"):
+        monkeypatch.setattr("heedful.runs.evaluate.fastest_accepted", lambda trials, chosen=chosen: chosen)
+        assert evaluate(single / "run", single / "data", precision="auto").precision == chosen
 
 
 def test_a_precision_that_there_is_not_is_refused(single: Path) -> None:
@@ -302,10 +302,10 @@ def test_bfloat16_is_near(single: Path) -> None:
 
 def test_numbers_far_from_zero_are_told_apart_in_bfloat16(tmp_path: Path) -> None:
     """The last product of a regression is not rounded: bfloat16 has one number in eight millions near 1.7e9."""
-    made = rescaled(load(make(tmp_path / "model", "regression")), 3e4, 1.7e9)
+    model = rescaled(load(make(tmp_path / "model", "regression")), 3e4, 1.7e9)
     texts = ["the cat sat on the mat .", "who ran ?", "ada wrote the first program", "it is the capital of france"]
     plain, half = (
-        [each["values"]["stars"] for each in engine_for(None, made, how)(texts)]
+        [each["values"]["stars"] for each in engine_for(None, model, how)(texts)]
         for how in (torch.float32, torch.bfloat16)
     )
     assert len(set(half)) == 4 and half == pytest.approx(plain, abs=0.1 * 3e4) and half != plain
@@ -321,10 +321,10 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["single", "together", "impossible"])
 def test_shares_of_ranks_make_the_whole(kind: str, tmp_path: Path) -> None:
-    given = data(kind, tmp_path / "data")
-    tune(TASKS[kind], given, tmp_path / "run", {"train.epochs": 1})
+    labelled = data(kind, tmp_path / "data")
+    tune(TASKS[kind], labelled, tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
-    source = open_for_model(loaded, given, DataSettings(dev_fraction=0.0), Raise())
+    source = open_for_model(loaded, labelled, DataSettings(dev_fraction=0.0), Raise())
     task, loaded = build_eval_task(loaded, source, "test")
     whole = measure_split(task, loaded, source.examples("test"))
     parts = [measure_split(task, loaded, source.examples("test"), ranks=Ranks(rank=rank, size=3)) for rank in range(3)]
@@ -344,8 +344,8 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
     tune("qa", data("qa", tmp_path / "data"), tmp_path / "run", {"train.epochs": 1})
     loaded = load(tmp_path / "run")
     (tmp_path / "new.json").write_text(json.dumps(generated_data.questions(9, 3, impossible=True)))
-    found = evaluate(loaded, tmp_path / "new.json")
-    assert found.numbers["version"] == "2.0" and "best_f1" in found.numbers
+    evaluation = evaluate(loaded, tmp_path / "new.json")
+    assert evaluation.numbers["version"] == "2.0" and "best_f1" in evaluation.numbers
     assert loaded.thresholds == {}
     with_dev = tmp_path / "splits"
     with_dev.mkdir()
@@ -357,11 +357,11 @@ def test_the_model_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_model_that_may_find_no_answer_is_measured_as_such(tmp_path: Path) -> None:
     """Also where all questions have one, as its run measures it there."""
-    given = data("impossible", tmp_path / "data")
-    (given / "test.json").write_text(json.dumps(generated_data.questions(9, 3)))
-    run = tune("qa", given, tmp_path / "run", {"train.epochs": 1})
-    found = evaluate(tmp_path / "run", given).numbers
-    assert found["version"] == "2.0" and found == run.results["splits"]["test"]["numbers"]
+    labelled = data("impossible", tmp_path / "data")
+    (labelled / "test.json").write_text(json.dumps(generated_data.questions(9, 3)))
+    run = tune("qa", labelled, tmp_path / "run", {"train.epochs": 1})
+    metrics = evaluate(tmp_path / "run", labelled).numbers
+    assert metrics["version"] == "2.0" and metrics == run.results["splits"]["test"]["numbers"]
 
 
 @pytest.mark.parametrize(
@@ -404,15 +404,15 @@ def test_pairs_are_compared_on_their_own_scale() -> None:
 
 
 def test_mistakes_come_before_right_answers_that_were_unsure(tmp_path: Path, single: Path) -> None:
-    told = [(True, 0.9), (False, 0.7), (True, 0.1), (False, 0.8), (False, 0.7)]
+    answers = [(True, 0.9), (False, 0.7), (True, 0.1), (False, 0.8), (False, 0.7)]
     task, _ = build_eval_task(load(single / "run"), read(single / "data"), "test")
     with PredictionFile(tmp_path / "predictions.jsonl") as book:
-        for number, (right, loss) in enumerate(told):
+        for number, (right, loss) in enumerate(answers):
             book.write(
                 task, number, LabelledExample(text="x", label="good"), {}, ScoredAnswer("good", "bad", right, loss)
             )
-    found = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert [line["id"] for line in found] == [3, 1, 4, 0, 2]
+    rows = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in rows] == [3, 1, 4, 0, 2]
 
 
 def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
@@ -420,31 +420,31 @@ def test_pairs_that_were_not_found_come_first(tmp_path: Path) -> None:
     loaded = with_head(load(make(tmp_path / "bare", "bare")), "embedding")
     words = ["the cat", "a dog ran", "who ?", "love", "in paris", "first program", "she lives", "x"]
     rows = [{"a": word, "b": words[(n + 1) % 8] if n < 3 else f"{word} {word}"} for n, word in enumerate(words)]
-    found = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
-    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    right, ranks = [line["correct"] for line in said], [line["rank"] for line in said]
+    evaluation = evaluate(loaded, as_lines(tmp_path / "a.jsonl", rows), predictions=tmp_path / "said.jsonl")
+    written_rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    right, ranks = [line["correct"] for line in written_rows], [line["rank"] for line in written_rows]
     assert right == sorted(right) and set(right) == {False, True}
     assert right == [rank == 1 for rank in ranks]
     assert (sum(right) / 8, sum(1 / rank for rank in ranks) / 8) == (
-        found.numbers["accuracy"],
-        pytest.approx(found.numbers["mrr"]),
+        evaluation.numbers["accuracy"],
+        pytest.approx(evaluation.numbers["mrr"]),
     )
     wrong = right.count(False)
-    assert ranks[:wrong] == sorted(ranks[:wrong], reverse=True) == [line["loss"] for line in said[:wrong]]
-    near = [line["prediction"] for line in said[wrong:]]
+    assert ranks[:wrong] == sorted(ranks[:wrong], reverse=True) == [line["loss"] for line in written_rows[:wrong]]
+    near = [line["prediction"] for line in written_rows[wrong:]]
     assert near == sorted(near), "of what was found the least near comes first"
 
 
 def test_pairs_are_compared_on_the_scale_that_was_learned(tmp_path: Path) -> None:
-    given = data("embed", tmp_path / "data")
-    tune("embed", given, tmp_path / "run", {"train.epochs": 1})
-    rows = [json.loads(line) for line in (given / "test.jsonl").read_text().splitlines()]
+    labelled = data("embed", tmp_path / "data")
+    tune("embed", labelled, tmp_path / "run", {"train.epochs": 1})
+    rows = [json.loads(line) for line in (labelled / "test.jsonl").read_text().splitlines()]
     low = as_lines(tmp_path / "low.jsonl", [row for row in rows if row["score"] <= 2])
-    found = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
-    said = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
-    errors = [abs(line["prediction"] - line["label"] / 5) for line in said]
-    assert [line["loss"] for line in said] == pytest.approx(errors) and errors
-    assert found.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
+    evaluation = evaluate(tmp_path / "run", low, predictions=tmp_path / "said.jsonl")
+    written_rows = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    errors = [abs(line["prediction"] - line["label"] / 5) for line in written_rows]
+    assert [line["loss"] for line in written_rows] == pytest.approx(errors) and errors
+    assert evaluation.numbers["mse"] == pytest.approx(sum(error**2 for error in errors) / len(errors))
     plain = as_lines(tmp_path / "plain.jsonl", [{"a": row["a"], "b": row["b"]} for row in rows])
     assert evaluate(tmp_path / "run", plain).metric == "accuracy", "these have no scores"
 
@@ -487,51 +487,53 @@ def glue(folder: Path) -> Path:
 
 
 def test_a_suite_of_several_runs(tmp_path: Path) -> None:
-    given = glue(tmp_path / "glue")
+    labelled = glue(tmp_path / "glue")
     for name in LAYOUTS:
         task, folder = "regress" if name == "STS-B" else "classify", "cola" if name == "CoLA" else name
-        tune(task, given / name, tmp_path / "runs" / folder, {"train.epochs": 1})
-    found = evaluate_glue(tmp_path / "runs", given)
-    assert set(found) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
+        tune(task, labelled / name, tmp_path / "runs" / folder, {"train.epochs": 1})
+    evaluation = evaluate_glue(tmp_path / "runs", labelled)
+    assert set(evaluation) == {"cola", "mrpc", "stsb", "mnli", "mnli-mm"}
     for name, folder in (("cola", "cola"), ("mrpc", "MRPC"), ("stsb", "STS-B"), ("mnli", "MNLI")):
         results = json.loads((tmp_path / "runs" / folder / "results.json").read_text())
         numbers = results["splits"]["dev"]["numbers"]
-        assert found[name]["model"] == str(tmp_path / "runs" / folder) and found[name]["count"] == 9
+        assert evaluation[name]["model"] == str(tmp_path / "runs" / folder) and evaluation[name]["count"] == 9
         official = {each: numbers[each] for each in GLUE[name].official}
-        assert {each: found[name][each] for each in official} == official
-        assert found[name]["score"] == pytest.approx(sum(official.values()) / len(official))
+        assert {each: evaluation[name][each] for each in official} == official
+        assert evaluation[name]["score"] == pytest.approx(sum(official.values()) / len(official))
     mismatched = json.loads((tmp_path / "runs" / "MNLI" / "results.json").read_text())["splits"]["dev-mismatched"]
-    assert found["mnli-mm"]["accuracy"] == mismatched["numbers"]["accuracy"] and found["mnli-mm"]["count"] == 10
-    alone = evaluate_glue(tmp_path / "runs" / "MRPC", given)
+    assert (
+        evaluation["mnli-mm"]["accuracy"] == mismatched["numbers"]["accuracy"] and evaluation["mnli-mm"]["count"] == 10
+    )
+    alone = evaluate_glue(tmp_path / "runs" / "MRPC", labelled)
     assert alone.keys() == {"mrpc"}, "a run knows what it was trained on"
-    assert alone["mrpc"] | {"model": ""} == found["mrpc"] | {"model": ""}
+    assert alone["mrpc"] | {"model": ""} == evaluation["mrpc"] | {"model": ""}
     with pytest.raises(HeedfulError, match=r"nothing to evaluate: of CoLA, .* has CoLA, MRPC, STS-B, MNLI, QNLI, and"):
-        evaluate_glue(tmp_path, given)
+        evaluate_glue(tmp_path, labelled)
     assert {name for each in GLUE_FOLDERS.values() for name in each} == set(GLUE)
 
 
 def test_a_suite_cuts_long_texts_where_its_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = glue(tmp_path / "glue")
+    labelled = glue(tmp_path / "glue")
     make(tmp_path / "runs" / "CoLA" / "model", "single")
     (tmp_path / "runs" / "CoLA" / "settings.toml").write_text('long_inputs = "truncate"\n')
     asked: list[Any] = []
 
-    def evaluated(*given: Any, **more: Any) -> Any:
+    def evaluated(*labelled: Any, **more: Any) -> Any:
         asked.append(more["long_inputs"])
         raise HeedfulError("enough")
 
     monkeypatch.setattr(evaluation, "evaluate", evaluated)
     with pytest.raises(HeedfulError, match="enough"):
-        evaluate_glue(tmp_path / "runs", given)
+        evaluate_glue(tmp_path / "runs", labelled)
     assert asked == ["truncate"]
 
 
 def test_f1_of_the_suite_is_that_of_its_class_whatever_the_order(tmp_path: Path) -> None:
-    given = glue(tmp_path / "glue")
+    labelled = glue(tmp_path / "glue")
     folder = make(tmp_path / "runs" / "MRPC", "single")
     config = json.loads((folder / "config.json").read_text())
     config |= {"id2label": {"0": "1", "1": "0", "2": "2"}, "label2id": {"1": 0, "0": 1, "2": 2}}
     (folder / "config.json").write_text(json.dumps(config))
-    found = evaluate_glue(tmp_path / "runs", given)["mrpc"]
-    numbers = evaluate(folder, given / "MRPC", split="dev").numbers
-    assert found["f1"] == numbers["classes"]["1"]["f1"] != numbers["classes"]["0"]["f1"]
+    evaluation = evaluate_glue(tmp_path / "runs", labelled)["mrpc"]
+    numbers = evaluate(folder, labelled / "MRPC", split="dev").numbers
+    assert evaluation["f1"] == numbers["classes"]["1"]["f1"] != numbers["classes"]["0"]["f1"]

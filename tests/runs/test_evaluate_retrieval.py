@@ -44,18 +44,18 @@ def folder_of(path: Path) -> Path:
 def test_the_ranking_is_that_of_plain_cosines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(evaluate_retrieval, "DOCUMENT_CHUNK", at_once)
     monkeypatch.setattr(evaluate_retrieval, "QUERY_CHUNK", 2)
-    found = heedful.evaluate(BUNDLED_ENCODER, folder_of(tmp_path / "d"), predictions=tmp_path / "run.trec")
+    evaluation = heedful.evaluate(BUNDLED_ENCODER, folder_of(tmp_path / "d"), predictions=tmp_path / "run.trec")
     engine = heedful.Engine(BUNDLED_ENCODER)
     a, b = engine.encode(list(QUERIES.values())), engine.encode(TEXTS)
     cosines = (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
     rankings = read_rankings(tmp_path / "run.trec")
     for row, query in zip(cosines, QUERIES, strict=True):
         assert [rankings[query][f"d{number}"] for number in range(len(TEXTS))] == pytest.approx(row.tolist(), abs=1e-5)
-    assert found.metric == "ndcg@10" and found.split == "test" and found.numbers["count"] == 3
+    assert evaluation.metric == "ndcg@10" and evaluation.split == "test" and evaluation.numbers["count"] == 3
     expected = evaluate_retrieval.score_rankings(rankings, JUDGED)
-    assert found.numbers == expected.compute() and found.intervals == expected.intervals(0)
+    assert evaluation.numbers == expected.compute() and evaluation.intervals == expected.intervals(0)
     again = heedful.evaluate(str(tmp_path / "run.trec"), tmp_path / "d")
-    assert again.numbers == found.numbers
+    assert again.numbers == evaluation.numbers
 
 
 def test_the_command_prints_metrics_with_intervals(
@@ -93,16 +93,16 @@ def test_an_index_is_evaluated_by_each_method(tmp_path: Path) -> None:
     index = heedful.SearchIndex.create(tmp_path / "index", vectors="float32")
     index.add([Document(id=f"d{number}", text=text) for number, text in enumerate(TEXTS) if number != 1])
     data = folder_of(tmp_path / "d")
-    found = heedful.evaluate(tmp_path / "index", data, predictions=tmp_path / "run.trec")
+    evaluation = heedful.evaluate(tmp_path / "index", data, predictions=tmp_path / "run.trec")
     expected = evaluate_retrieval.score_rankings(read_rankings(tmp_path / "run.trec"), JUDGED)
-    assert found.metric == "ndcg@10" and found.numbers["ndcg@10"] == expected.compute()["ndcg@10"]
+    assert evaluation.metric == "ndcg@10" and evaluation.numbers["ndcg@10"] == expected.compute()["ndcg@10"]
     words = {
         query: {hit.id: hit.score for hit in index.search(text, method="words")} for query, text in QUERIES.items()
     }
     by_words = evaluate_retrieval.score_rankings(words, JUDGED)
-    assert found.numbers["words_map"] == by_words.compute()["map"]
-    assert found.intervals["words_map"] == by_words.intervals(0)["map"] and "vectors_mrr" in found.numbers
-    assert "judged documents that the index does not have: 1" in found.stated
+    assert evaluation.numbers["words_map"] == by_words.compute()["map"]
+    assert evaluation.intervals["words_map"] == by_words.intervals(0)["map"] and "vectors_mrr" in evaluation.numbers
+    assert "judged documents that the index does not have: 1" in evaluation.stated
     with pytest.raises(HeedfulError, match="has no queries with relevance judgments, on which an index is evaluated"):
         heedful.evaluate(tmp_path / "index", tmp_path)
     with pytest.raises(HeedfulError, match="precision is 'int8', which has no effect on the evaluation of retrieval"):

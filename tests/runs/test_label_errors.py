@@ -24,7 +24,7 @@ def toy() -> tuple[list[str], list[str]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> heedful.LabelErrors:
+def label_errors() -> heedful.LabelErrors:
     texts, labels = toy()
     for row in (4, 17, 40):
         labels[row] = "tool" if labels[row] == "animal" else "animal"
@@ -33,10 +33,10 @@ def found() -> heedful.LabelErrors:
     return find_label_errors({"train": (texts[:50], labels[:50]), "test": (texts[50:], labels[50:])})
 
 
-def test_flipped_labels_are_found(found: heedful.LabelErrors) -> None:
+def test_flipped_labels_are_found(label_errors: heedful.LabelErrors) -> None:
     texts, _ = toy()
-    assert found.examples == 62 and 0.8 < found.accuracy <= 1
-    first, *others = found.errors
+    assert label_errors.examples == 62 and 0.8 < label_errors.accuracy <= 1
+    first, *others = label_errors.errors
     assert (first.text, first.label, first.suggested_label) == ("the cow is in the barn.", "tool", "animal")
     assert (first.reason, first.split, first.line) == ("near-duplicate", "test", 12)
     assert {error.text for error in others[:3]} == {texts[4], texts[17], texts[40]}
@@ -46,11 +46,11 @@ def test_flipped_labels_are_found(found: heedful.LabelErrors) -> None:
     assert margins == sorted(margins)
 
 
-def test_the_corrected_file_is_read_back(found: heedful.LabelErrors, tmp_path: Path) -> None:
-    found.to_csv(tmp_path / "errors.csv")
+def test_the_corrected_file_is_read_back(label_errors: heedful.LabelErrors, tmp_path: Path) -> None:
+    label_errors.to_csv(tmp_path / "errors.csv")
     with (tmp_path / "errors.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == [error.text for error in found.errors]
+    assert [row["text"] for row in rows] == [error.text for error in label_errors.errors]
     assert all(row["label"] == row["given_label"] for row in rows), "nothing changes before a person has looked"
     with (tmp_path / "fixed.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -67,9 +67,9 @@ def test_pairs_have_both_texts_in_the_file(tmp_path: Path) -> None:
     texts, labels = toy()
     pairs = [(text, f"is the {text.split()[1]} alive?") for text in texts]
     labels[7] = "tool"
-    found = find_label_errors((pairs, labels))
-    assert (found.errors[0].text, found.errors[0].text_pair) == pairs[7]
-    found.to_csv(tmp_path / "errors.csv")
+    label_errors = find_label_errors((pairs, labels))
+    assert (label_errors.errors[0].text, label_errors.errors[0].text_pair) == pairs[7]
+    label_errors.to_csv(tmp_path / "errors.csv")
     assert (tmp_path / "errors.csv").read_text(encoding="utf-8-sig").startswith("text,text_pair,label,given_label,")
 
 

@@ -42,9 +42,9 @@ class OneDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = str(func), kwargs or {}
         if not name.startswith((*MOVES, *PLACED)):
-            given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-            there = {each.device.type for each in given if each.ndim or each.is_meta}
-            assert len(there) < 2, (name, [(each.device.type, tuple(each.shape)) for each in given])
+            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            there = {each.device.type for each in tensors if each.ndim or each.is_meta}
+            assert len(there) < 2, (name, [(each.device.type, tuple(each.shape)) for each in tensors])
         return func(*args, **kwargs)
 
 
@@ -56,7 +56,7 @@ class SeenError(Exception):
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA is "meta", whose numbers read as 1; a run is over after a step that reads few of them."""
 
-    def fit(trainer: Trainer, *given: Any, **more: Any) -> Any:
+    def fit(trainer: Trainer, *arguments: Any, **more: Any) -> Any:
         models = [trainer.loaded, *([] if trainer.objective.extra_module is None else [trainer.objective.extra_module])]
         assert {each.device for model in models for each in model.parameters()} == {trainer.device} == {META}
         reads.clear()
@@ -206,8 +206,8 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
         return {"scores": [torch.ones(2, 3, device=META) for _ in numbers]}
 
     alignment = SampleAlignment(same_tokens=False, teacher_numbers=[(), (0,)], words=[None, slice(0, 2)])
-    given: Any = {"base_objective": None, "ask_teacher": ask, "projections": torch.nn.ModuleDict()}
-    found = Distillation(kind="tokens", losses=DistillationLosses(), alignment=alignment, **given)
+    arguments: Any = {"base_objective": None, "ask_teacher": ask, "projections": torch.nn.ModuleDict()}
+    objective = Distillation(kind="tokens", losses=DistillationLosses(), alignment=alignment, **arguments)
     none = torch.ones(0)
     asked = TeacherRequest(
         samples=(),
@@ -219,5 +219,5 @@ def test_tags_of_which_the_teacher_says_nothing() -> None:
         row_weights=None,
     )
     with OneDevice():  # type: ignore[no-untyped-call]
-        said = found._teacher_outputs(asked, torch.ones(4, 3, device=META))
-    assert said["scores"].shape == (4, 3) and said["scores"].is_meta
+        outputs = objective._teacher_outputs(asked, torch.ones(4, 3, device=META))
+    assert outputs["scores"].shape == (4, 3) and outputs["scores"].is_meta

@@ -24,14 +24,14 @@ USUAL = finetune_defaults("classify", 600, random_init=False)[0]
 LR = "train.optimizer.lr"
 
 
-def resolved(**given: Any) -> Resolved[FinetuneSettings]:
-    return Overrides(**given).resolve(USUAL)
+def resolved(**arguments: Any) -> Resolved[FinetuneSettings]:
+    return Overrides(**arguments).resolve(USUAL)
 
 
-def refused(code: str, **given: Any) -> SettingError:
+def refused(code: str, **arguments: Any) -> SettingError:
     """The error that is raised, which has this code."""
     with pytest.raises(SettingError) as caught:
-        resolved(**given)
+        resolved(**arguments)
     assert caught.value.code == code
     return caught.value
 
@@ -39,15 +39,17 @@ def refused(code: str, **given: Any) -> SettingError:
 @pytest.mark.parametrize("name", ["lr", "optimizer.lr", LR])
 @pytest.mark.parametrize("how", ["assignments", "values", "recipe", "flags"])
 def test_a_setting_is_given_by_any_unique_end_of_its_path(name: str, how: str) -> None:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "assignments": [f"{name}=0.5"],
         "values": {name: 0.5},
         "recipe": {name: 0.5},
         "flags": {"--lr 0.5": {name: 0.5}},
     }
-    found = resolved(**{how: given[how]})
-    assert found.settings.train.optimizer.lr == 0.5 and list(found.sources) == [LR]
-    assert found.settings == replace(USUAL, train=found.settings.train), "nothing else has changed"
+    resolved_settings = resolved(**{how: arguments[how]})
+    assert resolved_settings.settings.train.optimizer.lr == 0.5 and list(resolved_settings.sources) == [LR]
+    assert resolved_settings.settings == replace(USUAL, train=resolved_settings.settings.train), (
+        "nothing else has changed"
+    )
 
 
 def test_columns_are_given_without_the_table_in_front_of_them() -> None:
@@ -63,8 +65,12 @@ def test_an_ambiguous_name_is_refused_with_all_full_paths() -> None:
 
 def test_a_full_path_wins_over_short_names() -> None:
     usual = pretraining("mlm", 256, continued=False)
-    found = Overrides(assignments=["max_seq_length=64"]).resolve(usual).settings
-    assert isinstance(found, PretrainSettings) and found.max_seq_length == 64 and found.pack_length == usual.pack_length
+    resolved_settings = Overrides(assignments=["max_seq_length=64"]).resolve(usual).settings
+    assert (
+        isinstance(resolved_settings, PretrainSettings)
+        and resolved_settings.max_seq_length == 64
+        and resolved_settings.pack_length == usual.pack_length
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,14 +89,14 @@ def test_an_unknown_name_is_refused_with_what_may_have_been_meant(name: str, mea
 
 
 def test_a_foreign_name_is_accepted_and_reported() -> None:
-    found = resolved(values={"learning_rate": 0.5})
-    assert found.settings.train.optimizer.lr == 0.5 and found.renamed == {"learning_rate": LR}
+    resolved_settings = resolved(values={"learning_rate": 0.5})
+    assert resolved_settings.settings.train.optimizer.lr == 0.5 and resolved_settings.renamed == {"learning_rate": LR}
     assert refused("duplicate", values={"learning_rate": 0.5, "lr": 0.5}).path == LR
     assert refused("unknown", values={"learning_rat": 0.5}).candidates == (LR,)
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "texts"),
+    ("arguments", "path", "texts"),
     [
         ({"flags": {"--lr 1": {LR: 1.0}}, "assignments": ["lr=2"]}, LR, ("--lr 1", "lr=2")),
         ({"assignments": ["seeds=1", "seeds=2"]}, "seeds", ("seeds=1", "seeds=2")),
@@ -102,8 +108,8 @@ def test_a_foreign_name_is_accepted_and_reported() -> None:
         ({"recipe": {"lr": 1.0, "train": {"optimizer": {"lr": 2.0}}}}, LR, ("recipe",)),
     ],
 )
-def test_a_setting_given_twice_is_refused(given: dict[str, Any], path: str, texts: tuple[str, ...]) -> None:
-    error = refused("duplicate", **given)
+def test_a_setting_given_twice_is_refused(arguments: dict[str, Any], path: str, texts: tuple[str, ...]) -> None:
+    error = refused("duplicate", **arguments)
     assert error.path == path and all(text in str(error) for text in texts)
 
 
@@ -112,22 +118,24 @@ def test_layers_lie_over_one_another(tmp_path: Path) -> None:
     recipe.write_text(
         "seeds = 2\n[train]\nbatch_size = 2\nseed = 2\nschedule = { kind = 'cosine', min_lr_ratio = 0.5 }\n"
     )
-    found = resolved(
+    resolved_settings = resolved(
         recipe=recipe,
         presets={"--preset": {"train": {"batch_size": 3, "seed": 3}}},
         assignments=["train.seed=4", "warmup_ratio=0.25"],
     )
-    train = found.settings.train
-    assert (found.settings.seeds, train.batch_size, train.seed) == (2, 3, 4)
+    train = resolved_settings.settings.train
+    assert (resolved_settings.settings.seeds, train.batch_size, train.seed) == (2, 3, 4)
     assert train.schedule == Cosine(warmup_ratio=0.25, min_lr_ratio=0.5)
-    assert found.has("train.schedule") and found.has("seeds") and not found.has("fit")
+    assert (
+        resolved_settings.has("train.schedule") and resolved_settings.has("seeds") and not resolved_settings.has("fit")
+    )
     sources = {str(recipe), "--preset", "train.seed=4", "warmup_ratio=0.25"}
-    assert set(found.sources.values()) == sources, "of the value that counts"
+    assert set(resolved_settings.sources.values()) == sources, "of the value that counts"
 
 
 def test_another_kind_starts_its_table_anew_and_order_does_not_matter() -> None:
-    given = ["train.schedule.kind=cosine", "min_lr_ratio=0.5"]
-    for assignments in (given, given[::-1]):
+    settings_args = ["train.schedule.kind=cosine", "min_lr_ratio=0.5"]
+    for assignments in (settings_args, settings_args[::-1]):
         assert resolved(assignments=assignments).settings.train.schedule == Cosine(min_lr_ratio=0.5)
     mixed = resolved(flags={"--schedule cosine": {"train.schedule.kind": "cosine"}}, assignments=["min_lr_ratio=0.5"])
     assert mixed.settings.train.schedule == Cosine(min_lr_ratio=0.5)
@@ -163,7 +171,7 @@ def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "epochs", "max_steps", "time_budget"),
+    ("arguments", "epochs", "max_steps", "time_budget"),
     [
         ({}, USUAL.train.epochs, None, None),
         ({"recipe": {"train": {"max_steps": 7}}}, None, 7, None),
@@ -175,24 +183,24 @@ def test_python_values_may_be_dataclasses_paths_and_nested_tables() -> None:
     ],
 )
 def test_a_duration_replaces_that_of_what_it_lies_over(
-    given: dict[str, Any], epochs: float | None, max_steps: int | None, time_budget: float | None
+    arguments: dict[str, Any], epochs: float | None, max_steps: int | None, time_budget: float | None
 ) -> None:
-    resolved = Overrides(**given).resolve(USUAL)
-    found = resolved.settings.train
-    assert (found.epochs, found.max_steps, found.time_budget) == (epochs, max_steps, time_budget)
+    resolved = Overrides(**arguments).resolve(USUAL)
+    duration = resolved.settings.train
+    assert (duration.epochs, duration.max_steps, duration.time_budget) == (epochs, max_steps, time_budget)
     one = {"train.epochs": epochs, "train.max_steps": max_steps, "train.time_budget": time_budget}
     by_hand = {path for path in one if resolved.has(path)}
-    assert by_hand == ({path for path, value in one.items() if value is not None} if given else set())
+    assert by_hand == ({path for path, value in one.items() if value is not None} if arguments else set())
 
 
 def test_a_duration_laid_over_everything_replaces_the_others() -> None:
     overrides = Overrides(assignments=["epochs=2"]).with_values({"max_steps": 3})
-    found = overrides.resolve(USUAL).settings.train
-    assert (found.epochs, found.max_steps) == (None, 3)
+    resolved_settings = overrides.resolve(USUAL).settings.train
+    assert (resolved_settings.epochs, resolved_settings.max_steps) == (None, 3)
 
 
 @pytest.mark.parametrize(
-    ("given", "both"),
+    ("arguments", "both"),
     [
         ({"recipe": {"train": {"epochs": 2, "max_steps": 7}}}, "recipe: train.epochs and train.max_steps are given"),
         ({"assignments": ["epochs=2", "max_steps=7"]}, "epochs=2 and max_steps=7 are given"),
@@ -200,8 +208,8 @@ def test_a_duration_laid_over_everything_replaces_the_others() -> None:
         ({"assignments": ["train={epochs=2, max_steps=7}"]}, "train.epochs and train.max_steps are given"),
     ],
 )
-def test_two_durations_from_one_source_are_refused(given: dict[str, Any], both: str) -> None:
-    error = refused("duplicate", **given)
+def test_two_durations_from_one_source_are_refused(arguments: dict[str, Any], both: str) -> None:
+    error = refused("duplicate", **arguments)
     assert both in str(error) and "give one of train.epochs, train.max_steps, train.time_budget" in str(error)
 
 

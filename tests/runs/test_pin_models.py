@@ -34,27 +34,29 @@ def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def main(commit: str, snapshots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let main be that commit, as a new process would see it."""
     monkeypatch.setattr(hub, "_resolved", {})
-    monkeypatch.setattr(hub, "_snapshot", lambda name, said: snapshots / (commit if said == "main" else said))
+    monkeypatch.setattr(
+        hub, "_snapshot", lambda name, revision: snapshots / (commit if revision == "main" else revision)
+    )
 
 
 def test_a_run_records_the_commit_and_resumes_from_it(
     tmp_path: Path, snapshots: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, out = data("single", tmp_path / "data"), tmp_path / "run"
+    labelled, out = data("single", tmp_path / "data"), tmp_path / "run"
     with pytest.warns(HeedfulWarning, match=f"commit {FIRST}"):
-        tune("classify", given, out, model="maker/model")
+        tune("classify", labelled, out, model="maker/model")
     assert load_mapping(out / "settings.toml")["init"]["model"] == f"maker/model@{FIRST}"
     assert read_results(out)["base"] == f"maker/model@{FIRST}"
     main(SECOND, snapshots, monkeypatch)
     with pytest.warns(HeedfulWarning, match=f"commit {SECOND}"):  # of its config.json, from which defaults follow
-        again = tune("classify", given, out, model="maker/model")
+        again = tune("classify", labelled, out, model="maker/model")
     assert again.results["base"] == f"maker/model@{FIRST}"
 
 
 def test_every_setting_that_names_a_model_is_pinned(tmp_path: Path, snapshots: Path) -> None:
     with pytest.warns(HeedfulWarning, match="using main"):
-        found = pin_models(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
-    assert found.teacher == f"maker/model@{FIRST}"
+        resolved_settings = pin_models(DistilSettings(task=ClassifySettings(), teacher="maker/model"), tmp_path)
+    assert resolved_settings.teacher == f"maker/model@{FIRST}"
     for init in (Scratch(), Pretrained(model="maker/model@v1"), Pretrained(model=str(tmp_path))):
         settings = FinetuneSettings(task=ClassifySettings(), init=init)
         assert pin_models(settings, tmp_path) == settings

@@ -102,12 +102,12 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub on this machine, with a token for it."""
-    found = Hub()
+    fake_hub = Hub()
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, content = found.answer(self.command, self.path, body)
+            status, content = fake_hub.answer(self.command, self.path, body)
             sent = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -123,7 +123,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         def do_POST(self) -> None:
             self._answer()
 
-        def log_message(self, format: str, *given: Any) -> None:
+        def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -133,7 +133,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(huggingface_hub, "HfApi", partial(huggingface_hub.HfApi, endpoint=endpoint))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_token")
-    yield found
+    yield fake_hub
     server.shutdown()
     server.server_close()
     thread.join(5)
@@ -218,8 +218,8 @@ def test_what_is_no_run_or_no_repository_is_refused(run: Path, tmp_path: Path) -
 
 def test_a_dry_run_lists_and_sends_nothing(run: Path, hub: Hub) -> None:
     done = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
-    found = json.loads(done.stdout)
-    assert done.exit_code == 0 and found["private"] and found["url"] is None and not hub.paths
-    assert {each["name"] for each in found["files"]} == MODEL == names(plan_push(run, "me/model"))
+    content = json.loads(done.stdout)
+    assert done.exit_code == 0 and content["private"] and content["url"] is None and not hub.paths
+    assert {each["name"] for each in content["files"]} == MODEL == names(plan_push(run, "me/model"))
     shown = CliRunner().invoke(app, ["push", str(run), "me/model", "--dry-run"])
     assert "would upload to me/model (private)" in shown.stderr and "predictions-dev.jsonl" in shown.stderr

@@ -30,14 +30,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_everything_on_offer() -> None:
-    found = list(list_assets())
-    names = [offer.name for offer in found]
+    listed = list(list_assets())
+    names = [offer.name for offer in listed]
     assert names == [*sorted(set(names) - set(SAMPLES)), *SAMPLES] and len(set(names)) == len(names)
     assert {"paper", "stable", "patient", "clock", "lean", "layered", "squad"} <= set(names)
     kinds = ("bert", "roberta", "albert", "xlnet", "t5", "gpt2", "electra", "domain")
     assert {f"pretrain-{each}" for each in kinds} <= set(names)
     assert {"distil-distilbert", "translate-small"} <= set(names)
-    assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in found)
+    assert all(offer.about and len(offer.about) < 120 and "\n" not in offer.about for offer in listed)
     assets = ROOT / "heedful" / "assets"
     assert {path.name for path in assets.iterdir()} == {"completion", "recipes", BUNDLED_ENCODER, *SAMPLES}, (
         "nothing ships that is not on offer"
@@ -80,9 +80,9 @@ def test_a_copy_can_be_used_as_it_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_recipe_of_distilbert_is_the_paper_s(tmp_path: Path) -> None:
     path, _ = copy_asset("distil-distilbert", tmp_path / "a.toml")
-    found = distil_overrides("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
-    assert found.loss == LOSS_PRESETS["distilbert"]
-    assert found.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
+    resolved_settings = distil_overrides("a", recipe=path).resolve(MaskedDistilSettings(teacher="?")).settings
+    assert resolved_settings.loss == LOSS_PRESETS["distilbert"]
+    assert resolved_settings.student == LayersStudent(layers=6, teacher_layers=(0, 2, 4, 7, 9, 11), family="distilbert")
 
 
 def test_another_place(tmp_path: Path) -> None:

@@ -72,13 +72,13 @@ class Ordered(Example):
         return str(self.right)
 
     @classmethod
-    def from_cells(cls, read: Any, cells: Any) -> Iterator[dict[str, Any]]:
-        right = read.text(cells, "label") == "yes"
-        yield {"text": read.text(cells, "text"), "text_pair": read.text(cells, "text_pair"), "right": right}
+    def from_cells(cls, reader: Any, cells: Any) -> Iterator[dict[str, Any]]:
+        right = reader.text(cells, "label") == "yes"
+        yield {"text": reader.text(cells, "text"), "text_pair": reader.text(cells, "text_pair"), "right": right}
 
     @classmethod
-    def from_input(cls, given: Any, label: str) -> Ordered:
-        return cls(text=given[0], text_pair=given[1], right=True)
+    def from_input(cls, pair: Any, label: str) -> Ordered:
+        return cls(text=pair[0], text_pair=pair[1], right=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class InOrder(Prediction):
     probability: float  # that they are
 
 
-def answer(given: Any, windows: list[Window], setting: AnswerContext) -> Answer:
+def answer(text: Any, windows: list[Window], setting: AnswerContext) -> Answer:
     """{"right", "in_order"}."""
     (window,) = windows
     probability = float(window.scores.softmax(-1)[0])
@@ -140,18 +140,18 @@ class Order(Task):
         self, measure: EvalMetrics, examples: Sequence[Any], answers: Sequence[Answer], ids: Sequence[int]
     ) -> EvalMetrics:
         judged = [self.score_answer(example, answer) for example, answer in zip(examples, answers, strict=True)]
-        said, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
+        predictions, gold, losses = ([getattr(one, name) for one in judged] for name in ("prediction", "label", "loss"))
         return EvalMetrics(
             metrics={
-                "accuracy": measure.metrics["accuracy"].update(said, gold),
+                "accuracy": measure.metrics["accuracy"].update(predictions, gold),
                 "loss": measure.metrics["loss"].update(losses, [1] * len(judged)),
             },
             bootstraps={"accuracy": measure.bootstraps["accuracy"].update(ids, [(one.correct, 1) for one in judged])},
         )
 
     def compute_metrics(self, measure: EvalMetrics) -> Result:
-        found: Result = measure.metrics["accuracy"].compute()
-        return found | {"loss": measure.metrics["loss"].compute()["loss"]}
+        measured: Result = measure.metrics["accuracy"].compute()
+        return measured | {"loss": measure.metrics["loss"].compute()["loss"]}
 
     def score_answer(self, example: Any, answer: Answer) -> ScoredAnswer:
         label, prediction = ("yes" if right else "no" for right in (example.right, answer["right"]))
@@ -233,9 +233,9 @@ def run(registered: None, bare: Path, labelled: Path, tmp_path_factory: pytest.T
 def test_it_is_fine_tuned_and_evaluated(run: Path, labelled: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     assert results["task"] == "order" and results["settings"]["task"] == {"kind": "order", "label_smoothing": 0.0}
-    found = evaluate(run, labelled, split="test")
-    assert found.numbers["count"] == 8
-    assert found.numbers["accuracy"] == results["splits"]["test"]["numbers"]["accuracy"]
+    evaluation = evaluate(run, labelled, split="test")
+    assert evaluation.numbers["count"] == 8
+    assert evaluation.numbers["accuracy"] == results["splits"]["test"]["numbers"]["accuracy"]
 
 
 def command(*arguments: Any) -> None:
@@ -247,11 +247,11 @@ def command(*arguments: Any) -> None:
 
 def test_it_predicts(run: Path, labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine(run)
-    (found,) = engine.predict([("the cat", "he ran")], InOrder)
+    (prediction,) = engine.predict([("the cat", "he ran")], InOrder)
     (plain,) = engine([("the cat", "he ran")])
-    assert plain == {"right": found.right, "in_order": found.probability}
+    assert plain == {"right": prediction.right, "in_order": prediction.probability}
     command("predict", run, "the cat", "--pair", "he ran")
-    assert f"{found.probability:.4f}" in capsys.readouterr().out
+    assert f"{prediction.probability:.4f}" in capsys.readouterr().out
     command("predict", run, "--file", labelled / "test.csv", "--output", tmp_path / "out")
     (part,) = (tmp_path / "out").glob("*.parquet")
     assert pyarrow.parquet.read_table(part).to_pylist()[0]["in_order"] == pytest.approx(

@@ -13,7 +13,7 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.runs.plots.figures import draw_run_plots
-from heedful.runs.report import MAX_COMMAND, look_command, write_report
+from heedful.runs.report import MAX_COMMAND_CHARS, look_command, write_report
 from tests.support import run_folders as made
 from tests.support.browser import browser
 from tests.support.page_checks import axe_violations, layout_problems, set_window
@@ -96,7 +96,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments"),
+    ("data", "arguments"),
     [
         ("a text", ["a text"]),
         (["one", "two"], ["one", "--pair", "two"]),
@@ -105,12 +105,12 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         ({"prompt": "p", "choices": ["a", "b"]}, ["p", "--choice", "a", "--choice", "b"]),
     ],
 )
-def test_commands_of_each_kind_of_input(given: object, arguments: list[str]) -> None:
-    assert shlex.split(look_command(Path("run"), given)) == ["heedful", "look", "run", *arguments]
+def test_commands_of_each_kind_of_input(data: object, arguments: list[str]) -> None:
+    assert shlex.split(look_command(Path("run"), data)) == ["heedful", "look", "run", *arguments]
 
 
 def test_no_command_for_what_no_shell_takes() -> None:
-    assert look_command(Path("run"), "a\nb") == "" == look_command(Path("run"), "a" * MAX_COMMAND)
+    assert look_command(Path("run"), "a\nb") == "" == look_command(Path("run"), "a" * MAX_COMMAND_CHARS)
     assert look_command(Path("run"), 3) == "" == look_command(Path("run"), " ")
 
 

@@ -50,7 +50,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str | None, match: str) -> 
         read_results(tmp_path)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(1, 1.0), ("NaN", None), ("-Infinity", -math.inf), ([], None)])
-def test_numbers_of_json(given: Any, expected: float | None) -> None:
-    found = as_float(given)
-    assert math.isnan(found) if expected is None else found == expected
+@pytest.mark.parametrize(("value", "expected"), [(1, 1.0), ("NaN", None), ("-Infinity", -math.inf), ([], None)])
+def test_numbers_of_json(value: Any, expected: float | None) -> None:
+    number = as_float(value)
+    assert math.isnan(number) if expected is None else number == expected

@@ -59,24 +59,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Data, and what a run that nothing happens to leaves."""
     folder = tmp_path_factory.mktemp("steady")
-    given = data("multiple", folder / "data")
+    labelled = data("multiple", folder / "data")
     torch.set_num_threads(1)
-    tune("classify", given, folder / "run", MANY)
-    return given, left(folder / "run")
+    tune("classify", labelled, folder / "run", MANY)
+    return labelled, left(folder / "run")
 
 
 def left(run: Path) -> dict[str, Any]:
     """Every file that lasts, by its name: its bytes, or where times are written in it, what it says beside."""
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for path in sorted(each for each in run.rglob("*") if each.is_file()):
         name = path.relative_to(run).as_posix()
         if path.name in ("results.json", "seed.json"):
-            found[name] = timeless(json.loads(path.read_text()))
+            content[name] = timeless(json.loads(path.read_text()))
         elif path.name in ("run.lock", "environment.json", "README.md", "report.html"):
-            found[name] = None
+            content[name] = None
         elif not {"state", "plots"} & set(path.parts):
-            found[name] = path.read_bytes()
-    return found
+            content[name] = path.read_bytes()
+    return content
 
 
 def timeless(value: Any) -> Any:
@@ -97,10 +97,10 @@ def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def command(given: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str]:
+def command(arguments: Path, run: Path, settings: dict[str, Any] = MANY) -> list[str]:
     """The same run on the command line."""
     sets = list(assignments(settings))
-    return ["finetune", "classify", str(given), "--output", str(run), *sets]
+    return ["finetune", "classify", str(arguments), "--output", str(run), *sets]
 
 
 # -- a run that is finished, and one that is another --------------------------------------------------------------
@@ -115,27 +115,27 @@ def test_what_a_killed_process_left_is_removed_wherever_it_lies(tmp_path: Path) 
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     class Told(Reporter):
         def step(self, step: Step, trainer: Trainer) -> None:
             raise AssertionError("it trains")
 
         def message(self, text: str) -> None:
-            told.append(text)
+            messages.append(text)
 
-    given, _ = steady
-    run = given.parent / "run"
+    labelled, _ = steady
+    run = labelled.parent / "run"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"}
-    done = tune("classify", given, run, MANY, reporter=Told())
+    done = tune("classify", labelled, run, MANY, reporter=Told())
     assert done.status == "completed" and done.results == json.loads((run / "results.json").read_text())
-    assert told == [f"{run} is finished already"]
+    assert messages == [f"{run} is finished already"]
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "run.lock"} == before
 
 
 def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
-    given, _ = steady
-    run = given.parent / "run"
+    labelled, _ = steady
+    run = labelled.parent / "run"
     for settings, message in (
         (
             {"train.batch_size": 4},
@@ -152,40 +152,40 @@ def test_other_settings_are_refused_by_name(steady: tuple[Path, Any]) -> None:
         ),
     ):
         with pytest.raises(HeedfulError, match=message):
-            module.finetune("classify", given, run, assignments=assignments(MANY | settings))
+            module.finetune("classify", labelled, run, assignments=assignments(MANY | settings))
     assert left(run) == steady[1]
 
 
 def test_before_anything_is_trained_other_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, run = data("single", tmp_path / "data"), tmp_path / "run"
+    labelled, run = data("single", tmp_path / "data"), tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(module, "build_task", Mock(side_effect=HeedfulError("no task")))
         for settings in ({}, {"seeds": 2, "init.width": 64}):
             with pytest.raises(HeedfulError, match="no task"):
-                tune("classify", given, run, settings)
+                tune("classify", labelled, run, settings)
     assert (run / "start").exists()
-    assert tune("classify", given, run, {"train.batch_size": 8}).status == "completed"
+    assert tune("classify", labelled, run, {"train.batch_size": 8}).status == "completed"
     assert load(run / "start").config.model.width == 32
 
 
 def test_a_model_is_the_same_however_its_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("one"), "bare")
-    given = data("single", tmp_path / "data")
-    done = tune("classify", given, Path("run"), model="./one/")
+    labelled = data("single", tmp_path / "data")
+    done = tune("classify", labelled, Path("run"), model="./one/")
     assert done.results["base"] == "one"
-    assert tune("classify", given, Path("run"), model="one").results == done.results
-    assert tune("classify", given, Path("run"), {"init.model": "data/../one"}).results == done.results
+    assert tune("classify", labelled, Path("run"), model="one").results == done.results
+    assert tune("classify", labelled, Path("run"), {"init.model": "data/../one"}).results == done.results
 
 
 def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, _ = steady
-    assert tune("classify", given, tmp_path / "SST-2", MANY, reporter=Leaves(1)).status == "interrupted"
+    labelled, _ = steady
+    assert tune("classify", labelled, tmp_path / "SST-2", MANY, reporter=Leaves(1)).status == "interrupted"
     message = r"SST-2 is a run that is not finished and has no model yet: the command that began it resumes it, heedful"
     with pytest.raises(UnfinishedError, match=message):
         heedful.Engine(tmp_path / "SST-2")
     with pytest.raises(UnfinishedError, match=message):
-        heedful.evaluate(tmp_path / "SST-2", given)
+        heedful.evaluate(tmp_path / "SST-2", labelled)
     with pytest.raises(UnfinishedError, match=message):
         heedful.Engine(tmp_path / "SST-2", precision="auto")
     (tmp_path / "glue" / "SST-2").mkdir(parents=True)
@@ -199,51 +199,51 @@ def test_an_unfinished_run_says_what_goes_on_with_it(tmp_path: Path, steady: tup
 
 def test_a_run_goes_on_in_its_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun where products of bfloat16 are fast, and started again by the same command where they are not."""
-    said = Messages()
-    given, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
+    reporter = Messages()
+    labelled, run, auto = data("single", tmp_path / "data"), tmp_path / "run", {"train.precision": "auto"}
     monkeypatch.setattr(folder_module, "auto_precision", lambda device: "bfloat16")
-    assert tune("classify", given, run, auto, reporter=Leaves(1)).status == "interrupted"
+    assert tune("classify", labelled, run, auto, reporter=Leaves(1)).status == "interrupted"
     monkeypatch.setattr(folder_module, "auto_precision", lambda device: "float32")
-    done = tune("classify", given, run, auto, reporter=said)
+    done = tune("classify", labelled, run, auto, reporter=reporter)
     assert (done.status, done.results["settings"]["train"]["precision"]) == ("completed", "bfloat16")
     assert (
         f"{run} began with train.precision=bfloat16, and resumes with it, which is slow where there are"
-        in said.messages[0]
+        in reporter.messages[0]
     )
-    assert tune("classify", given, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
+    assert tune("classify", labelled, tmp_path / "new", auto).results["settings"]["train"]["precision"] == "float32"
     with pytest.raises(HeedfulError, match=r"train\.precision was 'bfloat16' and is 'float32' now"):
-        tune("classify", given, run, {"train.precision": "float32"})
+        tune("classify", labelled, run, {"train.precision": "float32"})
 
 
 def test_all_ranks_compute_in_one_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     class Two(Ranks):
         def all_gather_object(self, value: Any) -> list[Any]:
-            other = told[-1] if isinstance(value, str) else (True, ("cuda", "float32"))
+            other = messages[-1] if isinstance(value, str) else (True, ("cuda", "float32"))
             return [value, other]  # that a rank other than the first reads something, counts for nothing
 
     monkeypatch.setattr(folder_module, "auto_precision", lambda device: "bfloat16")
     for others, expected in (("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32")):
-        told.append(others)
+        messages.append(others)
         asked = TrainSettings(epochs=1.0, precision="auto"), TrainSettings(epochs=1.0, precision="bfloat16")
-        for settings, found in zip(asked, (expected, "bfloat16"), strict=True):
-            assert folder_module.resolve_auto(settings, tmp_path, Two(), print).precision == found
+        for settings, resolved_precision in zip(asked, (expected, "bfloat16"), strict=True):
+            assert folder_module.resolve_auto(settings, tmp_path, Two(), print).precision == resolved_precision
 
 
 def test_changed_data_are_refused_by_name(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, run = data("multiple", tmp_path / "data"), tmp_path / "run"
-    tune("classify", given, run, MANY)
+    labelled, run = data("multiple", tmp_path / "data"), tmp_path / "run"
+    tune("classify", labelled, run, MANY)
     (tmp_path / "data" / "notes.md").write_text("not read by anybody")
-    tune("classify", given, run, MANY)
-    text = (given / "test.jsonl").read_text()
-    (given / "test.jsonl").write_text(text.replace("cat", "dog"))
+    tune("classify", labelled, run, MANY)
+    text = (labelled / "test.jsonl").read_text()
+    (labelled / "test.jsonl").write_text(text.replace("cat", "dog"))
     with pytest.raises(HeedfulError, match=r"holds a run on other data: test\.jsonl changed\. Give another folder"):
-        tune("classify", given, run, MANY)
-    (given / "test.jsonl").write_text(text)
-    (given / "dev.jsonl").rename(given / "valid.jsonl")
+        tune("classify", labelled, run, MANY)
+    (labelled / "test.jsonl").write_text(text)
+    (labelled / "dev.jsonl").rename(labelled / "valid.jsonl")
     with pytest.raises(HeedfulError, match=r"holds a run on other data: dev\.jsonl, valid\.jsonl changed"):
-        tune("classify", given, run, MANY)
+        tune("classify", labelled, run, MANY)
 
 
 class Rows:
@@ -257,12 +257,12 @@ class Rows:
 
 
 def test_objects_are_data_too_and_a_change_of_them_is_seen(tmp_path: Path) -> None:
-    given = {"train": Rows(classified(24)), "dev": Rows(classified(8, 1))}
-    done = tune("classify", given, tmp_path / "run")
+    data_objects = {"train": Rows(classified(24)), "dev": Rows(classified(8, 1))}
+    done = tune("classify", data_objects, tmp_path / "run")
     assert set(done.results["data"]["files"]) == {"train (data set)", "dev (data set)"}
-    assert tune("classify", given, tmp_path / "run").results == done.results
+    assert tune("classify", data_objects, tmp_path / "run").results == done.results
     with pytest.raises(HeedfulError, match=r"other data: dev \(data set\) changed"):
-        tune("classify", given | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
+        tune("classify", data_objects | {"dev": Rows(classified(8, 2))}, tmp_path / "run")
     many = tune("classify", {"train": Rows(labelled(24))}, tmp_path / "many")
     assert many.results["task"] == "multiple" and MultiLabelExample.about in many.results["data"]["stated"][0]
 
@@ -276,11 +276,11 @@ class Fails:
     def __init__(self, function: Callable[..., Any], at: int, error: BaseException) -> None:
         self.function, self.at, self.error, self.calls = function, at, error, 0
 
-    def __call__(self, *given: Any, **more: Any) -> Any:
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
         self.calls += 1
         if self.calls == self.at:
             raise self.error
-        return self.function(*given, **more)
+        return self.function(*arguments, **more)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ class Fails:
 def test_a_run_resumes_wherever_it_stopped(
     tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int
 ) -> None:
-    given, expected = steady
+    labelled, expected = steady
     run = tmp_path / "run"
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
@@ -314,14 +314,14 @@ def test_a_run_resumes_wherever_it_stopped(
             rf"^{re.escape(str(run))}: the run stopped, since a file could not be written or read: No space left on"
         )
         with pytest.raises(HeedfulError, match=message) as raised:
-            tune("classify", given, run, MANY)
+            tune("classify", labelled, run, MANY)
         assert "give the same command" in str(raised.value) and "\n" not in str(raised.value)
     if at == 1:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, Fails(getattr(where, name), 1, KeyboardInterrupt()))
             with pytest.raises(KeyboardInterrupt):
-                tune("classify", given, run, MANY)
-    done = tune("classify", given, run, MANY)
+                tune("classify", labelled, run, MANY)
+    done = tune("classify", labelled, run, MANY)
     assert left(run) == expected
     assert timeless(done.results) == expected["results.json"]
     assert not list(run.rglob(".*")), "nothing is left of what was not finished"
@@ -340,21 +340,21 @@ class Leaves(Reporter):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_stops_training_and_the_run_resumes(tmp_path: Path, steady: tuple[Path, Any], number: int) -> None:
-    given, expected = steady
+    labelled, expected = steady
     began = time.monotonic()
-    done = tune("classify", given, tmp_path / "run", MANY, reporter=Leaves(1, number))
+    done = tune("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(1, number))
     assert (done.status, done.results) == ("interrupted", {}) and time.monotonic() - began < 30
     assert (tmp_path / "run" / "state" / "latest").read_text() == "step-00000001\n"
-    assert tune("classify", given, tmp_path / "run", MANY, reporter=Leaves(3, number)).status == "interrupted"
-    assert tune("classify", given, tmp_path / "run", MANY).status == "completed"
+    assert tune("classify", labelled, tmp_path / "run", MANY, reporter=Leaves(3, number)).status == "interrupted"
+    assert tune("classify", labelled, tmp_path / "run", MANY).status == "completed"
     assert left(tmp_path / "run") == expected
 
 
 def test_a_signal_in_the_second_seed_stops_and_resumes(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data")
-    whole = tune("classify", given, tmp_path / "whole", {"seeds": 2})
+    labelled = data("single", tmp_path / "data")
+    whole = tune("classify", labelled, tmp_path / "whole", {"seeds": 2})
     seeds: list[int] = []
-    said: list[str] = []
+    messages: list[str] = []
 
     class Second(Leaves):
         def step(self, step: Step, trainer: Trainer) -> None:
@@ -363,14 +363,14 @@ def test_a_signal_in_the_second_seed_stops_and_resumes(tmp_path: Path) -> None:
                 super().step(step, trainer)
 
         def message(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
-    assert tune("classify", given, tmp_path / "run", {"seeds": 2}, reporter=Second(2)).status == "interrupted"
+    assert tune("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(2)).status == "interrupted"
     assert seeds == [1, 1, 1, 1, 2, 2]
     seeds.clear()
-    said.clear()
-    done = tune("classify", given, tmp_path / "run", {"seeds": 2}, reporter=Second(0))
-    assert seeds == [2, 2] and said.count("measuring dev") == 1, "the first seed is not done again"
+    messages.clear()
+    done = tune("classify", labelled, tmp_path / "run", {"seeds": 2}, reporter=Second(0))
+    assert seeds == [2, 2] and messages.count("measuring dev") == 1, "the first seed is not done again"
     assert timeless(done.results) == timeless(whole.results)
     assert left(tmp_path / "run") == left(tmp_path / "whole")
 
@@ -388,14 +388,14 @@ main()
 
 
 def test_the_command_resumes_after_an_interrupt(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, expected = steady
-    process = start(INTERRUPTED, *command(given, tmp_path / "run"))
+    labelled, expected = steady
+    process = start(INTERRUPTED, *command(labelled, tmp_path / "run"))
     out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and not out and "Traceback" not in err
     assert err.splitlines()[-1] == (
         f"stopped; all progress is saved in {tmp_path / 'run'}. The same command resumes it."
     )
-    tune("classify", given, tmp_path / "run", MANY)
+    tune("classify", labelled, tmp_path / "run", MANY)
     assert left(tmp_path / "run") == expected
 
 
@@ -417,19 +417,19 @@ for limit in json.loads(sys.argv.pop(1)):
 
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, expected = steady
+    labelled, expected = steady
     run = tmp_path / "run"
     limits = [300, 2_000, 50_000, 200_000]  # too little for the settings, a tokenizer, the encoder, a checkpoint
-    process = start(LIMITED, json.dumps(limits), *command(given, run))
+    process = start(LIMITED, json.dumps(limits), *command(labelled, run))
     _, err = process.communicate(timeout=100)
     assert process.returncode == 0 and "Traceback" not in err
-    said = [line for line in err.splitlines() if line.startswith("heedful: ") or line.isdecimal()]
-    assert [line for line in said if line.isdecimal()] == ["2"] * 4, err
-    messages = [line for line in said if not line.isdecimal()]
+    lines = [line for line in err.splitlines() if line.startswith("heedful: ") or line.isdecimal()]
+    assert [line for line in lines if line.isdecimal()] == ["2"] * 4, err
+    messages = [line for line in lines if not line.isdecimal()]
     assert len(messages) == 4 and all(str(run) in line and "File too large" in line for line in messages)
     assert "start could not be written, and nothing of it was kept" in messages[2]
     assert "step 2 could not be saved" in messages[3]
-    tune("classify", given, run, MANY)
+    tune("classify", labelled, run, MANY)
     assert left(run) == expected and not list(run.rglob(".*"))
 
 
@@ -437,50 +437,50 @@ def test_a_full_disk_is_an_error_and_the_run_resumes(tmp_path: Path, steady: tup
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, _ = steady
-    run = given.parent / "run"
+    labelled, _ = steady
+    run = labelled.parent / "run"
     for folder in (run, tmp_path / "new"):
         with lock_run(folder), pytest.raises(HeedfulError, match=rf"^another run, pid {os.getpid()}, .* holds "):
-            tune("classify", given, folder, MANY)
+            tune("classify", labelled, folder, MANY)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["run.lock"]
-    assert tune("classify", given, tmp_path / "new", MANY).status == "completed"
+    assert tune("classify", labelled, tmp_path / "new", MANY).status == "completed"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, _ = steady
+    labelled, _ = steady
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years of work")
     with pytest.raises(
         HeedfulError, match=r"home is not a run folder: it holds thesis\.tex, but no run\.lock and settings"
     ):
-        tune("classify", given, home, MANY)
+        tune("classify", labelled, home, MANY)
     (home / "settings.toml").write_text("mine")
     with pytest.raises(HeedfulError, match=r"it holds settings\.toml, thesis\.tex, but no run\.lock; give another"):
-        tune("classify", given, home, MANY)
+        tune("classify", labelled, home, MANY)
     assert {path.name for path in home.iterdir()} == {"thesis.tex", "settings.toml"}
     assert (home / "settings.toml").read_text() == "mine"
     with pytest.raises(HeedfulError, match=r"thesis\.tex cannot be used: Not a directory"):
-        tune("classify", given, home / "thesis.tex", MANY)
+        tune("classify", labelled, home / "thesis.tex", MANY)
     with pytest.raises(HeedfulError, match=r"cannot (be used|hold a run): Not a directory"):
-        tune("classify", given, home / "thesis.tex" / "run", MANY)
+        tune("classify", labelled, home / "thesis.tex" / "run", MANY)
     with pytest.raises(HeedfulError, match=r"cannot hold a run: No such file or directory"):
-        tune("classify", given, Path("/proc/nothing/here"), MANY)
+        tune("classify", labelled, Path("/proc/nothing/here"), MANY)
     hidden = tmp_path / "hidden"
     (hidden / ".git").mkdir(parents=True)
-    assert tune("classify", given, hidden, MANY).status == "completed", "hidden files are in nobody's way"
+    assert tune("classify", labelled, hidden, MANY).status == "completed", "hidden files are in nobody's way"
 
 
 def test_a_run_that_has_nothing_yet_may_become_another(tmp_path: Path, steady: tuple[Path, Any]) -> None:
-    given, expected = steady
+    labelled, expected = steady
     run = tmp_path / "run"
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
-        tune("classify", given, run, MANY, model="nowhere")
+        tune("classify", labelled, run, MANY, model="nowhere")
     assert not run.exists(), "told before anything is written"
     run.mkdir()
     for name in ("settings.toml", "data.json", "environment.json", "run.lock", "journal.jsonl"):
         (run / name).write_text("of a run that had nothing yet")
-    assert tune("classify", given, run, MANY).status == "completed", "it becomes another, in the same folder"
+    assert tune("classify", labelled, run, MANY).status == "completed", "it becomes another, in the same folder"
     assert left(run) == expected
 
 
@@ -498,11 +498,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, steady: tupl
 def test_links_and_relative_names_are_followed(
     tmp_path: Path, steady: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, expected = steady
+    labelled, expected = steady
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
-    (tmp_path / "data").symlink_to(given)
+    (tmp_path / "data").symlink_to(labelled)
     assert tune("classify", "data", Path("run"), MANY).status == "completed"
     assert left(tmp_path / "elsewhere") == expected
 
@@ -540,9 +540,9 @@ def test_a_run_that_diverges_after_a_checkpoint_keeps_its_settings(tmp_path: Pat
 
 @pytest.mark.slow
 def test_two_ranks_make_one_run(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
+    labelled = as_csv(tmp_path / "a.csv", [*classified(40), {"text": "x", "label": ""}])
     run = tmp_path / "run"
-    words = ["--nproc-per-node", "2", "--module", "heedful", *command(given, run, {}), "--on-bad-row", "skip"]
+    words = ["--nproc-per-node", "2", "--module", "heedful", *command(labelled, run, {}), "--on-bad-row", "skip"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -554,6 +554,6 @@ def test_two_ranks_make_one_run(tmp_path: Path) -> None:
     assert done.stdout.count("The run is in") == 1
     results = json.loads((run / "results.json").read_text())
     assert results["data"]["bad_rows"] == {"a.csv": 1}
-    alone = tune("classify", given, tmp_path / "alone", on_bad_row="skip")
+    alone = tune("classify", labelled, tmp_path / "alone", on_bad_row="skip")
     assert results["splits"].keys() == alone.results["splits"].keys()
     assert len((run / "predictions-dev.jsonl").read_text().splitlines()) == results["splits"]["dev"]["numbers"]["count"]

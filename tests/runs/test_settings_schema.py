@@ -40,37 +40,42 @@ class Drawing(Base):
 
 
 def test_every_setting_has_path_type_default_meaning_and_choices() -> None:
-    found = {(setting.path, setting.when): setting for setting in describe_settings(Drawing)}
-    assert [path for path, _ in found] == [
+    described = {(setting.path, setting.when): setting for setting in describe_settings(Drawing)}
+    assert [path for path, _ in described] == [
         "name", "shape.kind", "shape.radius", "shape.side", "colour", "roles", "frame", "frame.kind", "frame.radius",
         "bare",
     ]  # fmt: skip
-    name, kind, colour = found["name", ()], found["shape.kind", ()], found["colour", ()]
+    name, kind, colour = described["name", ()], described["shape.kind", ()], described["colour", ()]
     assert (name.annotation, name.default, name.doc) == (str, MISSING, "what it is called")
     assert (kind.default, kind.choices) == ("square", ("circle", "square"))
     assert (colour.default, colour.choices, colour.doc) == (None, ("red", "blue"), "None: none")
-    side = found["shape.side", ('shape.kind = "square"',)]
+    side = described["shape.side", ('shape.kind = "square"',)]
     assert (side.default, side.doc, side.name) == (3.0, "of each side, in metres", "side")
-    assert found["shape.radius", ('shape.kind = "circle"',)].default == 1.0
-    assert found["frame", ()].table and found["bare", ()].doc == ""
+    assert described["shape.radius", ('shape.kind = "circle"',)].default == 1.0
+    assert described["frame", ()].table and described["bare", ()].doc == ""
 
 
 def test_defaults_are_those_of_an_instance() -> None:
     drawing = Drawing(name="a", shape=Circle(radius=5.0))
-    found = {setting.path: setting.default for setting in describe_settings(drawing)}
-    assert (found["name"], found["shape.kind"], found["shape.radius"], found["shape.side"]) == ("a", "circle", 5.0, 2.0)
+    described = {setting.path: setting.default for setting in describe_settings(drawing)}
+    assert (described["name"], described["shape.kind"], described["shape.radius"], described["shape.side"]) == (
+        "a",
+        "circle",
+        5.0,
+        2.0,
+    )
     assert {setting.path: setting.default for setting in describe_settings(replace(drawing, bare=3))}["bare"] == 3
 
 
 def test_paths_say_what_may_lie_below_them() -> None:
-    found = setting_paths(Drawing)
-    assert (found["shape"], found["frame"], found["roles"], found["bare"]) == ("table", "table", "dict", "value")
+    paths = setting_paths(Drawing)
+    assert (paths["shape"], paths["frame"], paths["roles"], paths["bare"]) == ("table", "table", "dict", "value")
 
 
 def test_the_settings_of_all_runs_can_be_described() -> None:
     for cls in (FinetuneSettings, PretrainSettings, DistilSettings, MaskedDistilSettings):
         settings = describe_settings(cls)
         assert {setting.path for setting in settings} <= setting_paths(cls).keys()
-        found = {setting.path: setting.doc for setting in settings}
-        (batch,) = (path for path in found if path.endswith("train.batch_size"))
-        assert found[batch].startswith("samples of an update")
+        docs = {setting.path: setting.doc for setting in settings}
+        (batch,) = (path for path in docs if path.endswith("train.batch_size"))
+        assert docs[batch].startswith("samples of an update")

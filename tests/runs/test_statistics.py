@@ -11,23 +11,27 @@ from heedful.runs.statistics import compare_seeds, mean_and_std, paired_t_interv
 
 def test_intervals_are_the_t_test_s() -> None:
     ours, theirs = np.random.default_rng(0).normal(size=(2, 6)).tolist()
-    found = paired_t_interval(ours, theirs, level=0.99)
+    interval = paired_t_interval(ours, theirs, level=0.99)
     expected = stats.ttest_rel(ours, theirs).confidence_interval(0.99)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
     assert paired_t_interval([0.5], [0.4]).low == -np.inf, "one seed says nothing"
 
 
 def test_they_err_as_seldom_as_they_say() -> None:
     draws = np.random.default_rng(1).normal(size=(400, 2, 5))
-    wrong = sum(found.above or found.below for found in (paired_t_interval(*draw.tolist()) for draw in draws))
+    wrong = sum(interval.above or interval.below for interval in (paired_t_interval(*draw.tolist()) for draw in draws))
     assert 6 <= wrong <= 36  # 20 expected of 400; beyond that is less likely than 1 in 1,000
 
 
 def test_wording() -> None:
     far, near = ([0.9, 0.92, 0.91], [0.5, 0.51, 0.53]), ([0.5, 0.6, 0.4], [0.45, 0.4, 0.6])
-    told = compare_seeds("a", "b", far, on="plain", comparisons=2)
-    assert told.startswith("plain: a is above b by 39.7 points (97.5 % interval +") and "2 comparisons" in told
-    assert "above with 3 of 3 seeds" in told and "above with 2 of 3 seeds" in compare_seeds("a", "b", near, on="x")
+    comparison = compare_seeds("a", "b", far, on="plain", comparisons=2)
+    assert (
+        comparison.startswith("plain: a is above b by 39.7 points (97.5 % interval +") and "2 comparisons" in comparison
+    )
+    assert "above with 3 of 3 seeds" in comparison and "above with 2 of 3 seeds" in compare_seeds(
+        "a", "b", near, on="x"
+    )
     assert compare_seeds("b", "a", far[::-1], on="x").startswith("x: b is below a by 39.7 points (95 % interval -")
     assert compare_seeds("a", "b", near, on="x").startswith("x: no difference seen between a and b (95 % interval -")
     few = compare_seeds("a", "b", ([0.9, 0.8], [0.5, 0.4]), on="x")

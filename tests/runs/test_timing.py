@@ -31,12 +31,12 @@ def test_latency_and_throughput(single: ModelBundle, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ModelBundle, "forward", noted)
     single.train()
-    found = measure_latency(single, rounds=5)
+    speeds = measure_latency(single, rounds=5)
     assert single.training and not any(training for _, _, training in seen)
     single.eval()
-    assert found.keys() == {"latency", "throughput"} and isinstance(found["throughput"], int)
-    assert found["latency"].keys() == {"16"}, "this model reads 48 tokens"
-    assert 0 < found["latency"]["16"]["p50"] <= found["latency"]["16"]["p99"] and found["throughput"] > 0
+    assert speeds.keys() == {"latency", "throughput"} and isinstance(speeds["throughput"], int)
+    assert speeds["latency"].keys() == {"16"}, "this model reads 48 tokens"
+    assert 0 < speeds["latency"]["16"]["p50"] <= speeds["latency"]["16"]["p99"] and speeds["throughput"] > 0
     assert seen[:7] == [(1, 16, False)] * 7 and set(seen[7:]) == {
         (timing.BATCH_TOKENS // 48, timing.BATCH_TOKENS // 48 * 48, False)
     }
@@ -73,6 +73,6 @@ def test_nothing_is_collected_while_speed_is_measured() -> None:
         (gc.enable if before else gc.disable)()
         with gc_disabled():
             assert not gc.isenabled()
-        found = gc.isenabled()
+        is_enabled = gc.isenabled()
         gc.enable()
-        assert found is before
+        assert is_enabled is before

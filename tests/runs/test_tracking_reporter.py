@@ -229,9 +229,9 @@ def test_wandb_mlflow_and_trackio_take_a_run_and_its_resume(texts: Path, tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["status"] == "FINISHED" and found["params"]["train.seed"] == "1"
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert content["status"] == "FINISHED" and content["params"]["train.seed"] == "1"
     losses = series(tmp_path / "run", "train/loss")
-    assert [tuple(each) for each in found["history"]] == losses
-    assert dict(map(tuple, found["local"])) == dict(losses)
-    assert found["offline"] == 2
+    assert [tuple(each) for each in content["history"]] == losses
+    assert dict(map(tuple, content["local"])) == dict(losses)
+    assert content["offline"] == 2

@@ -47,8 +47,8 @@ def many(**more: Any) -> ClassifyMultiLabel:
 def inputs(examples: list[Any]) -> dict[str, torch.Tensor]:
     """A padded batch as transformers makes it; alone, an empty second text would count as none."""
     backend = both("single").tokenizer
-    made = [backend([each.text], None if each.text_pair is None else [each.text_pair]) for each in examples]
-    rows = [{name: column[0] for name, column in each.items()} for each in made]
+    encodings = [backend([each.text], None if each.text_pair is None else [each.text_pair]) for each in examples]
+    rows = [{name: column[0] for name, column in each.items()} for each in encodings]
     return dict(backend.pad(rows, return_tensors="pt"))
 
 
@@ -187,39 +187,39 @@ def test_an_evaluation_agrees_with_sklearn() -> None:
         *(LabelledExample(text=f"the dog ran {word}", label=label) for word in "abcdefgh" for label in LABELS),
     ]
     probabilities = shares_of("single", examples).softmax(-1).numpy()
-    gold, said = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
+    gold, predicted = [LABELS.index(each.label) for each in examples], probabilities.argmax(1)
     measure = evaluate_task(task(), Engine(both("single").model), examples)
-    found = task().compute_metrics(measure)
-    assert found["accuracy"] == sklearn_metrics.accuracy_score(gold, said)
-    assert found["confusion"] == sklearn_metrics.confusion_matrix(gold, said).tolist()
-    assert found["loss"] == pytest.approx(sklearn_metrics.log_loss(gold, probabilities, labels=[0, 1, 2]), abs=1e-6)
-    right = said == gold
+    metrics = task().compute_metrics(measure)
+    assert metrics["accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
+    assert metrics["confusion"] == sklearn_metrics.confusion_matrix(gold, predicted).tolist()
+    assert metrics["loss"] == pytest.approx(sklearn_metrics.log_loss(gold, probabilities, labels=[0, 1, 2]), abs=1e-6)
+    right = predicted == gold
     bins = np.minimum((probabilities.max(1) * 15 - 1e-12).astype(int), 14)
     gaps = [
         abs(right[bins == m].mean() - probabilities.max(1)[bins == m].mean()) * (bins == m).mean() for m in set(bins)
     ]
-    assert found["ece"] == pytest.approx(sum(gaps), abs=1e-6)
+    assert metrics["ece"] == pytest.approx(sum(gaps), abs=1e-6)
     intervals = measure.intervals()
     assert intervals.keys() == {"accuracy", "macro_f1"}
     for name, each in intervals.items():
-        assert 0 < each["low"] < found[name] < each["high"] < 1 and each["count"] == len(examples), name
-    assert found[task().metric] == found["accuracy"]
+        assert 0 < each["low"] < metrics[name] < each["high"] < 1 and each["count"] == len(examples), name
+    assert metrics[task().metric] == metrics["accuracy"]
 
 
 def test_two_labels_have_f1_of_the_second_and_many_have_no_interval_of_f1() -> None:
     two = task(labels=("no", "yes"))
     examples = [LabelledExample(text="", label=label) for label in ("yes", "no", "no", "yes")]
-    said = [0.9, 0.8, 0.2, 0.7]  # of yes
+    shares = [0.9, 0.8, 0.2, 0.7]  # of yes
     answers = [
         {"label": "yes" if p > 0.5 else "no", "probability": max(p, 1 - p), "probabilities": {"no": 1 - p, "yes": p}}
-        for p in said
+        for p in shares
     ]
-    found = two.compute_metrics(two.update_metrics(two.new_metrics(), examples, answers, range(4)))
-    assert (found["precision"], found["recall"], found["f1"]) == (2 / 3, 1.0, 0.8)
-    assert found["loss"] == pytest.approx(-sum(map(math.log, (0.9, 0.2, 0.8, 0.7))) / 4)
+    metrics = two.compute_metrics(two.update_metrics(two.new_metrics(), examples, answers, range(4)))
+    assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (2 / 3, 1.0, 0.8)
+    assert metrics["loss"] == pytest.approx(-sum(map(math.log, (0.9, 0.2, 0.8, 0.7))) / 4)
     backwards = task(labels=("yes", "no"))  # by name, not by place
     again = backwards.compute_metrics(backwards.update_metrics(backwards.new_metrics(), examples, answers, range(4)))
-    assert (again["accuracy"], again["loss"]) == (found["accuracy"], found["loss"])
+    assert (again["accuracy"], again["loss"]) == (metrics["accuracy"], metrics["loss"])
     assert set(task(labels=tuple(map(str, range(math.isqrt(MAX_BOOTSTRAP_SUMS) + 1)))).new_metrics().bootstraps) == {
         "accuracy"
     }
@@ -229,23 +229,23 @@ def test_many_labels_agree_with_sklearn() -> None:
     ours, thresholds = both("multiple").model, {"bad": 0.3, "good": 0.6}
     probabilities = shares_of("multiple", SETS).sigmoid().numpy()
     gold = np.array([each.target for each in many().encode_split(SETS).samples]).astype(int)
-    for given in ({}, thresholds):
-        ours.thresholds = dict(given)
+    for chosen_thresholds in ({}, thresholds):
+        ours.thresholds = dict(chosen_thresholds)
         measure = evaluate_task(many(), Engine(ours), SETS)
         ours.thresholds = {}
-        said = (probabilities >= [given.get(label, 0.5) for label in LABELS]).astype(int)
-        found = many().compute_metrics(measure)
-        assert found["micro_f1"] == pytest.approx(sklearn_metrics.f1_score(gold, said, average="micro"))
-        macro = sklearn_metrics.f1_score(gold, said, average="macro", zero_division=0.0)
-        assert found["macro_f1"] == pytest.approx(macro)
-        assert found["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, said)
+        predicted = (probabilities >= [chosen_thresholds.get(label, 0.5) for label in LABELS]).astype(int)
+        metrics = many().compute_metrics(measure)
+        assert metrics["micro_f1"] == pytest.approx(sklearn_metrics.f1_score(gold, predicted, average="micro"))
+        macro = sklearn_metrics.f1_score(gold, predicted, average="macro", zero_division=0.0)
+        assert metrics["macro_f1"] == pytest.approx(macro)
+        assert metrics["subset_accuracy"] == sklearn_metrics.accuracy_score(gold, predicted)
         expected = -(gold * np.log(probabilities) + (1 - gold) * np.log(1 - probabilities)).mean()
-        assert found["loss"] == pytest.approx(expected, abs=1e-6)
+        assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
         assert all(each["count"] == 5 for each in measure.intervals().values())
         assert measure.intervals().keys() == {"micro_f1", "subset_accuracy", "macro_f1"}
         interval = measure.intervals()["macro_f1"]
-        assert interval["low"] <= found["macro_f1"] <= interval["high"]
-        assert found[many().metric] == found["micro_f1"]
+        assert interval["low"] <= metrics["macro_f1"] <= interval["high"]
+        assert metrics[many().metric] == metrics["micro_f1"]
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def test_the_surest_mistake_is_the_worst() -> None:
     assert (judged[0].label, judged[0].prediction) == ("good", "bad")
     several = MultiLabelExample(text="x", labels=("good", "bad"))
     sets = [
-        many().score_answer(several, {"labels": said, "probabilities": shares})
-        for said, shares in (
+        many().score_answer(several, {"labels": predicted, "probabilities": shares})
+        for predicted, shares in (
             (["fair"], {"bad": 0.1, "fair": 0.9, "good": 0.1}),
             (["bad"], {"bad": 0.9, "fair": 0.1, "good": 0.4}),
             (["bad", "good"], {"bad": 0.9, "fair": 0.1, "good": 0.9}),
@@ -289,8 +289,8 @@ def test_of_two_labels_the_one_that_f1_is_of_is_named() -> None:
     two = task(labels=("spam", "legit"))
     answers = [{"label": "legit", "probability": 0.9, "probabilities": {"spam": 0.1, "legit": 0.9}}]
     example = LabelledExample(text="a", label="legit")
-    found = two.compute_metrics(two.update_metrics(two.new_metrics(), [example], answers, [0]))
-    assert found["notes"][0] == 'precision, recall and f1 are those of "legit"' and found["f1"] == 1.0
+    metrics = two.compute_metrics(two.update_metrics(two.new_metrics(), [example], answers, [0]))
+    assert metrics["notes"][0] == 'precision, recall and f1 are those of "legit"' and metrics["f1"] == 1.0
     three = task(labels=("spam", "legit", "other"))
-    found = three.compute_metrics(three.update_metrics(three.new_metrics(), [example], answers, [0]))
-    assert "f1" not in found and not any("are those of" in note for note in found["notes"])
+    metrics = three.compute_metrics(three.update_metrics(three.new_metrics(), [example], answers, [0]))
+    assert "f1" not in metrics and not any("are those of" in note for note in metrics["notes"])

@@ -63,7 +63,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         for side in ("anchor", "positive"):
             each = [pair.tokenizer([getattr(example, side)], return_tensors="pt") for example in PAIRS]
-            sides.append(torch.cat([pair.reference(**given).last_hidden_state.mean(1) for given in each]))
+            sides.append(torch.cat([pair.reference(**arguments).last_hidden_state.mean(1) for arguments in each]))
     return sides[0], sides[1]
 
 
@@ -129,9 +129,9 @@ def test_second_texts_are_told_apart_within_a_group() -> None:
 def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
     pairs = [replace(each, positive=b) for each, b in zip(PAIRS, ("x", "y", "x", "y", "y", "y", "x"), strict=True)]
     for group_size in (3, 7):
-        made, ours = task(group_size=group_size), model()
+        embed_task, ours = task(group_size=group_size), model()
         with torch.no_grad():
-            vectors = made.scores(ours, made.batch(made.encode_split(pairs).samples, [0] * 7))
+            vectors = embed_task.scores(ours, embed_task.batch(embed_task.encode_split(pairs).samples, [0] * 7))
         a, b = (F.normalize(vectors[side::2], dim=-1).numpy() for side in (0, 1))
         expected = 0.0
         for start in range(0, 7, group_size):
@@ -140,7 +140,7 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
                 rivals = [np.exp(20 * a[i] @ b[j]) for j in group if pairs[j].positive != pairs[i].positive]
                 own = np.exp(20 * a[i] @ b[i])
                 expected -= np.log(own / (own + sum(rivals)))
-        loss = learned(made, ours, pairs)
+        loss = learned(embed_task, ours, pairs)
         assert (loss.count, float(loss.sum)) == (7, pytest.approx(expected, abs=1e-9))
     alone = learned(task(), model(), [replace(each, positive="x") for each in PAIRS])
     assert float(alone.sum) == 0, "there is nothing to tell apart"
@@ -148,9 +148,9 @@ def test_a_second_text_that_is_the_same_is_not_told_apart() -> None:
 
 @pytest.mark.parametrize("budget", [1, 20, 40, 1000])
 def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> None:
-    made, ours = task(), model()
-    samples = made.encode_split(PAIRS).samples
-    groups = group(len(samples), made.group_size)
+    embed_task, ours = task(), model()
+    samples = embed_task.encode_split(PAIRS).samples
+    groups = group(len(samples), embed_task.group_size)
 
     def run(budget: int) -> tuple[float, float, torch.Tensor, int]:
         ours.zero_grad()
@@ -158,7 +158,7 @@ def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> Non
         batches = split_microbatches([sum(len(samples[n]) for n in group) for group in groups], budget)
         for batch in batches:
             mine = [samples[number] for place in batch for number in groups[place]]
-            loss = made.loss(ours, made.batch(mine, [0] * len(mine)))
+            loss = embed_task.loss(ours, embed_task.batch(mine, [0] * len(mine)))
             loss.sum.backward()
             total, count = total + loss.sum.item(), count + loss.count
         gradient = ours.named_tensors()["encoder.blocks.1.mlp.up.weight"].grad
@@ -176,38 +176,42 @@ def test_micro_batches_do_not_matter_while_groups_stay_whole(budget: int) -> Non
 
 
 def test_scored_pairs_are_correlated() -> None:
-    made = scored()
-    measure = evaluate_task(made, Engine(model()), SCORED)
-    found = made.compute_metrics(measure)
+    embed_task = scored()
+    measure = evaluate_task(embed_task, Engine(model()), SCORED)
+    metrics = embed_task.compute_metrics(measure)
     cosines, gold = F.cosine_similarity(*vectors()).numpy(), np.array([each.score for each in SCORED])
-    assert found["spearman"] == found[made.metric] == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
-    assert found["mse"] == pytest.approx(((cosines - gold / 5) ** 2).mean(), abs=1e-5)
+    assert (
+        metrics["spearman"]
+        == metrics[embed_task.metric]
+        == pytest.approx(scipy.stats.spearmanr(cosines, gold)[0], abs=1e-9)
+    )
+    assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(cosines, gold)[0], abs=1e-5)
+    assert metrics["mse"] == pytest.approx(((cosines - gold / 5) ** 2).mean(), abs=1e-5)
     for name, interval in measure.intervals().items():
-        assert -1 <= interval["low"] <= found[name] <= interval["high"] <= 1
+        assert -1 <= interval["low"] <= metrics[name] <= interval["high"] <= 1
     assert measure.intervals().keys() == {"pearson", "spearman"}
 
 
 def test_unscored_pairs_are_found_among_all() -> None:
-    made = task()
-    measure = evaluate_task(made, Engine(model()), PAIRS)
-    found = made.report(measure)
+    embed_task = task()
+    measure = evaluate_task(embed_task, Engine(model()), PAIRS)
+    metrics = embed_task.report(measure)
     a, b = (F.normalize(each, dim=-1).numpy() for each in vectors())
     order = (-a @ b.T).argsort(1)
     ranks = [1 + list(row).index(number) for number, row in enumerate(order)]
-    assert found["accuracy"] == found[made.metric] == sum(rank == 1 for rank in ranks) / 7
-    assert found["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
-    assert found["count"] == 7 and found["notes"] == [] and measure.intervals().keys() == {"accuracy", "mrr"}
+    assert metrics["accuracy"] == metrics[embed_task.metric] == sum(rank == 1 for rank in ranks) / 7
+    assert metrics["mrr"] == pytest.approx(sum(1 / rank for rank in ranks) / 7)
+    assert metrics["count"] == 7 and metrics["notes"] == [] and measure.intervals().keys() == {"accuracy", "mrr"}
 
 
 def test_pairs_with_the_same_second_text_are_no_rivals() -> None:
     pairs = [replace(each, positive="x") for each in PAIRS]
-    found = task().compute_metrics(evaluate_task(task(), Engine(model()), pairs))
-    assert (found["accuracy"], found["mrr"]) == (1, 1), "there is one answer"
+    metrics = task().compute_metrics(evaluate_task(task(), Engine(model()), pairs))
+    assert (metrics["accuracy"], metrics["mrr"]) == (1, 1), "there is one answer"
 
 
-@pytest.mark.parametrize("made", [scored(), task()])
-def test_texts_that_are_cut_are_counted(made: Embed) -> None:
+@pytest.mark.parametrize("embed_task", [scored(), task()])
+def test_texts_that_are_cut_are_counted(embed_task: Embed) -> None:
     ours = copy(model())
     ours.tokenizer = tokenizer().limited(SHORT)
     pairs = [
@@ -216,9 +220,9 @@ def test_texts_that_are_cut_are_counted(made: Embed) -> None:
         PairExample(anchor=long_text(60), positive="x", score=2.0),
     ]
     lost = 3 * (len(tokenizer().encode(long_text(60))) - SHORT)
-    said = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
-    halves = [evaluate_task(made, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
-    assert made.report(halves[0].merge_state(halves[1]))["notes"] == [said]
+    message = f"examples longer than the model reads, which were cut: 2 ({lost} tokens)"
+    halves = [evaluate_task(embed_task, Engine(ours), pairs, first=rank, step=2) for rank in (0, 1)]
+    assert embed_task.report(halves[0].merge_state(halves[1]))["notes"] == [message]
 
 
 def test_mistakes_come_in_order() -> None:

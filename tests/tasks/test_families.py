@@ -114,19 +114,21 @@ def test_who_carries_what() -> None:
 @pytest.mark.parametrize(("family", "kind"), CARRIED)
 def test_learn_and_answer(family: str, kind: str) -> None:
     of, examples, more = EXAMPLES[kind]
-    made = with_head(loaded(family), kind, labels=more.get("labels", ()), seed=1)
-    assert made.tokenizer is not None
+    new_model = with_head(loaded(family), kind, labels=more.get("labels", ()), seed=1)
+    assert new_model.tokenizer is not None
     if of is Seq2Seq:
-        more = {"ends": sequence_ends(made.config.model, made.tokenizer)}
-    task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
+        more = {"ends": sequence_ends(new_model.config.model, new_model.tokenizer)}
+    task = of(tokenizer=new_model.tokenizer, limit=new_model.max_length, **more)
     samples = task.encode_split(examples).samples
     assert len(samples) == len(examples)
-    loss = task.loss(made.train(), task.batch(samples, list(range(len(samples)))))
+    loss = task.loss(new_model.train(), task.batch(samples, list(range(len(samples)))))
     loss.sum.backward()
-    moved = {name for name, each in made.named_tensors().items() if each.grad is not None and each.grad.abs().sum() > 0}
+    moved = {
+        name for name, each in new_model.named_tensors().items() if each.grad is not None and each.grad.abs().sum() > 0
+    }
     assert any("blocks" in name for name in moved) and "embedding.tokens.weight" in moved
-    assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)
-    engine = heedful.Engine(made.eval(), writing=GenerationConfig(max_new_tokens=5))
+    assert all(bool(each.grad.isfinite().all()) for each in new_model.named_tensors().values() if each.grad is not None)
+    engine = heedful.Engine(new_model.eval(), writing=GenerationConfig(max_new_tokens=5))
     numbers = task.compute_metrics(evaluate_task(task, engine, examples))
     assert 0 <= abs(numbers[task.metric]) <= 1
     asked = [task.engine_input(example) for example in examples]
@@ -143,8 +145,8 @@ def test_what_cannot_be_carried_is_refused(family: str, kind: str) -> None:
 @pytest.mark.parametrize("family", ["xlnet", "t5", "modernbert"])
 def test_long_texts_without_a_table_of_positions(family: str) -> None:
     """They read what the tokenizer allows; more is seen in windows, and nothing is lost."""
-    made = with_head(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
-    (answer,) = heedful.Engine(made)(["the cat sat on the mat " * 30])
+    model = with_head(loaded(family), "sequence_classification", labels=("a", "b"), seed=1)
+    (answer,) = heedful.Engine(model)(["the cat sat on the mat " * 30])
     assert answer["windows"] > 5
     torch.testing.assert_close(sum(answer["probabilities"].values()), 1.0)
 
@@ -153,32 +155,32 @@ def test_long_texts_without_a_table_of_positions(family: str) -> None:
 def test_bfloat16_products_learn_the_same(family: str) -> None:
     """As training does it on a processor that has them: float32 weights, the loss near to that of float32."""
     of, examples, more = EXAMPLES["sequence_classification"]
-    made = with_head(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
-    task = of(tokenizer=made.tokenizer, limit=made.max_length, **more)
+    model = with_head(loaded(family), "sequence_classification", labels=more["labels"], seed=1)
+    task = of(tokenizer=model.tokenizer, limit=model.max_length, **more)
     batch = task.batch(task.encode_split(examples).samples, [0, 1])
-    exact = float(task.loss(made, batch).sum.detach())
+    exact = float(task.loss(model, batch).sum.detach())
     with torch.autocast("cpu", torch.bfloat16):
-        loss = task.loss(made, batch)
+        loss = task.loss(model, batch)
     loss.sum.backward()
     assert abs(float(loss.sum.detach()) - exact) < 0.05 * max(1.0, exact)
-    made.train()
+    model.train()
     with torch.autocast("cpu", torch.bfloat16):  # with dropout, by the other kernel
-        task.loss(made, batch).sum.backward()
-    assert all(bool(each.grad.isfinite().all()) for each in made.named_tensors().values() if each.grad is not None)
+        task.loss(model, batch).sum.backward()
+    assert all(bool(each.grad.isfinite().all()) for each in model.named_tensors().values() if each.grad is not None)
 
 
 @pytest.mark.parametrize("family", [family for family, kind in CARRIED if kind == "sequence_classification"])
 def test_a_reranker_is_saved_as_one(family: str, tmp_path: Path) -> None:
     setup = TaskSetup(settings=RankSettings(), loaded=loaded(family), labels=(), stats=EMPTY)
-    task, made = Rank.create(setup)
+    task, model = Rank.create(setup)
     (sample,) = task.encode_split(
         [RankExample(query="who ?", documents=("ada wrote it", "a cat"), relevance=(1.0, 0.0))]
     ).samples
-    task.loss(made, task.batch([sample], [0])).sum.backward()
-    heedful.save(made, tmp_path / "model")
+    task.loss(model, task.batch([sample], [0])).sum.backward()
+    heedful.save(model, tmp_path / "model")
     again = heedful.load(tmp_path / "model")
     spec = spec_of_head(again.config.head)
     assert spec is not None and spec.name == "rank"
     asked = [{"query": "who ?", "texts": ["ada", "x"]}]
-    (before,), (after,) = (heedful.Engine(each.eval())(asked) for each in (made, again))
+    (before,), (after,) = (heedful.Engine(each.eval())(asked) for each in (model, again))
     assert before["scores"] == pytest.approx(after["scores"], abs=1e-6) and len(before["scores"]) == 2

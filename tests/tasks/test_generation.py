@@ -93,10 +93,10 @@ def test_settings_in_config_json_count_without_generation_config(tmp_path: Path)
     old = {"num_beams": 4, "length_penalty": 2.0, "max_length": 12, "no_repeat_ngram_size": 3, "early_stopping": True}
     config = {key: value for key, value in reference.config.to_dict().items() if key != "forced_eos_token_id"}
     (tmp_path / "config.json").write_text(json.dumps(config | old | {"architectures": [ARCHITECTURES["bart"]]}))
-    found = folder_generation(heedful.load(tmp_path))
-    assert found.defaults.how == BeamSearch(num_beams=4, length_penalty=2.0, early_stopping=True)
-    assert (found.defaults.max_length, found.constraints.no_repeat_ngram_size) == (12, 3)
-    assert (found.start, found.stop, found.constraints.forced_eos_token_id) == (2, (2,), (2,))
+    generation = folder_generation(heedful.load(tmp_path))
+    assert generation.defaults.how == BeamSearch(num_beams=4, length_penalty=2.0, early_stopping=True)
+    assert (generation.defaults.max_length, generation.constraints.no_repeat_ngram_size) == (12, 3)
+    assert (generation.start, generation.stop, generation.constraints.forced_eos_token_id) == (2, (2,), (2,))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,12 @@ def test_languages_of_a_model(tmp_path: Path, tokenizer_class: str) -> None:
     german, french = loaded.tokenizer.id("de_DE"), loaded.tokenizer.id("fr_XX")
     assert translator.tokenizer.encode("Ada").ids[0 if leads else -1] == german
     text = list(translator.tokenizer.encode("Ada reads").ids)
-    told = {"forced_bos_token_id": french} if leads else {"decoder_start_token_id": french}
+    special_ids = {"forced_bos_token_id": french} if leads else {"decoder_start_token_id": french}
     with in_double():
         inputs = torch.tensor([text])
-        (expected,) = reference.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **told)
+        (expected,) = reference.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=7, **special_ids
+        )
     config = GenerationConfig(max_new_tokens=7)
     ((best,),) = start_generation(translator, translator.tokenizer, Packed.of([text]), config).run()
     written = expected.tolist()[1:]

@@ -21,39 +21,39 @@ WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ",", "."]
 def texts(seed: int, count: int = 30) -> tuple[list[str], list[str]]:
     draw = random.Random(seed)
     golds = [draw.choices(WORDS, k=draw.randrange(3, 12)) for _ in range(count)]
-    said = [
+    predictions = [
         [word if draw.random() < 0.8 else draw.choice(WORDS) for word in gold][: draw.randrange(2, 12)]
         for gold in golds
     ]
-    return [" ".join(each) for each in said], [" ".join(each) for each in golds]
+    return [" ".join(each) for each in predictions], [" ".join(each) for each in golds]
 
 
-def counted(said: list[str], golds: list[str]) -> float:
+def counted(predictions: list[str], golds: list[str]) -> float:
     """min(1, exp(1 - r / c)) exp(mean log p_n) (Papineni et al. 2002, section 2.3), of words between spaces."""
     right, total = [0] * 4, [0] * 4
-    for one, gold in zip(said, golds, strict=True):
+    for one, gold in zip(predictions, golds, strict=True):
         for n in range(1, 5):
             a, b = (Counter(tuple(w[i : i + n]) for i in range(len(w) - n + 1)) for w in (one.split(), gold.split()))
             right[n - 1] += (a & b).total()
             total[n - 1] += a.total()
-    c, r = (sum(len(text.split()) for text in each) for each in (said, golds))
+    c, r = (sum(len(text.split()) for text in each) for each in (predictions, golds))
     return min(1.0, math.exp(1 - r / c)) * math.exp(sum(math.log(a / b) for a, b in zip(right, total, strict=True)) / 4)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_bleu_equals_sacrebleu_and_the_formula_of_the_paper(seed: int) -> None:
-    said, golds = texts(seed)
+    predictions, golds = texts(seed)
     theirs = BLEU(force=True)
-    score = theirs.corpus_score(said, [golds]).score
-    found = Bleu().update(said, golds).compute()
-    assert found["bleu"] == pytest.approx(score / 100, abs=1e-12)
-    assert found["bleu"] == pytest.approx(counted(said, golds), abs=1e-12)
-    assert found["signature"] == str(theirs.get_signature()) and found["count"] == 30
-    assert found["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    parts = [Bleu().update(said[a:b], golds[a:b]) for a, b in ((20, 30), (0, 3), (3, 20))]
-    assert parts[0].merge_state(parts[1]).merge_state(parts[2]).compute() == found
-    rows = np.array([bleu_statistics(a, b) for a, b in zip(said, golds, strict=True)])
-    assert bleu_of(np.stack([rows.sum(0), 2 * rows.sum(0)]).astype(np.float64)) == pytest.approx(found["bleu"])
+    score = theirs.corpus_score(predictions, [golds]).score
+    metrics = Bleu().update(predictions, golds).compute()
+    assert metrics["bleu"] == pytest.approx(score / 100, abs=1e-12)
+    assert metrics["bleu"] == pytest.approx(counted(predictions, golds), abs=1e-12)
+    assert metrics["signature"] == str(theirs.get_signature()) and metrics["count"] == 30
+    assert metrics["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    parts = [Bleu().update(predictions[a:b], golds[a:b]) for a, b in ((20, 30), (0, 3), (3, 20))]
+    assert parts[0].merge_state(parts[1]).merge_state(parts[2]).compute() == metrics
+    rows = np.array([bleu_statistics(a, b) for a, b in zip(predictions, golds, strict=True)])
+    assert bleu_of(np.stack([rows.sum(0), 2 * rows.sum(0)]).astype(np.float64)) == pytest.approx(metrics["bleu"])
 
 
 def test_the_ends_of_what_can_be_scored() -> None:
@@ -67,14 +67,14 @@ def test_the_ends_of_what_can_be_scored() -> None:
 
 @pytest.mark.parametrize(("words", "lower_case"), [("char", False), ("zh", False), ("intl", True), ("none", True)])
 def test_what_it_counts_is_sacrebleus_and_in_its_signature(words: Any, lower_case: bool) -> None:
-    said = ["Das Pferd frisst heute Gras.", "我爱北京天安门"]
+    predictions = ["Das Pferd frisst heute Gras.", "我爱北京天安门"]
     golds = ["das Pferd frisst heute, das Gras.", "我爱北京的天安门"]
     theirs = BLEU(force=True, tokenize=words, lowercase=lower_case)
-    score = theirs.corpus_score(said, [golds]).score
-    found = Bleu(words=words, lower_case=lower_case).update(said, golds).compute()
-    assert found["bleu"] == pytest.approx(score / 100, abs=1e-12) and found["bleu"] > 0
-    assert found["signature"] == str(theirs.get_signature())
-    assert f"|case:{'lc' if lower_case else 'mixed'}|eff:no|tok:{words}|" in found["signature"]
+    score = theirs.corpus_score(predictions, [golds]).score
+    metrics = Bleu(words=words, lower_case=lower_case).update(predictions, golds).compute()
+    assert metrics["bleu"] == pytest.approx(score / 100, abs=1e-12) and metrics["bleu"] > 0
+    assert metrics["signature"] == str(theirs.get_signature())
+    assert f"|case:{'lc' if lower_case else 'mixed'}|eff:no|tok:{words}|" in metrics["signature"]
     with pytest.raises(HeedfulError, match=r"these cannot be merged, their words differ: \('13a', False\) and"):
         Bleu().merge_state(Bleu(words=words, lower_case=lower_case))
 

@@ -46,17 +46,17 @@ def test_weights_are_poisson_and_depend_on_seed_and_id_alone() -> None:
 
 def test_the_mean() -> None:
     scores = np.random.default_rng(0).normal(3, 2, 400)
-    found = mean_interval(scores, seed=1)
+    interval = mean_interval(scores, seed=1)
     half = 1.96 * scores.std() / 20
-    assert found["mean"] == pytest.approx(scores.mean())
-    assert (found["low"], found["high"]) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.04)
-    assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
-    assert mean_interval(scores, seed=1) == found != mean_interval(scores, seed=2)
+    assert interval["mean"] == pytest.approx(scores.mean())
+    assert (interval["low"], interval["high"]) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.04)
+    assert (interval["level"], interval["replicates"], interval["count"]) == (0.95, 1000, 400)
+    assert mean_interval(scores, seed=1) == interval != mean_interval(scores, seed=2)
     narrow = mean_interval(scores, seed=1, level=0.5)
-    assert found["low"] < narrow["low"] < narrow["high"] < found["high"]
+    assert interval["low"] < narrow["low"] < narrow["high"] < interval["high"]
     order = np.random.default_rng(1).permutation(400)
     again = mean_interval(scores[order], seed=1, ids=order)
-    assert {**again, "mean": 0} == {**found, "mean": 0}
+    assert {**again, "mean": 0} == {**interval, "mean": 0}
     assert mean_interval([0.5] * 9, seed=0)["low"] == pytest.approx(0.5)
 
 
@@ -64,8 +64,8 @@ def test_the_truth_lies_in_as_many_intervals_as_they_say() -> None:
     random = np.random.default_rng(0)
     inside = 0
     for trial in range(200):
-        found = mean_interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
-        inside += found["low"] <= 0.7 <= found["high"]
+        interval = mean_interval(random.random(60) < 0.7, seed=trial, level=0.9, replicates=200)
+        inside += interval["low"] <= 0.7 <= interval["high"]
     assert 165 <= inside <= 195  # of 180 expected; the percentile interval is a little narrow
 
 
@@ -88,33 +88,33 @@ def test_scores_that_are_no_means() -> None:
     ):
         of = confusion_of(3, formula)
         assert of(rows.sum(0, dtype=np.float64)[None])[0] == pytest.approx(truth)
-        found = seen.interval(of)
-        assert found["low"] < truth < found["high"]
-        assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, of), abs=0.02)
+        bootstrap_interval = seen.interval(of)
+        assert bootstrap_interval["low"] < truth < bootstrap_interval["high"]
+        assert [bootstrap_interval["low"], bootstrap_interval["high"]] == pytest.approx(ordinary(rows, of), abs=0.02)
 
 
 def test_entities() -> None:
     random = np.random.default_rng(0)
     gold = [random.choice(["O", "B-x", "I-x"], size=8).tolist() for _ in range(200)]
-    said = [[tag if random.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
-    rows = entity_counts(said, gold, "conlleval")
-    found = Bootstrap(seed=4, statistics=3).update(range(200), rows).interval(f1_of)
-    assert [found["low"], found["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
+    predicted = [[tag if random.random() < 0.8 else "O" for tag in sentence] for sentence in gold]
+    rows = entity_counts(predicted, gold, "conlleval")
+    bootstrap_interval = Bootstrap(seed=4, statistics=3).update(range(200), rows).interval(f1_of)
+    assert [bootstrap_interval["low"], bootstrap_interval["high"]] == pytest.approx(ordinary(rows, f1_of), abs=0.02)
     assert f1_of(np.zeros((2, 3))).tolist() == [0, 0]
 
 
 def test_scores_of_labels() -> None:
     draw = np.random.default_rng(6)
-    gold, said = draw.integers(0, 2, (2, 60, 4))
-    gold[:, 3] = said[:, 3] = 0  # one that never occurs
-    counts = np.stack([gold & said, gold, said], 2)
+    gold, predicted = draw.integers(0, 2, (2, 60, 4))
+    gold[:, 3] = predicted[:, 3] = 0  # one that never occurs
+    counts = np.stack([gold & predicted, gold, predicted], 2)
     times = draw.poisson(1, (50, 60))
     whole = np.einsum("ri,ic->rc", times, counts.reshape(60, -1)).astype(np.float64)
     sums = np.einsum("ri,ic->rc", times, counts.sum(1)).astype(np.float64)
     for row, macro, precision, recall in zip(
         times, macro_f1_of(whole), precision_of(sums), recall_of(sums), strict=True
     ):
-        pair = [np.repeat(each, row, 0) for each in (gold, said)]
+        pair = [np.repeat(each, row, 0) for each in (gold, predicted)]
         assert macro == pytest.approx(f1_score(*pair, average="macro", zero_division=0.0))
         assert precision == pytest.approx(precision_score(*pair, average="micro"))
         assert recall == pytest.approx(recall_score(*pair, average="micro"))
@@ -122,12 +122,12 @@ def test_scores_of_labels() -> None:
 
 def test_replicates_that_are_drawn_by_themselves() -> None:
     values = np.random.default_rng(7).normal(size=400)
-    found = resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
+    interval = resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
     error = values.std() / 20
     expected = [values.mean() - 1.96 * error, values.mean() + 1.96 * error]
-    assert [found["low"], found["high"]] == pytest.approx(expected, abs=0.3 * error)
-    assert (found["level"], found["replicates"], found["count"]) == (0.95, 1000, 400)
-    assert found == resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
+    assert [interval["low"], interval["high"]] == pytest.approx(expected, abs=0.3 * error)
+    assert (interval["level"], interval["replicates"], interval["count"]) == (0.95, 1000, 400)
+    assert interval == resampled_interval(400, lambda times: float(times @ values / times.sum()), seed=3)
     with pytest.raises(HeedfulError, match="an interval of no examples is not defined"):
         resampled_interval(0, lambda times: 0.0, seed=3)
 

@@ -25,26 +25,29 @@ def examples(seed: int, classes: int, count: int = 60) -> tuple[np.ndarray, np.n
 @pytest.mark.parametrize(("classes", "count"), [(2, 60), (4, 60), (4, 3)])
 def test_confusion_matrix(seed: int, classes: int, count: int) -> None:
     predicted, gold = examples(seed, classes, count)
-    found = ConfusionMatrix(labels=NAMES[:classes], positive="green").update(predicted, gold).compute()
+    metrics = ConfusionMatrix(labels=NAMES[:classes], positive="green").update(predicted, gold).compute()
     every = list(range(classes))
-    assert found["confusion"] == oracle.confusion_matrix(gold, predicted, labels=every).tolist()
-    assert found["accuracy"] == pytest.approx(oracle.accuracy_score(gold, predicted))
+    assert metrics["confusion"] == oracle.confusion_matrix(gold, predicted, labels=every).tolist()
+    assert metrics["accuracy"] == pytest.approx(oracle.accuracy_score(gold, predicted))
     if len({*gold, *predicted}) > 1:
-        assert found["matthews"] == pytest.approx(oracle.matthews_corrcoef(gold, predicted), abs=1e-12)
+        assert metrics["matthews"] == pytest.approx(oracle.matthews_corrcoef(gold, predicted), abs=1e-12)
     for average in ("micro", "macro", "weighted"):
         for name, function in (
             ("f1", oracle.f1_score),
             ("precision", oracle.precision_score),
             ("recall", oracle.recall_score),
         ):
-            if f"{average}_{name}" in found:
+            if f"{average}_{name}" in metrics:
                 expected = function(gold, predicted, average=average, zero_division=0)
-                assert found[f"{average}_{name}"] == pytest.approx(expected), (average, name)
+                assert metrics[f"{average}_{name}"] == pytest.approx(expected), (average, name)
     each = oracle.precision_recall_fscore_support(gold, predicted, labels=every, zero_division=0)
     for number, label in enumerate(NAMES[:classes]):
-        assert list(found["classes"][label].values()) == pytest.approx([column[number] for column in each])
-    assert found["f1"] == found["classes"]["green"]["f1"] and found["recall"] == found["classes"]["green"]["recall"]
-    assert found["count"] == count
+        assert list(metrics["classes"][label].values()) == pytest.approx([column[number] for column in each])
+    assert (
+        metrics["f1"] == metrics["classes"]["green"]["f1"]
+        and metrics["recall"] == metrics["classes"]["green"]["recall"]
+    )
+    assert metrics["count"] == count
 
 
 def test_names_are_safe_whatever_the_order_of_classes() -> None:  # MNLI read in another order loses 4 %
@@ -58,9 +61,9 @@ def test_names_are_safe_whatever_the_order_of_classes() -> None:  # MNLI read in
 
 
 def test_constant_predictions() -> None:
-    found = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["no"] * 3, ["no", "yes", "no"]).compute()
-    assert (found["matthews"], found["f1"], found["precision"]) == (0, 0, 0)
-    assert found["notes"] == ['every prediction is "no": Matthews is 0 by convention']
+    metrics = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["no"] * 3, ["no", "yes", "no"]).compute()
+    assert (metrics["matthews"], metrics["f1"], metrics["precision"]) == (0, 0, 0)
+    assert metrics["notes"] == ['every prediction is "no": Matthews is 0 by convention']
     one = ConfusionMatrix(labels=("a", "b", "c")).update([0], [0]).compute()
     assert (one["accuracy"], one["macro_f1"], one["matthews"]) == (1, 1, 0)
     assert one["notes"][-1] == "not in the macro averages, because they never occur: b, c"
@@ -141,13 +144,13 @@ def test_several_labels(seed: int) -> None:
     random = np.random.default_rng(seed)
     gold = random.integers(0, 2, (30, 4)) * [1, 1, 1, seed % 2]
     predicted = np.where(random.random((30, 4)) < 0.7, gold, random.integers(0, 2, (30, 4)) * [1, 1, 0, 0])
-    found = MultiLabelScores(labels=NAMES).update(predicted > 0, torch.tensor(gold)).compute()
+    metrics = MultiLabelScores(labels=NAMES).update(predicted > 0, torch.tensor(gold)).compute()
     for average in ("micro", "macro"):
         each = oracle.precision_recall_fscore_support(gold, predicted, average=average, zero_division=0)
-        assert [found[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
-    assert found["subset_accuracy"] == oracle.accuracy_score(gold, predicted)
+        assert [metrics[f"{average}_{name}"] for name in ("precision", "recall", "f1")] == pytest.approx(each[:3])
+    assert metrics["subset_accuracy"] == oracle.accuracy_score(gold, predicted)
     never = "these labels never occur and count 0 in the macro averages: grey"
-    assert found["notes"] == ([] if seed % 2 else [never])
+    assert metrics["notes"] == ([] if seed % 2 else [never])
 
 
 def test_what_several_labels_refuse() -> None:
@@ -186,9 +189,9 @@ def test_the_metrics_of_glue() -> None:
     }
     predicted, gold = (side.astype(str) for side in examples(2, 2))
     suite = GLUE["mrpc"]
-    found = suite.scores(suite.metric.update(predicted, gold).compute())
-    assert found["f1"] == pytest.approx(oracle.f1_score(gold, predicted, pos_label="1"))
-    assert found["score"] == pytest.approx((found["accuracy"] + found["f1"]) / 2)
+    metrics = suite.scores(suite.metric.update(predicted, gold).compute())
+    assert metrics["f1"] == pytest.approx(oracle.f1_score(gold, predicted, pos_label="1"))
+    assert metrics["score"] == pytest.approx((metrics["accuracy"] + metrics["f1"]) / 2)
     for suite in GLUE.values():
         if isinstance(suite.metric, ConfusionMatrix):
             labels = suite.metric.labels

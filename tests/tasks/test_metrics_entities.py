@@ -39,13 +39,13 @@ def noisy(gold: list[list[str]], seed: int, marks: str) -> list[list[str]]:
 @pytest.mark.parametrize("scheme", MARKS)
 def test_spans(scheme: Any) -> None:
     for sentence in sentences(1, MARKS[scheme], 4000):
-        found = [(kind, start, stop - 1) for kind, start, stop in entity_spans(sentence, scheme)]
+        spans = [(kind, start, stop - 1) for kind, start, stop in entity_spans(sentence, scheme)]
         if scheme == "conlleval":
             expected = get_entities(sentence)
         else:
             (entities,) = Oracle([sentence], SCHEMES[scheme]).entities
             expected = [(entity.tag, entity.start, entity.end - 1) for entity in entities]
-        assert found == expected, sentence
+        assert spans == expected, sentence
 
 
 @pytest.mark.parametrize("scheme", MARKS)
@@ -53,17 +53,17 @@ def test_spans(scheme: Any) -> None:
 def test_scores(scheme: Any, seed: int) -> None:
     gold = sentences(seed, MARKS[scheme], 1000)
     predicted = noisy(gold, seed + 100, MARKS[scheme])
-    found = EntityScores(scheme=scheme).update(predicted, gold).compute()
+    metrics = EntityScores(scheme=scheme).update(predicted, gold).compute()
     more = {"mode": "strict", "scheme": SCHEMES[scheme]} if scheme in SCHEMES else {}
     expected = classification_report(gold, predicted, output_dict=True, zero_division=0, **more)
-    for name, scores in [("micro avg", found), *found["types"].items()]:
+    for name, scores in [("micro avg", metrics), *metrics["types"].items()]:
         for here, there in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score"), ("gold", "support")):
             assert scores[here] == pytest.approx(expected[name][there], abs=1e-12), name
-    assert set(found["types"]) == {name for name in expected if not name.endswith(" avg")}
-    assert found["token_accuracy"] == pytest.approx(accuracy_score(gold, predicted))
-    assert found["scheme"] == scheme and found["count"] == 1000
+    assert set(metrics["types"]) == {name for name in expected if not name.endswith(" avg")}
+    assert metrics["token_accuracy"] == pytest.approx(accuracy_score(gold, predicted))
+    assert metrics["scheme"] == scheme and metrics["count"] == 1000
     sums = entity_counts(predicted, gold, scheme).sum(0).tolist()
-    assert sums == [found["correct"], found["gold"], found["predicted"]]
+    assert sums == [metrics["correct"], metrics["gold"], metrics["predicted"]]
 
 
 def test_lenient_and_strict_differ() -> None:

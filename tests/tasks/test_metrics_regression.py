@@ -52,14 +52,14 @@ def test_regression(seed: int, ties: bool) -> None:
     predicted = gold * random.normal() + random.normal(size=50)
     if ties:
         gold, predicted = np.round(gold), np.round(predicted, 1)
-    found = RankedRegressionScores().update(predicted, gold).compute()
-    assert found["pearson"] == pytest.approx(stats.pearsonr(predicted, gold).statistic, abs=1e-13)
-    assert found["spearman"] == pytest.approx(stats.spearmanr(predicted, gold).statistic, abs=1e-13)
-    assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-14)
-    assert found["count"] == 50 and found["notes"] == []
+    metrics = RankedRegressionScores().update(predicted, gold).compute()
+    assert metrics["pearson"] == pytest.approx(stats.pearsonr(predicted, gold).statistic, abs=1e-13)
+    assert metrics["spearman"] == pytest.approx(stats.spearmanr(predicted, gold).statistic, abs=1e-13)
+    assert metrics["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-14)
+    assert metrics["count"] == 50 and metrics["notes"] == []
     assert ranks(gold).tolist() == stats.rankdata(gold).tolist()
     constant = RegressionScores().update(torch.tensor(predicted), gold.tolist()).compute()
-    assert constant == {name: value for name, value in found.items() if name != "spearman"}
+    assert constant == {name: value for name, value in metrics.items() if name != "spearman"}
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -93,9 +93,9 @@ def test_weighted_ranks_are_those_of_repeated_examples() -> None:
 def test_no_digits_are_lost_far_from_zero() -> None:
     random = np.random.default_rng(0)
     gold, predicted = random.normal(size=(2, 100)) + 1e9
-    found = RegressionScores().update(predicted, gold).compute()
-    assert found["pearson"] == pytest.approx(np.corrcoef(predicted - 1e9, gold - 1e9)[0, 1], abs=1e-13)
-    assert found["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-13)
+    metrics = RegressionScores().update(predicted, gold).compute()
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(predicted - 1e9, gold - 1e9)[0, 1], abs=1e-13)
+    assert metrics["mse"] == pytest.approx(float(np.mean((predicted - gold) ** 2)), rel=1e-13)
     tiny = (
         RegressionScores().update([1e-300, 2e-300, 4e-300], [1.0, 2.0, 4.0]).compute()
     )  # whose squares are no doubles
@@ -108,9 +108,9 @@ def test_half_precision_tensors() -> None:
 
 
 def test_a_constant_has_no_correlation() -> None:
-    found = RankedRegressionScores().update([0.1] * 3, [1.0, 2.0, 4.0]).compute()
-    assert (found["pearson"], found["spearman"]) == (0, 0) and found["mse"] > 0
-    assert found["notes"] == [
+    metrics = RankedRegressionScores().update([0.1] * 3, [1.0, 2.0, 4.0]).compute()
+    assert (metrics["pearson"], metrics["spearman"]) == (0, 0) and metrics["mse"] > 0
+    assert metrics["notes"] == [
         "all predictions are equal: a correlation with a constant is not defined, and reported as 0"
     ]
     assert len(RegressionScores().update([1.0], [2.0]).compute()["notes"]) == 2
@@ -139,9 +139,9 @@ def test_what_regression_refuses(metric: Any, predicted: Any, gold: Any, message
 def test_loss_of_tokens() -> None:
     random = np.random.default_rng(0)
     losses, tokens = random.exponential(20, 30), random.integers(0, 9, 30)
-    found = TokenLoss().update(losses, tokens).compute()
-    assert found["loss"] == float(sum(map(Fraction, losses)) / int(tokens.sum()))
-    assert found["perplexity"] == math.exp(found["loss"]) and found["tokens"] == tokens.sum()
+    metrics = TokenLoss().update(losses, tokens).compute()
+    assert metrics["loss"] == float(sum(map(Fraction, losses)) / int(tokens.sum()))
+    assert metrics["perplexity"] == math.exp(metrics["loss"]) and metrics["tokens"] == tokens.sum()
     huge = TokenLoss().update([1e4], [1]).compute()
     assert huge["perplexity"] == math.inf and huge["notes"] == ["the perplexity exp(10000) is more than a float holds"]
     with pytest.raises(HeedfulError, match=r"the number of tokens of example at index 1 .* is 1\.5: give a whole"):
@@ -158,15 +158,15 @@ def test_calibration(seed: int, bins: int) -> None:
     random = np.random.default_rng(seed)
     p = np.round(random.random(200), 1 + seed % 3)  # many on the borders of bins
     right = random.random(200) < p**2
-    found = Calibration(bins=bins).update(p, right).compute()
+    metrics = Calibration(bins=bins).update(p, right).compute()
     accuracies, confidences = calibration_curve(right, p, n_bins=bins)
-    assert [row["accuracy"] for row in found["table"]] == pytest.approx(accuracies)
-    assert [row["confidence"] for row in found["table"]] == pytest.approx(confidences)
-    sizes = np.array([row["count"] for row in found["table"]])
-    assert found["ece"] == pytest.approx(float((abs(accuracies - confidences) * sizes).sum() / 200))
-    assert found["largest_gap"] == pytest.approx(float(abs(accuracies - confidences).max()))
-    assert found["count"] == sizes.sum() == 200 and found["accuracy"] == pytest.approx(right.mean())
-    for row in found["table"]:
+    assert [row["accuracy"] for row in metrics["table"]] == pytest.approx(accuracies)
+    assert [row["confidence"] for row in metrics["table"]] == pytest.approx(confidences)
+    sizes = np.array([row["count"] for row in metrics["table"]])
+    assert metrics["ece"] == pytest.approx(float((abs(accuracies - confidences) * sizes).sum() / 200))
+    assert metrics["largest_gap"] == pytest.approx(float(abs(accuracies - confidences).max()))
+    assert metrics["count"] == sizes.sum() == 200 and metrics["accuracy"] == pytest.approx(right.mean())
+    for row in metrics["table"]:
         assert row["low"] - 1e-12 <= row["confidence"] <= row["high"] + 1e-12
 
 

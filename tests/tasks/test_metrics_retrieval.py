@@ -34,11 +34,11 @@ def drawn(count: int, width: int = 5, seed: int = 0) -> Any:
 def test_it_is_the_plain_computation(monkeypatch: pytest.MonkeyPatch, count: int, at_once: int) -> None:
     monkeypatch.setattr(module, "CHUNK_TEXTS", at_once)
     vectors = drawn(count)
-    found = Retrieval().update(range(count), vectors).compute()
+    metrics = Retrieval().update(range(count), vectors).compute()
     accuracy, mrr = plain(vectors)
-    assert found["accuracy"] == accuracy and found["mrr"] == pytest.approx(mrr) and found["count"] == count
+    assert metrics["accuracy"] == accuracy and metrics["mrr"] == pytest.approx(mrr) and metrics["count"] == count
     assert count == 1 or 0.2 < accuracy < 0.9
-    assert Retrieval().update(range(count), 1e3 * vectors).compute() == found  # lengths do not matter
+    assert Retrieval().update(range(count), 1e3 * vectors).compute() == metrics  # lengths do not matter
 
 
 @given(st.integers(1, 25), st.randoms(use_true_random=False))
@@ -57,12 +57,12 @@ def test_merging_is_exact_in_any_order(count: int, random: Any) -> None:
 def test_intervals_are_those_of_means_over_pairs() -> None:
     vectors = drawn(300)
     metric = Retrieval().update(range(300), vectors)
-    found, intervals = metric.compute(), metric.intervals(0)
+    metrics, intervals = metric.compute(), metric.intervals(0)
     for name in ("accuracy", "mrr"):
         low, high = intervals[name]["low"], intervals[name]["high"]
-        assert low < found[name] < high and 0.05 < high - low < 0.15
-    expected = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 300) ** 0.5
-    assert intervals["accuracy"]["high"] - found["accuracy"] == pytest.approx(expected, rel=0.2)
+        assert low < metrics[name] < high and 0.05 < high - low < 0.15
+    expected = 1.96 * (metrics["accuracy"] * (1 - metrics["accuracy"]) / 300) ** 0.5
+    assert intervals["accuracy"]["high"] - metrics["accuracy"] == pytest.approx(expected, rel=0.2)
     parts = [Retrieval().update([n], vectors[[n]]) for n in reversed(range(300))]
     assert merge_all(parts).intervals(0) == intervals
 
@@ -84,11 +84,11 @@ def test_second_texts_that_are_the_same_are_no_rivals(monkeypatch: pytest.Monkey
         rivals = [of[other] for other in texts if other != text]
         own = a @ b / np.linalg.norm(b)
         ranks.append(1 + sum(a @ each / np.linalg.norm(each) >= own for each in rivals))
-    found = Retrieval().update(range(40), vectors, texts).compute()
-    assert found["accuracy"] == np.mean(np.array(ranks) == 1) > 0
-    assert found["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+    metrics = Retrieval().update(range(40), vectors, texts).compute()
+    assert metrics["accuracy"] == np.mean(np.array(ranks) == 1) > 0
+    assert metrics["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
     parts = [Retrieval().update([n], vectors[[n]], [texts[n]]) for n in reversed(range(40))]
-    assert merge_all(parts).compute() == found
+    assert merge_all(parts).compute() == metrics
 
 
 def test_a_vector_of_zeros_finds_nothing() -> None:
@@ -108,7 +108,7 @@ def test_what_has_no_direction_is_refused() -> None:
             Retrieval().update(range(3), broken)
     with pytest.raises(HeedfulError, match="of no examples is not defined"):
         Retrieval().compute()
-    with pytest.raises(HeedfulError, match="their widths differ: 5 and 6"):
+    with pytest.raises(HeedfulError, match="their dimensions differ: 5 and 6"):
         Retrieval().update([0], drawn(1)).merge_state(Retrieval().update([1], drawn(1, width=6)))
     with pytest.raises(HeedfulError, match="there are 2 ids for 3 pairs of vectors"):
         Retrieval().update([0, 1], vectors)

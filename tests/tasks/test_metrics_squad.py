@@ -39,14 +39,14 @@ def test_the_first_version() -> None:
     source = random.Random(0)
     # a word in each gold answer: where nothing is left of both, the published script has F1 0 and the oracle 1
     golds = {f"q{i}": [f"{text(source)} cat" for _ in range(source.randint(1, 4))] for i in range(2000)}
-    said = {name: source.choice([*answers, text(source)]) for name, answers in golds.items()}
-    found = SquadScore(version="1.1").update(said, golds).compute()
+    predictions = {name: source.choice([*answers, text(source)]) for name, answers in golds.items()}
+    metrics = SquadScore(version="1.1").update(predictions, golds).compute()
     expected = squad(
-        [{"prediction_text": answer, "id": name} for name, answer in said.items()],
+        [{"prediction_text": answer, "id": name} for name, answer in predictions.items()],
         [{"answers": {"answer_start": [0], "text": answers}, "id": name} for name, answers in golds.items()],
     )
-    assert 100 * found["exact"] == pytest.approx(expected["exact_match"].item(), abs=1e-4)
-    assert 100 * found["f1"] == pytest.approx(expected["f1"].item(), abs=1e-4)
+    assert 100 * metrics["exact"] == pytest.approx(expected["exact_match"].item(), abs=1e-4)
+    assert 100 * metrics["f1"] == pytest.approx(expected["f1"].item(), abs=1e-4)
 
 
 @given(st.text(alphabet=st.sampled_from("aAnt he.,!'-x\t\u00a0é")))
@@ -76,24 +76,24 @@ def test_by_hand(prediction: str, golds: list[str], first: tuple[float, ...], se
 
 def test_unanswerable_and_missing() -> None:
     golds: dict[str, list[str]] = {"a": ["cat"], "b": [], "c": [], "d": [], "e": ["."]}
-    said = {"a": "cat", "b": "", "c": "dog", "e": "", "not asked": "x"}
-    found = SquadScore(version="2.0").update(said, golds).compute()
-    assert (found["answerable_exact"], found["answerable_count"]) == (1.0, 2)  # "." was given as an answer
-    assert (found["unanswerable_f1"], found["unanswerable_count"]) == (pytest.approx(1 / 3), 3)
-    assert found["exact"] == 3 / 5 and found["missing"] == 1
-    assert found["notes"] == ["1 of 5 questions have no prediction and count 0"]
+    predictions = {"a": "cat", "b": "", "c": "dog", "e": "", "not asked": "x"}
+    metrics = SquadScore(version="2.0").update(predictions, golds).compute()
+    assert (metrics["answerable_exact"], metrics["answerable_count"]) == (1.0, 2)  # "." was given as an answer
+    assert (metrics["unanswerable_f1"], metrics["unanswerable_count"]) == (pytest.approx(1 / 3), 3)
+    assert metrics["exact"] == 3 / 5 and metrics["missing"] == 1
+    assert metrics["notes"] == ["1 of 5 questions have no prediction and count 0"]
     only = SquadScore(version="2.0").update({"a": "cat"}, {"a": ["cat"]}).compute()
     assert not [name for name in only if name.startswith("unanswerable")]
 
 
-def by_hand(said: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, float]) -> dict[str, float]:
+def by_hand(predictions: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, float]) -> dict[str, float]:
     """Every threshold tried, each scored from the beginning."""
     best = {"exact": (-1.0, 0.0), "f1": (-1.0, 0.0)}
     for threshold in sorted({-math.inf, *nulls.values()}):
-        found = SquadScore(version="2.0").update(apply_threshold(said, nulls, threshold), golds).compute()
+        metrics = SquadScore(version="2.0").update(apply_threshold(predictions, nulls, threshold), golds).compute()
         for name, (value, _) in best.items():
-            if found[name] > value + 1e-12:
-                best[name] = found[name], threshold
+            if metrics[name] > value + 1e-12:
+                best[name] = metrics[name], threshold
     return {
         **{f"best_{name}": value for name, (value, _) in best.items()},
         **{f"best_{name}_threshold": threshold for name, (_, threshold) in best.items()},
@@ -104,33 +104,33 @@ def by_hand(said: dict[str, str], golds: dict[str, list[str]], nulls: dict[str, 
 def test_best_threshold(seed: int) -> None:
     source = random.Random(seed)
     golds = {f"q{i}": ["cat", "cat dog"] if source.random() < 0.5 else [] for i in range(25)}
-    said = {name: source.choice(["cat", "cat x", "dog dog", ""]) for name in golds}
+    predictions = {name: source.choice(["cat", "cat x", "dog dog", ""]) for name in golds}
     steps = 6 if seed % 2 else 10**9  # with ties and without
     shift = 0.5 if seed % 3 else 0.0  # scores below 0: log odds; all above: probabilities
     nulls = {name: (1 + source.randrange(steps)) / steps - shift for name in golds}
-    found = SquadThreshold().update(said, golds, nulls).compute()
-    expected = by_hand(said, golds, nulls)
+    metrics = SquadThreshold().update(predictions, golds, nulls).compute()
+    expected = by_hand(predictions, golds, nulls)
     for name in ("exact", "f1"):
-        assert found[f"best_{name}"] == pytest.approx(expected[f"best_{name}"], abs=1e-12)
-        threshold = found[f"best_{name}_threshold"]
+        assert metrics[f"best_{name}"] == pytest.approx(expected[f"best_{name}"], abs=1e-12)
+        threshold = metrics[f"best_{name}_threshold"]
         assert threshold == expected[f"best_{name}_threshold"] or threshold < min(nulls.values())
-        again = SquadScore(version="2.0").update(apply_threshold(said, nulls, threshold), golds).compute()
-        assert again[name] == pytest.approx(found[f"best_{name}"], abs=1e-12)  # it is what the threshold gives
+        again = SquadScore(version="2.0").update(apply_threshold(predictions, nulls, threshold), golds).compute()
+        assert again[name] == pytest.approx(metrics[f"best_{name}"], abs=1e-12)  # it is what the threshold gives
 
 
 def test_saying_nothing_can_be_best() -> None:
-    found = SquadThreshold().update({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).compute()
-    assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 0.0)  # as published
-    found = SquadThreshold().update({"a": "x"}, {"a": []}, {"a": 0.0}).compute()
-    assert found["best_f1_threshold"] < 0.0
+    metrics = SquadThreshold().update({"a": "x", "b": "y"}, {"a": [], "b": []}, {"a": 0.1, "b": 0.9}).compute()
+    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 0.0)  # as published
+    metrics = SquadThreshold().update({"a": "x"}, {"a": []}, {"a": 0.0}).compute()
+    assert metrics["best_f1_threshold"] < 0.0
 
 
 def test_a_missing_prediction_is_never_right_when_it_is_due() -> None:
     golds: dict[str, list[str]] = {"a": [], "b": ["x"], "c": ["x"]}
-    found = SquadThreshold().update({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
-    assert (found["best_exact"], found["best_exact_threshold"]) == (1 / 3, 0.0)  # answering all is no better
-    found = SquadThreshold().update({"a": "", "b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
-    assert (found["best_f1"], found["best_f1_threshold"]) == (2 / 3, 0.2)
+    metrics = SquadThreshold().update({"b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
+    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1 / 3, 0.0)  # answering all is no better
+    metrics = SquadThreshold().update({"a": "", "b": "x"}, golds, {"a": 0.1, "b": 0.2, "c": 0.3}).compute()
+    assert (metrics["best_f1"], metrics["best_f1_threshold"]) == (2 / 3, 0.2)
 
 
 def test_what_is_refused() -> None:
@@ -171,7 +171,7 @@ PUBLISHED = {  # percent: exact match, F1, and the same of answerable and unansw
 def test_published_predictions(name: str, data_dir: Path) -> None:
     version: Any = name[1:4]
     folder = data_dir / "tasks" / "squad"
-    said = json.loads((folder / "predictions" / f"{name}.json").read_text(encoding="utf-8"))
+    predictions = json.loads((folder / "predictions" / f"{name}.json").read_text(encoding="utf-8"))
     articles = json.loads((folder / f"dev-v{version}.json").read_text(encoding="utf-8"))["data"]
     golds = {
         question["id"]: [answer["text"] for answer in question["answers"]]
@@ -179,11 +179,11 @@ def test_published_predictions(name: str, data_dir: Path) -> None:
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
     }
-    whole = SquadScore(version=version).update(said, golds)
-    found = whole.compute()
+    whole = SquadScore(version=version).update(predictions, golds)
+    metrics = whole.compute()
     prefixes = ("", "answerable_", "unanswerable_") if version == "2.0" else ("",)
-    scores = [found[prefix + kind] for prefix in prefixes for kind in ("exact", "f1")]
+    scores = [metrics[prefix + kind] for prefix in prefixes for kind in ("exact", "f1")]
     assert tuple(round(100 * score, 2) for score in scores) == PUBLISHED[name]
-    assert found["missing"] == (13 if name == "v1.1-logistic-regression" else 0)
+    assert metrics["missing"] == (13 if name == "v1.1-logistic-regression" else 0)
     parts = [dict(list(golds.items())[start::3]) for start in range(3)]
-    assert merge_all(SquadScore(version=version).update(said, part) for part in parts) == whole
+    assert merge_all(SquadScore(version=version).update(predictions, part) for part in parts) == whole

@@ -9,7 +9,7 @@ from heedful.tasks.metrics import TextScore, answer_scores, text_scores
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "exact", "f1"),
+    ("prediction", "gold", "exact", "f1"),
     [
         ("he goes to school.", "He goes to school.", 0, 3 / 4),  # case
         ("She has cat.", "She has a cat.", 0, 6 / 7),  # an article
@@ -22,14 +22,16 @@ from heedful.tasks.metrics import TextScore, answer_scores, text_scores
         ("b", "a", 0, 0),
     ],
 )
-def test_corrections_are_seen(said: str, gold: str, exact: float, f1: float) -> None:
-    assert text_scores(said, gold) == pytest.approx((exact, f1))
+def test_corrections_are_seen(prediction: str, gold: str, exact: float, f1: float) -> None:
+    assert text_scores(prediction, gold) == pytest.approx((exact, f1))
 
 
 def test_copies_are_no_corrections() -> None:
     """Of which the score of answers taken from a text sees nothing."""
-    given, golds = ["he goes", "an apple fell"], ["He goes.", "The apple fell"]
-    assert [answer_scores(*each, "2.0") for each in zip(given, [[gold] for gold in golds], strict=True)] == [(1, 1)] * 2
-    assert TextScore().update(given, golds).compute() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}
+    sources, golds = ["he goes", "an apple fell"], ["He goes.", "The apple fell"]
+    assert [answer_scores(*each, "2.0") for each in zip(sources, [[gold] for gold in golds], strict=True)] == [
+        (1, 1)
+    ] * 2
+    assert TextScore().update(sources, golds).compute() == {"exact": 0, "f1": pytest.approx(1 / 3), "count": 2}
     with pytest.raises(HeedfulError, match="there are 1 texts for 2 gold texts"):
         TextScore().update(["a"], golds)

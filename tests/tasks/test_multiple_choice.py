@@ -47,16 +47,16 @@ def test_a_sample_is_a_prompt_beside_each_candidate() -> None:
 
 def test_a_batch_knows_whose_candidates_stand_where() -> None:
     """Prompts have different numbers of candidates, which stand end to end."""
-    made = task()
-    batch = made.batch(made.encode_split(EXAMPLES).samples, [0] * 3)
+    choice_task = task()
+    batch = choice_task.batch(choice_task.encode_split(EXAMPLES).samples, [0] * 3)
     assert batch.groups == (3, 2, 4) and batch.targets.tolist() == [1, 3, 8]
     assert len(batch.packed) == 9 and batch.weights.tolist() == [1.0] * 3
 
 
 def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
-    made = task(limit=SHORT)
-    seen = windowed(made, LONG)
-    samples = made.encode_split([LONG]).samples
+    choice_task = task(limit=SHORT)
+    seen = windowed(choice_task, LONG)
+    samples = choice_task.encode_split([LONG]).samples
     assert len(samples) == len(seen[0]) >= 5 and {each.weight for each in samples} == {1 / len(samples)}
     prompts: list[list[str]] = []
     for number, sample in enumerate(samples):
@@ -77,10 +77,10 @@ def test_a_long_prompt_has_the_same_windows_beside_each_candidate() -> None:
 
 def test_prompts_that_fit_beside_some_candidates_only_are_windowed_beside_all() -> None:
     example = ChoiceExample(prompt=long_text(12), candidates=("a", long_text(8)), answer=0)
-    made = task(limit=SHORT + 4)
-    lengths = [len(each) for each in tokenizer().encode_batch(made.tokenizer_inputs(example))]
+    choice_task = task(limit=SHORT + 4)
+    lengths = [len(each) for each in tokenizer().encode_batch(choice_task.tokenizer_inputs(example))]
     assert lengths[0] <= SHORT + 4 < lengths[1]
-    one, other = windowed(made, example)
+    one, other = windowed(choice_task, example)
     assert len(one) == len(other) > 1
     assert [each.start for each in one] == [each.start for each in other]
 
@@ -149,13 +149,13 @@ def test_loss_and_gradient_with_different_numbers_of_candidates() -> None:
 
 
 def test_windows_count_as_one_prompt() -> None:
-    pair, made = both("choice"), task(limit=SHORT)
+    pair, choice_task = both("choice"), task(limit=SHORT)
     with torch.no_grad():
         each = []
-        for sample in made.encode_split([LONG]).samples:
-            scores = pair.model(made.batch([sample], [0]).packed)
+        for sample in choice_task.encode_split([LONG]).samples:
+            scores = pair.model(choice_task.batch([sample], [0]).packed)
             each.append(float(-scores.log_softmax(0)[2]))
-    loss = learned(made, pair.model, [LONG, EXAMPLES[1]])
+    loss = learned(choice_task, pair.model, [LONG, EXAMPLES[1]])
     assert loss.count == pytest.approx(2, abs=1e-6)
     assert float(loss.sum) == pytest.approx(sum(each) / len(each) + float(their_loss(EXAMPLES[1]).detach()), abs=1e-6)
 
@@ -164,7 +164,7 @@ def test_windows_count_as_one_prompt() -> None:
 
 
 def test_an_evaluation_agrees_with_transformers() -> None:
-    made = task()
+    choice_task = task()
     examples = [
         *EXAMPLES,
         *(
@@ -180,29 +180,32 @@ def test_an_evaluation_agrees_with_transformers() -> None:
             logits = pair.reference(**{name: torch.tensor(column)[None] for name, column in rows.items()}).logits[0]
             losses.append(float(-logits.log_softmax(0)[example.answer]))
             right.append(int(logits.argmax()) == example.answer)
-    measure = evaluate_task(made, Engine(both("choice").model), examples)
-    found = made.compute_metrics(measure)
-    assert found["accuracy"] == found[made.metric] == sum(right) / len(right)
-    assert found["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
+    measure = evaluate_task(choice_task, Engine(both("choice").model), examples)
+    metrics = choice_task.compute_metrics(measure)
+    assert metrics["accuracy"] == metrics[choice_task.metric] == sum(right) / len(right)
+    assert metrics["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-6)
     interval = measure.intervals()["accuracy"]
-    assert interval["low"] < found["accuracy"] < interval["high"]
+    assert interval["low"] < metrics["accuracy"] < interval["high"]
 
 
 def test_long_prompts_are_answered_by_the_mean_of_their_windows() -> None:
-    ours, made = both("choice").model, task()
+    ours, choice_task = both("choice").model, task()
     long = ChoiceExample(prompt=long_text(100), candidates=("ada", "zed wrote it", ""), answer=2)
-    (answer,) = Engine(ours)([made.engine_input(long)])
+    (answer,) = Engine(ours)([choice_task.engine_input(long)])
     with torch.no_grad():
-        shares = [ours(made.batch([sample], [0]).packed).softmax(0) for sample in made.encode_split([long]).samples]
+        shares = [
+            ours(choice_task.batch([sample], [0]).packed).softmax(0)
+            for sample in choice_task.encode_split([long]).samples
+        ]
     assert answer["windows"] == len(shares) > 3
     assert answer["probabilities"] == pytest.approx(torch.stack(shares).mean(0).tolist(), abs=1e-6)
     assert answer["choice"] == long.candidates[answer["index"]]
 
 
 def test_mistakes_come_in_order() -> None:
-    made = task()
+    choice_task = task()
     judged = [
-        made.score_answer(EXAMPLES[0], {"index": number, "probabilities": shares})
+        choice_task.score_answer(EXAMPLES[0], {"index": number, "probabilities": shares})
         for number, shares in ((0, [1.0, 0.0, 0.0]), (2, [0.2, 0.3, 0.5]), (1, [0.2, 0.5, 0.3]), (1, [0.0, 1.0, 0.0]))
     ]
     loss = [each.loss for each in judged]

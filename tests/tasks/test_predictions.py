@@ -60,16 +60,16 @@ def leaves(value: Any) -> list[str]:
 def test_predictions_have_the_type_of_their_head_and_all_values_of_the_answer(head: str, tmp_path: Path) -> None:
     inputs, expected = INPUTS[head]
     engine = Engine(make(tmp_path, head))
-    answers, found = engine(inputs), engine.predict(inputs)
-    assert [type(each) for each in found] == expected
-    for answer, each in zip(answers, found, strict=True):
+    answers, predictions = engine(inputs), engine.predict(inputs)
+    assert [type(each) for each in predictions] == expected
+    for answer, each in zip(answers, predictions, strict=True):
         plain = each.to_dict()
         assert json.loads(json.dumps(plain)) == plain
         answer.pop("windows", None)
         missing = set(leaves(answer)) - set(leaves(plain))
         assert not missing, missing
     with pytest.raises(FrozenInstanceError):
-        found[0].truncated_tokens = 1  # type: ignore[misc]
+        predictions[0].truncated_tokens = 1  # type: ignore[misc]
 
 
 def test_embeddings_and_similarities_hold_arrays() -> None:
@@ -82,9 +82,9 @@ def test_embeddings_and_similarities_hold_arrays() -> None:
 
 def test_written_texts_hold_the_other_beams(tmp_path: Path) -> None:
     written = {"text": "a b", "log_probability": -1.5, "tokens": 2, "complete": True}
-    found = SEQ2SEQ_HEAD.prediction(written | {"alternatives": [written | {"text": "a c"}], "truncated_tokens": 3})
-    assert isinstance(found, GeneratedText)
-    assert (found.text, found.alternatives[0].text, found.truncated_tokens) == ("a b", "a c", 3)
+    parsed = SEQ2SEQ_HEAD.prediction(written | {"alternatives": [written | {"text": "a c"}], "truncated_tokens": 3})
+    assert isinstance(parsed, GeneratedText)
+    assert (parsed.text, parsed.alternatives[0].text, parsed.truncated_tokens) == ("a b", "a c", 3)
     make_writer(tmp_path)
     (single,) = Engine(tmp_path, writing=GenerationConfig(max_new_tokens=2)).predict(["a b"], GeneratedText)
     assert single.tokens <= 2 and single.alternatives == ()
@@ -106,11 +106,11 @@ def test_encode_equals_sentence_transformers(tmp_path: Path) -> None:
     for folder in (EMBEDS, tmp_path / "prompted"):
         engine, theirs = Engine(folder), SentenceTransformer(str(folder), device="cpu")
         for name in ("encode", "encode_query", "encode_document"):
-            found, expected = getattr(engine, name)(texts), getattr(theirs, name)(texts)
-            assert found.dtype == np.float32 and np.abs(found - expected).max() < 1e-5, name
+            vectors, expected = getattr(engine, name)(texts), getattr(theirs, name)(texts)
+            assert vectors.dtype == np.float32 and np.abs(vectors - expected).max() < 1e-5, name
     assert (engine.encode(texts, prompt="Find: ") == engine.encode_query(texts)).all()
     assert np.abs(engine.encode(texts[0]) - engine.encode(texts)[0]).max() < 1e-6
-    assert engine.encode([]).shape == (0, found.shape[1])
+    assert engine.encode([]).shape == (0, vectors.shape[1])
 
 
 def test_encode_refuses_other_heads_and_inputs(tmp_path: Path) -> None:

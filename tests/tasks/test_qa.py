@@ -17,7 +17,7 @@ from heedful.data import AnswerSpan, QuestionExample
 from heedful.infer.engine import Engine
 from heedful.packed import Packed
 from heedful.tasks.answering import AnswerContext
-from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, answer_tokens, no_answer_row
+from heedful.tasks.qa import NO_ANSWER, QA_HEAD, QuestionAnswering, answer_tokens, no_answer_position
 from heedful.tasks.task import evaluate_task
 from heedful.tokenizer import Tokenizer, TokenizerSettings, train_tokenizer
 from heedful.tokenizer.encoding import pair_windows
@@ -50,17 +50,17 @@ def task(**more: Any) -> QuestionAnswering:
 
 def test_targets_are_the_tokens_of_the_first_answer() -> None:
     read = task().encode_split(EXAMPLES)
-    found = [text_of(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
-    assert found == [["ada"], ["paris"], ["dog", "ran"]]
+    answers = [text_of(each).split()[each.target[0] : each.target[1] + 1] for each in read.samples]
+    assert answers == [["ada"], ["paris"], ["dog", "ran"]]
     assert text_of(read.samples[2]) == "[CLS] w ##h ##a ##t ? [SEP] the dog ran [SEP]"
     assert read.samples[2].target == (8, 9) and read.samples[2].types.tolist() == [0] * 7 + [1] * 4
     assert [each.weight for each in read.samples] == [1.0] * 3 and read.skipped == 0
 
 
 def test_windows_with_the_whole_answer_are_kept() -> None:
-    made = task(limit=SHORT)
-    (windows,) = windowed(made, LONG)
-    read = made.encode_split([LONG])
+    qa_task = task(limit=SHORT)
+    (windows,) = windowed(qa_task, LONG)
+    read = qa_task.encode_split([LONG])
     start, stop = LONG.answers[0].start, LONG.answers[0].start + len("first program")
     holding = [
         window
@@ -80,15 +80,15 @@ def context(window: Any) -> list[tuple[int, int]]:
 
 
 def test_windows_without_the_answer_point_at_the_first_token_where_some_questions_have_none() -> None:
-    made = task(limit=SHORT, has_unanswerable=True)
-    (windows,) = windowed(made, LONG)
-    samples = made.encode_split([LONG]).samples
+    qa_task = task(limit=SHORT, has_unanswerable=True)
+    (windows,) = windowed(qa_task, LONG)
+    samples = qa_task.encode_split([LONG]).samples
     assert len(samples) == len(windows) and {each.weight for each in samples} == {1 / len(windows)}
     empty = [each for each in samples if each.target == (0, 0)]
     kept = task(limit=SHORT).encode_split([LONG]).samples
     assert len(empty) == len(windows) - len(kept) > 0
     assert [each.target for each in samples if each.target != (0, 0)] == [each.target for each in kept]
-    (none,) = made.encode_split([question("why ?", "the cat sat")]).samples
+    (none,) = qa_task.encode_split([question("why ?", "the cat sat")]).samples
     assert (none.target, none.weight) == ((0, 0), 1.0)
 
 
@@ -112,8 +112,8 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
     with torch.no_grad():
         rows = decoder()(Packed.of([list(ids)]))
     assert abs(second["no_answer_score"] - float(rows[-1].sum())) < 1e-5
-    made = task(has_unanswerable=True, null_row=no_answer_row(decoder().config.head))
-    (sample,) = made.encode_split([question("why ?", "the cat sat")]).samples
+    qa_task = task(has_unanswerable=True, null_position=no_answer_position(decoder().config.head))
+    (sample,) = qa_task.encode_split([question("why ?", "the cat sat")]).samples
     assert sample.target == (len(sample) - 1, len(sample) - 1)
 
 
@@ -121,7 +121,7 @@ def test_a_decoder_scores_no_answer_at_its_last_token_which_sees_all() -> None:
 def test_a_new_head_of_a_decoder_scores_no_answer_at_its_last_token(family: str) -> None:
     config = replace(decoder().config, family=family, hf_config={}, head=None)
     head = with_head(create(config, tokenizer()), "question_answering").config.head
-    assert no_answer_row(head) == -1 and no_answer_row(both("span").model.config.head) == 0
+    assert no_answer_position(head) == -1 and no_answer_position(both("span").model.config.head) == 0
 
 
 def test_answers_that_no_tokens_match_are_left_out_and_counted() -> None:
@@ -161,13 +161,13 @@ def test_targets_are_all_tokens_that_the_answer_touches(context: str, answer: st
 
 def test_answers_in_what_is_cut_off_are_left_out() -> None:
     words = long_text(60)
-    made = task(long_inputs="truncate", limit=SHORT)
+    qa_task = task(long_inputs="truncate", limit=SHORT)
     tokens = tokenizer().encode(("who ?", words)).offsets[4 : SHORT - 1]
     last, stop = tokens[-1]
     inside = question("who ?", words, words[last:stop], at=last)
     over = question("who ?", words, words[last : stop + 4], at=last)
     after = question("who ?", words, words[stop + 1 : stop + 3], at=stop + 1)
-    read = made.encode_split([inside, over, after])
+    read = qa_task.encode_split([inside, over, after])
     assert (len(read.samples), read.skipped, read.truncated, read.windowed) == (1, 2, 3, 0)
     assert read.samples[0].target == (SHORT - 2, SHORT - 2)
 
@@ -189,22 +189,22 @@ def test_spans_map_back_to_the_answer(kind: str, context: str, data: st.DataObje
     stop = data.draw(st.integers(start + 1, len(context)))
     limit = data.draw(st.integers(12, 60))
     assume(context[start:stop].strip())
-    made = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, has_unanswerable=False)
+    qa_task = QuestionAnswering(tokenizer=TOKENIZERS[kind], limit=limit, has_unanswerable=False)
     example = question("a", context, context[start:stop], at=start)
-    (windows,) = windowed(made, example)
-    whole = made.tokenizer.encode(("a", context))
-    found = answer_tokens(windows, context, example.answers[0])
+    (windows,) = windowed(qa_task, example)
+    whole = qa_task.tokenizer.encode(("a", context))
+    span = answer_tokens(windows, context, example.answers[0])
     (place,) = answer_tokens([whole], context, example.answers[0])
     assert place is not None
     low, high = (start + len(context[start:stop]) - len(context[start:stop].lstrip()), len(context[:stop].rstrip()))
     spans = whole.offsets[place[0] : place[1] + 1]
     assert spans[0][0] <= low and spans[-1][1] >= high
     assert spans[0][1] > low and spans[-1][0] < high  # without its first or its last token it would be less
-    for window, each in zip(windows, found, strict=True):
+    for window, each in zip(windows, span, strict=True):
         shifted = {window.start + at: at for at, segment in enumerate(window.segments) if segment == 1}
         expected = (shifted.get(place[0]), shifted.get(place[1]))
         assert each == (None if None in expected else expected)
-    assert len(made.encode_split([example]).samples) == sum(each is not None for each in found)
+    assert len(qa_task.encode_split([example]).samples) == sum(each is not None for each in span)
 
 
 # -- losses -------------------------------------------------------------------------------------------------------
@@ -223,22 +223,22 @@ def their_loss(model: Any, sample: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
-    pair, made = both("span", dtype), task(has_unanswerable=True)
+    pair, qa_task = both("span", dtype), task(has_unanswerable=True)
     examples = [*EXAMPLES, question("why ?", "the cat sat")]
-    samples = made.encode_split(examples).samples
+    samples = qa_task.encode_split(examples).samples
     expected = torch.stack([their_loss(pair.reference, sample) for sample in samples]).mean()
     for parts in (1, 3):
-        loss = learned(made, pair.model, examples, parts)
+        loss = learned(qa_task, pair.model, examples, parts)
         assert loss.count == 4
         assert float(loss.sum) / 4 == pytest.approx(float(expected.detach()), abs=1e-6)
     same_gradients(pair.reference, expected, pair.model, 4, tolerance)
 
 
 def test_windows_count_as_one_question() -> None:
-    pair, made = both("span"), task(limit=SHORT, has_unanswerable=True)
+    pair, qa_task = both("span"), task(limit=SHORT, has_unanswerable=True)
     with torch.no_grad():
-        each = [float(their_loss(pair.reference, sample)) for sample in made.encode_split([LONG]).samples]
-    loss = learned(made, pair.model, [LONG])
+        each = [float(their_loss(pair.reference, sample)) for sample in qa_task.encode_split([LONG]).samples]
+    loss = learned(qa_task, pair.model, [LONG])
     assert loss.count == pytest.approx(1, abs=1e-6) and float(loss.sum) == pytest.approx(
         sum(each) / len(each), abs=1e-6
     )
@@ -253,21 +253,21 @@ def answered(text: str, score: float | None = 1.0, nothing: float = 0.0, **more:
 
 
 def test_scores_are_over_all_gold_answers() -> None:
-    made = task()
+    qa_task = task()
     answers = [answered("wrote Ada"), answered("The Paris!"), answered("the dog")]
-    measure = made.update_metrics(made.new_metrics(), 10 * EXAMPLES, 10 * answers, range(30))
-    found = made.compute_metrics(measure)
+    measure = qa_task.update_metrics(qa_task.new_metrics(), 10 * EXAMPLES, 10 * answers, range(30))
+    metrics = qa_task.compute_metrics(measure)
     f1 = (1.0, 1.0, 2 / 3)  # the words of "Ada wrote"; articles and points do not count; "dog" of "dog ran"
-    assert found["exact"] == 1 / 3 and found["f1"] == pytest.approx(sum(f1) / 3)
-    assert found["version"] == "1.1" and found["count"] == 30 and "best_f1" not in found
-    assert found[made.metric] == found["f1"]
+    assert metrics["exact"] == 1 / 3 and metrics["f1"] == pytest.approx(sum(f1) / 3)
+    assert metrics["version"] == "1.1" and metrics["count"] == 30 and "best_f1" not in metrics
+    assert metrics[qa_task.metric] == metrics["f1"]
     intervals = measure.intervals()
     for name in ("exact", "f1"):
-        assert 0 < intervals[name]["low"] < found[name] < intervals[name]["high"] < 1, name
+        assert 0 < intervals[name]["low"] < metrics[name] < intervals[name]["high"] < 1, name
 
 
 def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
-    made = task(has_unanswerable=True)
+    qa_task = task(has_unanswerable=True)
     examples = [*EXAMPLES[:2], question("why ?", ADA), question("how ?", ADA)]
     answers = [
         answered("Ada", 5.0, 3.0, best_answer="Ada"),  # no answer by -2
@@ -275,20 +275,21 @@ def test_thresholds_are_found_where_some_questions_have_no_answer() -> None:
         answered("", 1.0, 4.0, best_answer="Ada"),  # by 3
         answered("", None, 2.0, best_answer=""),
     ]
-    found = made.compute_metrics(made.update_metrics(made.new_metrics(), examples, answers, range(4)))
-    assert (found["exact"], found["answerable_exact"], found["unanswerable_exact"]) == (0.75, 0.5, 1.0)
-    assert (found["best_exact"], found["best_exact_threshold"]) == (1.0, 1.0)
-    assert (found["best_f1"], found["best_f1_threshold"], found["version"]) == (1.0, 1.0, "2.0")
+    metrics = qa_task.compute_metrics(qa_task.update_metrics(qa_task.new_metrics(), examples, answers, range(4)))
+    assert (metrics["exact"], metrics["answerable_exact"], metrics["unanswerable_exact"]) == (0.75, 0.5, 1.0)
+    assert (metrics["best_exact"], metrics["best_exact_threshold"]) == (1.0, 1.0)
+    assert (metrics["best_f1"], metrics["best_f1_threshold"], metrics["version"]) == (1.0, 1.0, "2.0")
     plain = [{name: value for name, value in each.items() if name != "best_answer"} for each in answers]
     assert (
-        made.compute_metrics(made.update_metrics(made.new_metrics(), examples, plain, range(4)))["exact"] == 0.75
+        qa_task.compute_metrics(qa_task.update_metrics(qa_task.new_metrics(), examples, plain, range(4)))["exact"]
+        == 0.75
     )  # never calibrated
 
 
 def test_the_engine_says_nothing_above_the_threshold() -> None:
-    ours, made = both("span").model, task(has_unanswerable=True)
+    ours, qa_task = both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
-    inputs = [made.engine_input(each) for each in (*EXAMPLES, LONG)]
+    inputs = [qa_task.engine_input(each) for each in (*EXAMPLES, LONG)]
     plain = engine(inputs)
     assert all("best_answer" not in each and each["answer"] for each in plain)
     gaps = sorted(each["no_answer_score"] - each["score"] for each in plain)
@@ -314,47 +315,52 @@ def test_where_there_is_nothing_to_read_there_is_no_answer(thresholds: dict[str,
     head = both("span").model.config.head
     assert head is not None
     setting = AnswerContext(tokenizer=tokenizer(), head=head, top_k=1, thresholds=thresholds)
-    found = QA_HEAD.answer({"question": "", "context": ""}, [], setting)
-    assert (found["answer"], found["score"], found["no_answer_score"], found["windows"]) == ("", None, 0.0, 0)
+    only_answer = QA_HEAD.answer({"question": "", "context": ""}, [], setting)
+    assert (only_answer["answer"], only_answer["score"], only_answer["no_answer_score"], only_answer["windows"]) == (
+        "",
+        None,
+        0.0,
+        0,
+    )
 
 
 def test_a_threshold_that_was_found_gives_the_scores_that_were_promised() -> None:
-    ours, made = both("span").model, task(has_unanswerable=True)
+    ours, qa_task = both("span").model, task(has_unanswerable=True)
     engine = Engine(ours)
     words = ["cat", "dog", "paris", "ada", "mat", "first"]
     examples = [question(f"who {word} ?", f"the {word} ran to paris", word) for word in words]
     examples += [question(f"where {word} ?", f"she wrote {word} in france") for word in words]
     try:
         ours.thresholds = {NO_ANSWER: 0.0}
-        found = made.compute_metrics(evaluate_task(made, engine, examples))
-        ours.thresholds = {NO_ANSWER: found["best_f1_threshold"]}
-        again = made.compute_metrics(evaluate_task(made, engine, examples))
-        assert again["f1"] == pytest.approx(found["best_f1"], abs=1e-12) and again["f1"] >= found["f1"]
+        metrics = qa_task.compute_metrics(evaluate_task(qa_task, engine, examples))
+        ours.thresholds = {NO_ANSWER: metrics["best_f1_threshold"]}
+        again = qa_task.compute_metrics(evaluate_task(qa_task, engine, examples))
+        assert again["f1"] == pytest.approx(metrics["best_f1"], abs=1e-12) and again["f1"] >= metrics["f1"]
     finally:
         ours.thresholds = {}
 
 
 def test_answers_of_long_contexts_are_found_in_the_whole_of_them() -> None:
-    made, engine = task(), Engine(both("span").model)
+    qa_task, engine = task(), Engine(both("span").model)
     examples = [question("who ?", long_text(n), "ada") for n in (100, 130)]
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     measure = evaluate_task(
-        made, engine, examples, on_answer=lambda number, example, answer, judged: told.append(answer)
+        qa_task, engine, examples, on_answer=lambda number, example, answer, judged: messages.append(answer)
     )
-    assert made.compute_metrics(measure)["count"] == 2
-    for example, answer in zip(examples, told, strict=True):
+    assert qa_task.compute_metrics(measure)["count"] == 2
+    for example, answer in zip(examples, messages, strict=True):
         assert answer["windows"] > 1 and answer["answer"] == example.context[answer["start"] : answer["end"]] != ""
 
 
 def test_mistakes_come_in_order() -> None:
-    made = task(has_unanswerable=True)
+    qa_task = task(has_unanswerable=True)
     texts = ("dog", "Ada Paris x", "Ada wrote the", "ada")
-    judged = [made.score_answer(EXAMPLES[0], answered(text, best_answer=text)) for text in texts]
+    judged = [qa_task.score_answer(EXAMPLES[0], answered(text, best_answer=text)) for text in texts]
     assert [each.correct for each in judged] == [False, False, True, True]
     loss = [each.loss for each in judged]
     assert loss[0] == 1 > loss[1] > loss[2] == loss[3] == 0
     assert judged[0].label == ["Ada", "Ada wrote"] and judged[0].prediction == "dog"
-    none = made.score_answer(question("why ?", ADA), answered("", best_answer="Ada"))
+    none = qa_task.score_answer(question("why ?", ADA), answered("", best_answer="Ada"))
     assert (none.label, none.prediction, none.correct) == ("", "", True)
 
 
@@ -363,15 +369,15 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
     """Of all questions that its windows ask, the best answer is taken."""
     context = long_text(words)
     asked = question(long_text(60), context, context.split()[1])
-    made = task(limit=SHORT)
-    (windows,) = windowed(made, asked)
+    qa_task = task(limit=SHORT)
+    (windows,) = windowed(qa_task, asked)
     assert len({each.first_text_start for each in windows}) > 3
-    samples = made.encode_split([asked]).samples
+    samples = qa_task.encode_split([asked]).samples
     assert len(samples) >= len({each.first_text_start for each in windows})
     for each in samples:
         assert text_of(each).split()[each.target[0] : each.target[1] + 1] == context.split()[1].split()
     loaded, encoded = both("span").model, tokenizer().encode((asked.question, asked.context))
-    found = Engine(loaded)([made.engine_input(asked)])[0]
+    answer = Engine(loaded)([qa_task.engine_input(asked)])[0]
     best = max(
         float(scores[low, 0] + scores[high, 1])
         for window in pair_windows(encoded, LIMIT)
@@ -379,6 +385,6 @@ def test_questions_that_fill_the_window_are_windowed_too(words: int) -> None:
         for low in range(window.segments.index(1), len(window) - 1)
         for high in range(low, min(low + 30, len(window) - 1))
     )
-    assert found["windows"] == len(pair_windows(encoded, LIMIT))
-    assert found["score"] == pytest.approx(best, abs=1e-5) if words == 3 else found["score"] <= best + 1e-5
-    assert evaluate_task(made, Engine(loaded), [asked]).metrics["squad"].compute()["count"] == 1
+    assert answer["windows"] == len(pair_windows(encoded, LIMIT))
+    assert answer["score"] == pytest.approx(best, abs=1e-5) if words == 3 else answer["score"] <= best + 1e-5
+    assert evaluate_task(qa_task, Engine(loaded), [asked]).metrics["squad"].compute()["count"] == 1

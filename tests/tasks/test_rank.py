@@ -228,9 +228,9 @@ def test_predictions_are_typed() -> None:
     (prediction,) = heedful.Engine(model()).predict([{"query": "who ?", "texts": ["ada", "x"]}], Reranking)
     assert len(prediction.scores) == 2
     wrong: list[Any] = [{"query": "who ?", "texts": []}, {"query": 3, "texts": ["a"]}, {"query": "a", "texts": [1]}]
-    for given in wrong:
+    for wrong_answer in wrong:
         with pytest.raises(HeedfulError, match=r"or queries with texts to rank"):
-            heedful.Engine(model())([given])
+            heedful.Engine(model())([wrong_answer])
 
 
 # -- evaluation ---------------------------------------------------------------------------------------------------
@@ -243,10 +243,10 @@ def test_metrics_are_those_of_the_rankings() -> None:
     measured = evaluate_task(
         rank_task, lambda inputs: [{"scores": scores[entry["query"]]} for entry in inputs], [*GRADED, alike]
     )
-    found = rank_task.compute_metrics(measured)
-    assert found["notes"] == ["queries without a relevant document, which are left out: 1"]
-    assert found["count"] == 3 and {*found} >= {"ndcg@10", "map", "mrr"}
-    assert found["mrr"] == pytest.approx(1.0), "of equal scores the last document comes first"
+    metrics = rank_task.compute_metrics(measured)
+    assert metrics["notes"] == ["queries without a relevant document, which are left out: 1"]
+    assert metrics["count"] == 3 and {*metrics} >= {"ndcg@10", "map", "mrr"}
+    assert metrics["mrr"] == pytest.approx(1.0), "of equal scores the last document comes first"
     worse = rank_task.score_answer(GRADED[0], {"scores": [0.1, 0.9, 0.3]})
     assert (worse.correct, worse.loss, worse.label) == (False, 2.0, [2.0, 0.0, 1.0])
     assert rank_task.score_answer(alike, {"scores": [1.0]}).correct is None

@@ -31,21 +31,21 @@ def task(**more: Any) -> Regress:
     return Regress(**{"tokenizer": tokenizer(), "limit": LIMIT, "labels": ("stars",)} | more)
 
 
-def answers(said: Any) -> list[dict[str, Any]]:
+def answers(predicted: Any) -> list[dict[str, Any]]:
     """As the engine gives them."""
-    return [{"values": {"stars": float(number)}} for number in said]
+    return [{"values": {"stars": float(number)}} for number in predicted]
 
 
-def measured(said: Any, gold: Any) -> Any:
+def measured(predicted: Any, gold: Any) -> Any:
     """Of so many examples."""
     examples = [ScoredExample(text="x", score=float(score)) for score in gold]
-    return task().update_metrics(task().new_metrics(), examples, answers(said), range(len(examples)))
+    return task().update_metrics(task().new_metrics(), examples, answers(predicted), range(len(examples)))
 
 
 def test_loss_and_gradient() -> None:
     pair = both("regression")
-    made = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
-    batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in made], return_tensors="pt")
+    encodings = [pair.tokenizer([each.text], None if each.text_pair is None else [each.text_pair]) for each in EXAMPLES]
+    batch = pair.tokenizer.pad([{name: c[0] for name, c in each.items()} for each in encodings], return_tensors="pt")
     targets = torch.tensor([each.score for each in EXAMPLES], dtype=torch.float64)
     expected = pair.reference(**batch, labels=targets).loss
     for parts in (1, 3):
@@ -61,11 +61,13 @@ def test_the_unit_of_scores_does_not_matter() -> None:
     plain, other = learned(task(), pair.model, EXAMPLES), learned(task(**unit), pair.model, far)
     assert float(other.sum) == pytest.approx(float(plain.sum), abs=1e-12)
     assert task().for_inference(pair.model) is pair.model is task().for_training(pair.model)
-    made = task(**unit).for_inference(pair.model)
+    regress_task = task(**unit).for_inference(pair.model)
     texts = [each.text for each in EXAMPLES]
-    before, after = ([said["values"]["stars"] for said in Engine(loaded)(texts)] for loaded in (pair.model, made))
+    before, after = (
+        [answer["values"]["stars"] for answer in Engine(loaded)(texts)] for loaded in (pair.model, regress_task)
+    )
     assert after == pytest.approx([20 * number + 50 for number in before], abs=1e-9)
-    back = task(**unit).for_training(made).named_tensors()
+    back = task(**unit).for_training(regress_task).named_tensors()
     for name, each in pair.model.named_tensors().items():
         assert (back[name] - each).abs().max() <= 1e-12 and (back[name] is each) == (
             not name.startswith("head.out.")
@@ -82,15 +84,15 @@ def test_an_evaluation_agrees_with_scipy() -> None:
     measure = evaluate_task(task(), Engine(both("regression").model), examples)
     with torch.no_grad():
         batch = both("regression").tokenizer([each.text for each in examples], return_tensors="pt")
-        said = both("regression").reference(**batch).logits[:, 0].numpy()
+        predicted = both("regression").reference(**batch).logits[:, 0].numpy()
     gold = np.array([each.score for each in examples])
-    found = task().compute_metrics(measure)
-    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(said, gold)[0], abs=1e-6)
-    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(said, gold)[0], abs=1e-6)
-    assert found["mse"] == pytest.approx(((said - gold) ** 2).mean(), abs=1e-5)
-    assert found[task().metric] == found["pearson"]
-    judged = [task().score_answer(example, each) for example, each in zip(examples, answers(said), strict=True)]
-    assert [each.loss for each in judged] == pytest.approx(np.abs(said - gold).tolist())
+    metrics = task().compute_metrics(measure)
+    assert metrics["pearson"] == pytest.approx(scipy.stats.pearsonr(predicted, gold)[0], abs=1e-6)
+    assert metrics["spearman"] == pytest.approx(scipy.stats.spearmanr(predicted, gold)[0], abs=1e-6)
+    assert metrics["mse"] == pytest.approx(((predicted - gold) ** 2).mean(), abs=1e-5)
+    assert metrics[task().metric] == metrics["pearson"]
+    judged = [task().score_answer(example, each) for example, each in zip(examples, answers(predicted), strict=True)]
+    assert [each.loss for each in judged] == pytest.approx(np.abs(predicted - gold).tolist())
     assert {each.correct for each in judged} == {None}
 
 
@@ -104,35 +106,35 @@ def noisy(count: int, seed: int = 0) -> tuple[Any, Any]:
     return 0.8 * gold + 0.6 * draw.normal(size=count), gold
 
 
-def ends(said: Any, gold: Any) -> tuple[float, float]:
+def ends(predicted: Any, gold: Any) -> tuple[float, float]:
     """Of the interval."""
-    found = measured(said, gold).intervals()["pearson"]
-    return found["low"], found["high"]
+    interval = measured(predicted, gold).intervals()["pearson"]
+    return interval["low"], interval["high"]
 
 
 @pytest.mark.parametrize("count", [50, 400])
 def test_the_interval_is_that_of_a_bootstrap(count: int) -> None:
-    said, gold = noisy(count)
+    predicted, gold = noisy(count)
     draw = np.random.default_rng(1)
     picks = draw.integers(0, count, (2000, count))
-    plain = np.quantile([np.corrcoef(said[pick], gold[pick])[0, 1] for pick in picks], [0.025, 0.975])
-    assert ends(said, gold) == pytest.approx(plain.tolist(), abs=0.3 / count**0.5)
+    plain = np.quantile([np.corrcoef(predicted[pick], gold[pick])[0, 1] for pick in picks], [0.025, 0.975])
+    assert ends(predicted, gold) == pytest.approx(plain.tolist(), abs=0.3 / count**0.5)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e6, 3e7), (-250_000.0, 0.0), (1e-9, 1.0), (1e200, 0.0)])
 def test_the_interval_does_not_depend_on_the_unit(scale: float, shift: float) -> None:
     """Prices have squares that sums of a bootstrap have no room for."""
-    said, gold = noisy(200)
-    low, high = ends(said, gold)
-    found = ends(scale * said + shift, scale * gold + shift)
-    assert found == pytest.approx((low, high), abs=1e-5)
+    predicted, gold = noisy(200)
+    low, high = ends(predicted, gold)
+    interval_ends = ends(scale * predicted + shift, scale * gold + shift)
+    assert interval_ends == pytest.approx((low, high), abs=1e-5)
 
 
 def test_one_number_that_is_far_off_is_borne() -> None:
-    said, gold = noisy(3000)
-    low, high = ends(np.append(said, 1e12), np.append(gold, 0.0))
+    predicted, gold = noisy(3000)
+    low, high = ends(np.append(predicted, 1e12), np.append(gold, 0.0))
     assert -0.1 < low <= high < 1
-    assert ends(np.append(said, 0.5), np.append(gold, 0.5)) == pytest.approx(ends(said, gold), abs=1e-2)
+    assert ends(np.append(predicted, 0.5), np.append(gold, 0.5)) == pytest.approx(ends(predicted, gold), abs=1e-2)
 
 
 def test_what_does_not_vary_has_no_correlation() -> None:
@@ -165,9 +167,9 @@ def test_correlations_of_sums() -> None:
     x, y = draw.normal(size=(2, 30))
     weights = draw.poisson(1, (50, 30)).astype(np.float64)
     sums = weights @ np.stack([np.ones(30), x, y, x * x, y * y, x * y], 1)
-    for each, found in zip(weights, pearson_of(sums), strict=True):
+    for each, correlation in zip(weights, pearson_of(sums), strict=True):
         repeated = np.repeat(np.arange(30), each.astype(int))
-        assert found == pytest.approx(np.corrcoef(x[repeated], y[repeated])[0, 1], abs=1e-9)
+        assert correlation == pytest.approx(np.corrcoef(x[repeated], y[repeated])[0, 1], abs=1e-9)
     assert pearson_of(np.zeros((1, 6))).tolist() == [0.0]
 
 
@@ -183,13 +185,13 @@ def test_merging_is_exact_in_any_order(pairs: list[tuple[float, float]], random:
     for number in ids:
         one = PearsonBootstrap().update([number], rows[[number]])
         merged = one.merge_state(merged) if random.random() < 0.5 else merged.merge_state(one)
-    found = whole.interval()
-    assert merged.interval() == found
-    assert -1 <= found["low"] <= found["high"] <= 1
+    bootstrap_interval = whole.interval()
+    assert merged.interval() == bootstrap_interval
+    assert -1 <= bootstrap_interval["low"] <= bootstrap_interval["high"] <= 1
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
 def test_standard_numbers_have_room(values: list[float]) -> None:
-    found = standardize(np.array(values))
-    assert np.isfinite(found).all() and np.abs(found).max() <= 512.000001
-    assert (found**2).mean() <= 1.000001
+    standardized = standardize(np.array(values))
+    assert np.isfinite(standardized).all() and np.abs(standardized).max() <= 512.000001
+    assert (standardized**2).mean() <= 1.000001

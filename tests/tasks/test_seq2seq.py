@@ -45,19 +45,19 @@ EXAMPLES = [
 
 def tokenizer() -> tokenizers.Tokenizer:
     """Words; a text ends with </s>."""
-    made = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    backend = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "removed")]
     )
-    made.decoder = decoders.Sequence([decoders.Fuse()])
-    made.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    return made
+    backend.decoder = decoders.Sequence([decoders.Fuse()])
+    backend.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    return backend
 
 
 @cache
 def folder(kind: str) -> Path:
     """A tiny model with encoder and decoder, or with a decoder alone, and its tokenizer."""
-    made, words = Path(mkdtemp()), tokenizer()
+    model_folder, words = Path(mkdtemp()), tokenizer()
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": len(VOCABULARY), "dropout_rate": 0.0}
     if kind == "both":
@@ -73,9 +73,9 @@ def folder(kind: str) -> Path:
         config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
         model = transformers.GPT2LMHeadModel(config)
     randomise(model)
-    model.double().save_pretrained(made)
-    Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(made)
-    return made
+    model.double().save_pretrained(model_folder)
+    Tokenizer(words, {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}).save(model_folder)
+    return model_folder
 
 
 def pair(kind: str) -> tuple[Any, ModelBundle, Seq2Seq]:
@@ -105,19 +105,25 @@ KINDS = pytest.mark.parametrize("kind", ["both", "alone"])
 def test_the_loss_is_theirs(kind: str) -> None:
     theirs, loaded, task = pair(kind)
     samples = task.encode_split(EXAMPLES).samples
-    found = task.loss(loaded, task.batch(samples, [0, 0, 0]))
+    losses = task.loss(loaded, task.batch(samples, [0, 0, 0]))
     total = count = 0.0
     with torch.no_grad(), Exact(torch.float64):
         for example in EXAMPLES:
-            said = [*ids(example.rewritten), 1]
+            target_ids = [*ids(example.rewritten), 1]
             if kind == "both":
-                given = {"input_ids": torch.tensor([[*ids(example.text), 1]]), "labels": torch.tensor([said])}
+                reference_inputs = {
+                    "input_ids": torch.tensor([[*ids(example.text), 1]]),
+                    "labels": torch.tensor([target_ids]),
+                }
             else:
                 read = [*ids(example.text), VOCABULARY.index("\n")]
-                given = {"input_ids": torch.tensor([read + said]), "labels": torch.tensor([[-100] * len(read) + said])}
-            total += float(theirs(**given).loss) * len(said)
-            count += len(said)
-    assert found.count == count and abs(float(found.sum.detach()) - total) < 1e-9
+                reference_inputs = {
+                    "input_ids": torch.tensor([read + target_ids]),
+                    "labels": torch.tensor([[-100] * len(read) + target_ids]),
+                }
+            total += float(theirs(**reference_inputs).loss) * len(target_ids)
+            count += len(target_ids)
+    assert losses.count == count and abs(float(losses.sum.detach()) - total) < 1e-9
     parts = [task.loss(loaded, task.batch([sample], [0])) for sample in samples]
     assert abs(sum(float(each.sum.detach()) for each in parts) - total) < 1e-9  # whatever is beside it
 
@@ -129,18 +135,18 @@ def test_label_smoothing_counts_tokens_alone(kind: str) -> None:
     task = replace(task, label_smoothing=0.2)
     samples = task.encode_split(EXAMPLES).samples
     batch = task.batch(samples, [0, 0, 0])
-    found = task.loss(loaded, batch)
+    losses = task.loss(loaded, batch)
     with torch.no_grad():
         scores = task.scores(loaded, batch)
     lengths = [len(sample.target) for sample in samples]
     lines = torch.nn.utils.rnn.pad_sequence(list(scores.split(lengths)), batch_first=True, padding_value=3.0)
     right = torch.nn.utils.rnn.pad_sequence(list(batch.targets.split(lengths)), batch_first=True, padding_value=-100)
     theirs = torch.nn.functional.cross_entropy(lines.mT, right, label_smoothing=0.2)
-    assert found.count == sum(lengths) < right.numel()
-    assert float(found.sum.detach()) / found.count == pytest.approx(float(theirs), abs=1e-12)
+    assert losses.count == sum(lengths) < right.numel()
+    assert float(losses.sum.detach()) / losses.count == pytest.approx(float(theirs), abs=1e-12)
     log_p = scores.log_softmax(-1)
     by_hand = -0.8 * log_p.gather(-1, batch.targets[:, None]).sum() - 0.2 * log_p.mean(-1).sum()
-    assert float(found.sum.detach()) == pytest.approx(float(by_hand), abs=1e-9)
+    assert float(losses.sum.detach()) == pytest.approx(float(by_hand), abs=1e-9)
 
 
 @KINDS
@@ -274,11 +280,11 @@ def test_what_cannot_be_written_is_told_before_the_training() -> None:
     """What is longer than evaluations write, its end included, and what the tokenizer itself would change."""
     _, _, task = pair("both")
     examples = [Seq2SeqExample(text="red", rewritten=text) for text in ("red", " blue\n", "red two", "Red")]
-    found = task.encode_split(examples).remarks
-    assert list(found.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
-    assert "the tokenizer does not decode exactly" in next(iter(found))
-    found = replace(task, max_new_tokens=2).encode_split(examples[:1] + EXAMPLES).remarks
-    assert found["have targets that are longer than evaluations generate (task.max_new_tokens=2)"] == 2
+    remarks = task.encode_split(examples).remarks
+    assert list(remarks.values()) == [2], "a space between words, which this decoder leaves out, and a word it lacks"
+    assert "the tokenizer does not decode exactly" in next(iter(remarks))
+    remarks = replace(task, max_new_tokens=2).encode_split(examples[:1] + EXAMPLES).remarks
+    assert remarks["have targets that are longer than evaluations generate (task.max_new_tokens=2)"] == 2
 
 
 @KINDS
@@ -302,8 +308,8 @@ def test_a_copy_is_no_correction() -> None:
     _, _, task = pair("both")
     example = Seq2SeqExample(text="he has cat", rewritten="He has a cat.")
     answer = {"text": example.text, "complete": True}
-    found = task.compute_metrics(task.update_metrics(task.new_metrics(), [example], [answer], [0]))
-    assert found["exact"] == 0 and found["f1"] == pytest.approx(2 / 7)
+    metrics = task.compute_metrics(task.update_metrics(task.new_metrics(), [example], [answer], [0]))
+    assert metrics["exact"] == 0 and metrics["f1"] == pytest.approx(2 / 7)
     judged = task.score_answer(example, answer)
     assert judged.correct is False and judged.loss == pytest.approx(5 / 7)
     assert task.score_answer(example, {"text": " He has a cat.\n"}).correct
@@ -341,13 +347,13 @@ def test_what_cannot_write_says_so(tmp_path: Path) -> None:
 def test_a_model_that_learned_nothing_goes_on_from_the_text_itself(tmp_path: Path) -> None:
     """What stands between text and rewriting belongs to what was learned; it is kept in the folder."""
     _, loaded, _ = pair("alone")
-    given = ["red one"]
-    learned = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))(given)
+    texts = ["red one"]
+    learned = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))(texts)
     heedful.save(loaded, tmp_path / "kept")
     assert load(tmp_path / "kept").text_suffix == TEXT_SUFFIX
     loaded.text_suffix = ""
     plain = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=4))
-    assert plain(given) != learned and plain(["red one\n"]) == learned
+    assert plain(texts) != learned and plain(["red one\n"]) == learned
     heedful.save(loaded, tmp_path / "plain")
     assert load(tmp_path / "plain").text_suffix == ""
     (tmp_path / "plain/heedful.json").write_text('{"text_suffix": 3}')

@@ -51,9 +51,9 @@ def test_labels_stand_at_first_pieces_alone() -> None:
 
 
 def test_a_batch_scores_these_rows_and_no_others() -> None:
-    made = task()
-    samples = made.encode_split(EXAMPLES).samples
-    batch = made.batch(samples, [0] * 3)
+    tag_task = task()
+    samples = tag_task.encode_split(EXAMPLES).samples
+    batch = tag_task.batch(samples, [0] * 3)
     assert batch.rows is not None and batch.rows.tolist() == [1, 2, 3, 4, 8, 12, 15, 16, 19]
     assert batch.targets.tolist() == [number for sample in samples for number in sample.target[1]]
     assert batch.weights.tolist() == [1.0] * 9
@@ -82,14 +82,14 @@ def test_every_word_is_learned_once_where_it_sees_most(kind: str, words: list[st
     """None is lost at the edges of windows, none counts twice."""
     backend = TOKENIZERS[kind]
     labels = tuple(f"L{number}" for number in range(len(words)))  # tells which word a label belongs to
-    made = Tag(tokenizer=backend, limit=limit, labels=labels)
+    tag_task = Tag(tokenizer=backend, limit=limit, labels=labels)
     example = TaggedExample(words=tuple(words), tags=labels)
-    (windows,) = windowed(made, example)
+    (windows,) = windowed(tag_task, example)
     assert all(len(window) <= limit for window in windows)
     whole = backend.encode(PreTokenized(words))
     first = {word: place for place, word in reversed(list(enumerate(whole.words))) if word is not None}
     seen: dict[int, tuple[int, int]] = {}  # word -> the number of its window, and the place in it
-    samples = made.encode_split([example]).samples
+    samples = tag_task.encode_split([example]).samples
     numbers = iter(range(len(windows)))
     for sample in samples:
         number = next(n for n in numbers if windows[n].ids == tuple(sample.tokens.tolist()))
@@ -145,14 +145,14 @@ def test_loss_and_gradient(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_every_word_of_a_long_text_counts_once_in_the_loss() -> None:
     example = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(len(WORDY))))
-    made, ours = task(limit=SHORT), both("tag").model
-    loss = learned(made, ours, [example])
+    tag_task, ours = task(limit=SHORT), both("tag").model
+    loss = learned(tag_task, ours, [example])
     assert loss.count == len(WORDY)
     with torch.no_grad():
         each = -sum(
             float(torch.log_softmax(rows[place], -1)[label])
-            for sample in made.encode_split([example]).samples
-            for rows in [ours(made.batch([sample], [0]).packed)]
+            for sample in tag_task.encode_split([example]).samples
+            for rows in [ours(tag_task.batch([sample], [0]).packed)]
             for place, label in zip(*sample.target, strict=True)
         )
     assert float(loss.sum) == pytest.approx(each, abs=1e-9)
@@ -172,68 +172,75 @@ def answered(tags: list[str | None], shares: list[float | None] | None = None) -
 
 
 def test_lenient_and_strict_scores_agree_with_seqeval() -> None:
-    made = task(labels=LABELS)
-    assert made.marks_entities and made.metric == "f1"
+    tag_task = task(labels=LABELS)
+    assert tag_task.marks_entities and tag_task.metric == "f1"
     gold = [
         ["B-PER", "I-PER", "O"],
         ["O", "B-LOC", "I-LOC", "I-LOC"],
         ["B-PER", "O", "O"],
         ["O"],
     ]
-    said = [
+    predicted = [
         ["I-PER", "I-PER", "O"],  # seqeval#23: right when lenient, nothing when strict
         ["O", "B-LOC", "I-LOC", "O"],
         ["B-PER", "O", "I-LOC"],
         ["O"],
     ]
-    gold, said = 10 * gold, 10 * said
+    gold, predicted = 10 * gold, 10 * predicted
     examples = [TaggedExample(words=("w",) * len(tags), tags=tuple(tags)) for tags in gold]
-    measure = made.update_metrics(made.new_metrics(), examples, [answered(list(tags)) for tags in said], range(40))
-    found = made.compute_metrics(measure)
-    assert found["f1"] == found[made.metric] == pytest.approx(seqeval.metrics.f1_score(gold, said))
-    assert found["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, said, mode="strict", scheme=IOB2))
-    assert found["f1"] > found["strict_f1"] and found["scheme"] == "conlleval"
-    assert found["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, said))
+    measure = tag_task.update_metrics(
+        tag_task.new_metrics(), examples, [answered(list(tags)) for tags in predicted], range(40)
+    )
+    measured = tag_task.compute_metrics(measure)
+    assert measured["f1"] == measured[tag_task.metric] == pytest.approx(seqeval.metrics.f1_score(gold, predicted))
+    assert measured["strict_f1"] == pytest.approx(seqeval.metrics.f1_score(gold, predicted, mode="strict", scheme=IOB2))
+    assert measured["f1"] > measured["strict_f1"] and measured["scheme"] == "conlleval"
+    assert measured["token_accuracy"] == pytest.approx(seqeval.metrics.accuracy_score(gold, predicted))
     intervals = measure.intervals()
-    assert 0.3 < intervals["f1"]["low"] < found["f1"] < intervals["f1"]["high"] < 0.8
+    assert 0.3 < intervals["f1"]["low"] < measured["f1"] < intervals["f1"]["high"] < 0.8
     for name in ("precision", "recall", "f1", "strict_f1"):
-        assert intervals[name]["low"] < found[name] < intervals[name]["high"] and intervals[name]["count"] == 40
+        assert intervals[name]["low"] < measured[name] < intervals[name]["high"] and intervals[name]["count"] == 40
 
 
 def test_an_evaluation_through_the_engine_has_every_word() -> None:
     """Long sentences are windowed, a word without pieces is outside; predictions are those of transformers."""
-    made = task()  # X is no mark of an entity, so these labels are plain
-    assert not made.marks_entities and made.metric == "accuracy"
+    tag_task = task()  # X is no mark of an entity, so these labels are plain
+    assert not tag_task.marks_entities and tag_task.metric == "accuracy"
     long = TaggedExample(words=tuple(WORDY), tags=tuple(NAMES[n % len(NAMES)] for n in range(100)))
     examples = [*EXAMPLES, long]
     asked: list[tuple[int, Any]] = []
     measure = evaluate_task(
-        made,
+        tag_task,
         Engine(both("tag").model),
         examples,
         on_answer=lambda number, example, answer, judged: asked.append((number, judged)),
     )
-    found = made.compute_metrics(measure)
-    assert found["count"] == sum(len(each.words) for each in examples)
-    said = [judged.prediction for _, judged in asked]
-    assert [len(each) for each in said] == [len(each.words) for each in examples]
-    right = sum(a == b for each, tags in zip(said, examples, strict=True) for a, b in zip(each, tags.tags, strict=True))
-    assert found["accuracy"] == right / found["count"]
-    assert said[1][1] == "O"
+    metrics = tag_task.compute_metrics(measure)
+    assert metrics["count"] == sum(len(each.words) for each in examples)
+    predictions = [judged.prediction for _, judged in asked]
+    assert [len(each) for each in predictions] == [len(each.words) for each in examples]
+    right = sum(
+        a == b for each, tags in zip(predictions, examples, strict=True) for a, b in zip(each, tags.tags, strict=True)
+    )
+    assert metrics["accuracy"] == right / metrics["count"]
+    assert predictions[1][1] == "O"
     with torch.no_grad():
         rows = both("tag").tokenizer([list(EXAMPLES[0].words)], is_split_into_words=True, return_tensors="pt")
         best = both("tag").reference(**rows).logits[0].argmax(-1)
-    assert said[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
+    assert predictions[0] == [NAMES[int(best[place])] for place in (1, 2, 3, 4, 8, 12)]
     interval = measure.intervals()["accuracy"]
-    assert interval["low"] < found["accuracy"] < interval["high"]
+    assert interval["low"] < metrics["accuracy"] < interval["high"]
 
 
 def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
-    made = task(labels=("NOUN", "VERB"))
+    tag_task = task(labels=("NOUN", "VERB"))
     example = TaggedExample(words=("\u200b", "x"), tags=("NOUN", "VERB"))
     answer = answered([None, "VERB"], [None, 0.9])
-    assert made.compute_metrics(made.update_metrics(made.new_metrics(), [example], [answer], [0]))["accuracy"] == 0.5
-    assert made.score_answer(example, answer).correct is False
+    assert (
+        tag_task.compute_metrics(tag_task.update_metrics(tag_task.new_metrics(), [example], [answer], [0]))["accuracy"]
+        == 0.5
+    )
+    assert tag_task.score_answer(example, answer).correct is False
     entity = task(labels=("B-X", "I-X"))  # no sentence of train has an O
     example = TaggedExample(words=("\u200b", "x"), tags=("B-X", "B-X"))
     answer = answered([None, "B-X"], [None, 0.9])
@@ -258,8 +265,8 @@ def test_words_of_which_nothing_is_said_are_wrong_among_plain_labels() -> None:
     ],
 )
 def test_what_is_compared_follows_the_labels(labels: tuple[str, ...], entities: bool) -> None:
-    made = task(labels=labels)
-    assert (made.marks_entities, made.metric) == (entities, "f1" if entities else "accuracy")
+    tag_task = task(labels=labels)
+    assert (tag_task.marks_entities, tag_task.metric) == (entities, "f1" if entities else "accuracy")
     assert task(labels=labels, metric="precision").metric == "precision"
 
 
@@ -281,26 +288,28 @@ OTHER_MARKS = {
 @pytest.mark.parametrize("name", OTHER_MARKS)
 def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
     """Data is always read as IOB2, whatever the labels of the model are."""
-    said = OTHER_MARKS[name]
-    made = task(labels=tuple(dict.fromkeys(["O", *said])))
-    assert (made.marks_entities, made.metric) == (True, "f1")
+    predicted = OTHER_MARKS[name]
+    tag_task = task(labels=tuple(dict.fromkeys(["O", *predicted])))
+    assert (tag_task.marks_entities, tag_task.metric) == (True, "f1")
     gold = ("B-PER", "O", "B-LOC", "I-LOC", "I-LOC", "B-LOC", "B-PER", "I-PER")
     example, spoiled = (
         TaggedExample(words=("w",) * 8, tags=gold),
         TaggedExample(words=("w",) * 8, tags=("O", *gold[1:])),
     )
-    answer = answered(list(said))
-    found = made.compute_metrics(made.update_metrics(made.new_metrics(), [example, spoiled], [answer] * 2, [0, 1]))
-    assert found["f1"] == found["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
-    assert (found["recall"], found["token_accuracy"]) == (1.0, 15 / 16)
-    judged = made.score_answer(example, answer)
+    answer = answered(list(predicted))
+    metrics = tag_task.compute_metrics(
+        tag_task.update_metrics(tag_task.new_metrics(), [example, spoiled], [answer] * 2, [0, 1])
+    )
+    assert metrics["f1"] == metrics["strict_f1"] == pytest.approx(14 / 15)  # 7 right of 7 and 8
+    assert (metrics["recall"], metrics["token_accuracy"]) == (1.0, 15 / 16)
+    judged = tag_task.score_answer(example, answer)
     assert (judged.prediction, judged.correct) == (list(gold), True)
-    assert made.score_answer(spoiled, answer).correct is False
-    words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(said)]
+    assert tag_task.score_answer(spoiled, answer).correct is False
+    words = [{"label": tag, "start": 2 * n, "end": 2 * n + 1, "probability": 0.5} for n, tag in enumerate(predicted)]
     spans = [(each["label"], each["start"] // 2, (each["end"] + 1) // 2) for each in join_entities("w " * 8, words)]
     assert spans == [("PER", 0, 1), ("LOC", 2, 5), ("LOC", 5, 6), ("PER", 6, 8)]
-    (sample,) = made.encode_split([example]).samples  # and learned in their own marks
-    assert [made.labels[number] for number in sample.target[1]] == said
+    (sample,) = tag_task.encode_split([example]).samples  # and learned in their own marks
+    assert [tag_task.labels[number] for number in sample.target[1]] == predicted
 
 
 @pytest.mark.parametrize(
@@ -313,20 +322,20 @@ def test_heads_with_other_marks_are_compared_as_iob2(name: str) -> None:
 )
 def test_what_no_label_begins_begins_with_i(labels: tuple[str, ...], strict: float) -> None:
     """In IO, and in IOB1 where two of a type never met, I-x begins an entity; where there is B-x it should not."""
-    made = task(labels=labels)
+    tag_task = task(labels=labels)
     example = TaggedExample(words=("a", "b", "c"), tags=("B-PER", "I-PER", "O"))
     answer = answered(["I-PER", "I-PER", "O"])
-    found = made.compute_metrics(made.update_metrics(made.new_metrics(), [example], [answer], [0]))
-    assert (found["f1"], found["strict_f1"]) == (1.0, strict)
-    (sample,) = made.encode_split([example]).samples
+    metrics = tag_task.compute_metrics(tag_task.update_metrics(tag_task.new_metrics(), [example], [answer], [0]))
+    assert (metrics["f1"], metrics["strict_f1"]) == (1.0, strict)
+    (sample,) = tag_task.encode_split([example]).samples
     assert labels[sample.target[1][0]] == ("B-PER" if "B-PER" in labels else "I-PER")
 
 
 def test_mistakes_come_in_order() -> None:
-    made = task(labels=LABELS)
+    tag_task = task(labels=LABELS)
     example = TaggedExample(words=("a", "b"), tags=("B-PER", "O"))
     judged = [
-        made.score_answer(example, answered(tags, shares))
+        tag_task.score_answer(example, answered(tags, shares))
         for tags, shares in (
             (["O", "B-PER"], [0.9, 0.8]),
             (["O", "O"], [0.9, 0.9]),
@@ -345,5 +354,5 @@ def test_mistakes_come_in_order() -> None:
 def test_the_last_word_ends_where_it_ends(tmp_path: Path) -> None:
     """Windows in which no word begins are not scored, but tell how far the last one goes."""
     text = "ada " + "qwertyuiop" * 9
-    (found,) = Engine(make(tmp_path, "tag"))([text])
-    assert [(word["start"], word["end"]) for word in found["words"]] == [(0, 3), (4, 94)]
+    (answer,) = Engine(make(tmp_path, "tag"))([text])
+    assert [(word["start"], word["end"]) for word in answer["words"]] == [(0, 3), (4, 94)]

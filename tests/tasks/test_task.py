@@ -104,8 +104,8 @@ each_task = pytest.mark.parametrize("name", TASKS)
 def task_of(name: str) -> Task:
     """For a tiny model."""
     kind, _, more = TASKS[name]
-    made: Task = kind(tokenizer=tokenizer(), limit=LIMIT, **more)
-    return made
+    task: Task = kind(tokenizer=tokenizer(), limit=LIMIT, **more)
+    return task
 
 
 @cache
@@ -115,27 +115,27 @@ def model_of(name: str) -> ModelBundle:
     ours = both(folder).model
     if name == "tag":
         return with_head(ours, "token_classification", labels=LABEL, seed=2)
-    made = with_head(ours, "embedding") if folder == "bare" else ours
+    new_model = with_head(ours, "embedding") if folder == "bare" else ours
     if name == "rank":
-        made = copy(ours)
-        made.config = replace(ours.config, head=replace(ours.config.head, score_activation="identity"))  # type: ignore[type-var]
-    made.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
-    return made
+        new_model = copy(ours)
+        new_model.config = replace(ours.config, head=replace(ours.config.head, score_activation="identity"))  # type: ignore[type-var]
+    new_model.thresholds = {NO_ANSWER: 0.3} if name == "qa" else {}
+    return new_model
 
 
 @cache
 def answers(name: str) -> dict[str, Any]:
     """What the engine says to each input."""
     inputs = [task_of(name).engine_input(example) for example in examples(name)]
-    return {repr(given): answer for given, answer in zip(inputs, Engine(model_of(name))(inputs), strict=True)}
+    return {repr(item): answer for item, answer in zip(inputs, Engine(model_of(name))(inputs), strict=True)}
 
 
 def ask(name: str) -> Any:
     """The same answer to the same input, to the last bit."""
-    return lambda inputs: [answers(name)[repr(given)] for given in inputs]
+    return lambda inputs: [answers(name)[repr(item)] for item in inputs]
 
 
-def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
+def metrics_of(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
     """All numbers and intervals."""
     return task_of(name).compute_metrics(measure), measure.intervals()
 
@@ -146,10 +146,10 @@ def told(name: str, measure: EvalMetrics) -> tuple[Any, Any]:
 @each_task
 @pytest.mark.parametrize("size", [1, 5, 512])
 def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
-    made = task_of(name)
-    whole = made.encode_split(examples(name))
+    task = task_of(name)
+    whole = task.encode_split(examples(name))
     monkeypatch.setattr(module, "CHUNK_EXAMPLES", size)
-    again = made.encode_split(iter(examples(name)))
+    again = task.encode_split(iter(examples(name)))
     assert whole.examples == again.examples == COUNT
     for field in ("tokens", "windowed", "truncated", "truncated_tokens", "skipped"):
         assert getattr(whole, field) == getattr(again, field)
@@ -163,25 +163,25 @@ def test_reading_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name
 
 @each_task
 def test_weights_of_an_example_add_up_to_one(name: str) -> None:
-    made = task_of(name)
+    task = task_of(name)
     for example in examples(name):
-        weights = [sample.weight for sample in made.encode_split([example]).samples]
+        weights = [sample.weight for sample in task.encode_split([example]).samples]
         assert name == "tag" or sum(weights) == pytest.approx(1)
 
 
 @each_task
 def test_a_task_is_an_objective(name: str) -> None:
-    made: Objective = task_of(name)
+    task: Objective = task_of(name)
     samples = task_of(name).encode_split(examples(name)).samples
-    batch = made.batch(samples, list(range(len(samples))))
+    batch = task.batch(samples, list(range(len(samples))))
     loaded = model_of(name)
-    loss = made.loss(loaded, batch)
+    loss = task.loss(loaded, batch)
     assert loss.sum.dtype == torch.float64 and loss.sum.requires_grad and loss.count > 0
     assert loss.count == pytest.approx(float(batch.weights.sum()))
-    same = made.loss(loaded, batch.to("cpu"))
+    same = task.loss(loaded, batch.to("cpu"))
     assert torch.equal(loss.sum, same.sum)
     low = deepcopy(loaded).bfloat16()  # scores of half precision are made wide before anything is summed
-    assert made.loss(low, batch).sum.dtype == torch.float32
+    assert task.loss(low, batch).sum.dtype == torch.float32
 
 
 @each_task
@@ -197,13 +197,13 @@ def test_an_empty_data_set_is_read(name: str) -> None:
 @pytest.mark.parametrize("size", [1, 7, 512])
 def test_an_evaluation_does_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
     """To the last bit where the answers are the same; the engine's own differ in the last digits."""
-    made = task_of(name)
-    expected = told(name, evaluate_task(made, ask(name), examples(name)))
+    task = task_of(name)
+    expected = metrics_of(name, evaluate_task(task, ask(name), examples(name)))
     monkeypatch.setattr(module, "CHUNK_EXAMPLES", size)
-    assert told(name, evaluate_task(made, ask(name), examples(name))) == expected
+    assert metrics_of(name, evaluate_task(task, ask(name), examples(name))) == expected
     if size == 7:
-        found, _ = told(name, evaluate_task(made, Engine(model_of(name)), examples(name)))
-        assert found[made.metric] == pytest.approx(expected[0][made.metric], abs=1e-5)
+        read_examples, _ = metrics_of(name, evaluate_task(task, Engine(model_of(name)), examples(name)))
+        assert read_examples[task.metric] == pytest.approx(expected[0][task.metric], abs=1e-5)
 
 
 def test_the_row_that_cannot_be_asked_is_named() -> None:
@@ -220,78 +220,78 @@ def test_the_row_that_cannot_be_asked_is_named() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, COUNT + 2])
 def test_an_evaluation_does_not_depend_on_ranks(name: str, ranks: int) -> None:
     """Each rank takes every so-manieth example; measures are told between processes, and merged in any order."""
-    made = task_of(name)
-    expected = told(name, evaluate_task(made, ask(name), examples(name)))
-    parts = [evaluate_task(made, ask(name), examples(name), first=rank, step=ranks) for rank in range(ranks)]
+    task = task_of(name)
+    expected = metrics_of(name, evaluate_task(task, ask(name), examples(name)))
+    parts = [evaluate_task(task, ask(name), examples(name), first=rank, step=ranks) for rank in range(ranks)]
     sent = [pickle.loads(pickle.dumps(part)) for part in parts]
     for order in (sent, sent[::-1], [*sent[1::2], *sent[::2]]):
-        assert told(name, merge_all(order)) == expected
-    nested = merge_all(sent[:2]).merge_state(merge_all(sent[2:] or [made.new_metrics()]))
-    assert told(name, nested) == expected
+        assert metrics_of(name, merge_all(order)) == expected
+    nested = merge_all(sent[:2]).merge_state(merge_all(sent[2:] or [task.new_metrics()]))
+    assert metrics_of(name, nested) == expected
 
 
 @each_task
 def test_the_number_to_compare_by_is_there_and_is_larger_when_better(name: str) -> None:
-    made = task_of(name)
-    found, intervals = told(name, evaluate_task(made, ask(name), examples(name)))
-    assert isinstance(found[made.metric], float)
-    assert found[made.metric] <= 1
-    assert found["count"] == COUNT
+    task = task_of(name)
+    read_examples, intervals = metrics_of(name, evaluate_task(task, ask(name), examples(name)))
+    assert isinstance(read_examples[task.metric], float)
+    assert read_examples[task.metric] <= 1
+    assert read_examples["count"] == COUNT
     for key, interval in intervals.items():
-        assert interval["low"] <= found[key] <= interval["high"], key
+        assert interval["low"] <= read_examples[key] <= interval["high"], key
 
 
 @each_task
 def test_what_is_cut_is_counted_and_said(name: str) -> None:
-    made, limit = replace(task_of(name), limit=8, long_inputs="truncate"), 8
-    given = examples(name)
-    read = made.encode_split(given)
+    task, limit = replace(task_of(name), limit=8, long_inputs="truncate"), 8
+    all_examples = examples(name)
+    read = task.encode_split(all_examples)
     loaded = copy(model_of(name))
     loaded.tokenizer = tokenizer().limited(limit)
     parts = [
-        evaluate_task(made, Engine(loaded, max_length=made.truncation_length), given, first=rank, step=2)
+        evaluate_task(task, Engine(loaded, max_length=task.truncation_length), all_examples, first=rank, step=2)
         for rank in (0, 1)
     ]
     assert read.truncated > 1 and read.truncated_tokens > 40
     note = f"examples longer than the model reads, which were cut: {read.truncated} ({read.truncated_tokens:,} tokens)"
-    assert made.report(merge_all(parts))["notes"][-1] == note
+    assert task.report(merge_all(parts))["notes"][-1] == note
     if name not in ("scored", "pairs"):
-        whole = evaluate_task(task_of(name), Engine(model_of(name)), given[-3:])
+        whole = evaluate_task(task_of(name), Engine(model_of(name)), all_examples[-3:])
         assert not any("cut" in note for note in task_of(name).report(whole)["notes"])
 
 
 @each_task
 def test_each_answer_is_told_once(name: str) -> None:
-    made = task_of(name)
+    task = task_of(name)
     seen: list[int] = []
 
     def note(number: int, example: Any, answer: Any, judged: Any) -> None:
-        assert examples(name)[number] == example and answer is answers(name)[repr(made.engine_input(example))]
-        assert judged == made.score_answer(example, answer) and judged.loss >= 0
+        assert examples(name)[number] == example and answer is answers(name)[repr(task.engine_input(example))]
+        assert judged == task.score_answer(example, answer) and judged.loss >= 0
         seen.append(number)
 
     for rank in range(3):
-        evaluate_task(made, ask(name), examples(name), first=rank, step=3, on_answer=note)
+        evaluate_task(task, ask(name), examples(name), first=rank, step=3, on_answer=note)
     assert sorted(seen) == list(range(COUNT)) and seen[:3] == [0, 3, 6]
 
 
 def test_examples_are_taken_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_EXAMPLES", 4)
-    taken: list[int] = []
+    indices: list[int] = []
 
     def source() -> Iterator[Any]:
         for number, example in enumerate(examples("classify")):
-            taken.append(number)
+            indices.append(number)
             yield example
 
     def watching(inputs: list[Any]) -> Any:
-        assert len(inputs) <= 4 and len(taken) <= 4 * (1 + len(sizes))
+        assert len(inputs) <= 4 and len(indices) <= 4 * (1 + len(sizes))
         sizes.append(len(inputs))
         return ask("classify")(inputs)
 
     sizes: list[int] = []
     evaluate_task(task_of("classify"), watching, source())
-    assert sum(sizes) == COUNT == len(taken)
+    assert sum(sizes) == COUNT == len(indices)
 
 
 def test_chunks_and_surprise() -> None:

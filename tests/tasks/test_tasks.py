@@ -86,10 +86,10 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
     words = "the cat sat on mat dog ran".split()  # noqa: SIM905
     item = tuple(" ".join(words[n % 7] for n in range(count)) for count in (first, second))
     whole, half = tokenizer.encode(item), (limit - 3) // 2
-    found = split_windows(item, whole, limit)
-    parts = [[[n for n, of in enumerate(each.segments) if of == s] for s in (0, 1)] for each in (whole, *found)]
+    split = split_windows(item, whole, limit)
+    parts = [[[n for n, of in enumerate(each.segments) if of == s] for s in (0, 1)] for each in (whole, *split)]
     met = set()
-    for window, places in zip(found, parts[1:], strict=True):
+    for window, places in zip(split, parts[1:], strict=True):
         assert len(window) <= limit and window.ids[0] == whole.ids[0] and window.ids[-1] == whole.ids[-1]
         seen = []
         for start, mine, all_ in zip((window.first_text_start, window.start), places, parts[0], strict=True):
@@ -101,7 +101,7 @@ def test_both_texts_of_a_pair_are_seen_whole(tokenizer: Tokenizer, first: int, s
         met |= {(a, b) for a in seen[0] or [-1] for b in seen[1] or [-1]}
     assert len(met) == max(1, first) * max(1, second)
     if first <= half and len(whole) > limit:
-        assert found == tokenizer.windows(item, max_length=limit, stride=max(1, (limit - 3 - first) // 2))
+        assert split == tokenizer.windows(item, max_length=limit, stride=max(1, (limit - 3 - first) // 2))
 
 
 def test_no_room_to_window_is_told(tokenizer: Tokenizer) -> None:
@@ -138,19 +138,19 @@ def test_entities(labels: str, expected: list[tuple[str, str]]) -> None:
         {"text": f"w{number}", "label": label, "probability": 0.5, "start": 3 * number, "end": 3 * number + 2}
         for number, label in enumerate(labels.split())
     ]
-    found = tag.join_entities(text, words)
-    assert [(entity["label"], entity["text"]) for entity in found] == expected
-    assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in found)
+    entities = tag.join_entities(text, words)
+    assert [(entity["label"], entity["text"]) for entity in entities] == expected
+    assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in entities)
 
 
 def test_offsets_of_given_words_count_in_the_joined_text(tokenizer: Tokenizer) -> None:
     head = TokenClasses(labels=("O", "B-X", "I-X"))
     encoded = window(3)
     scores = torch.tensor([[0.0, 9, 0], [0, 0, 9], [9, 0, 0]])
-    found = tag.tag_answer(["🦊🦊", "b", "ccc"], [Window(encoded, [1, 2, 3], scores)], setting(tokenizer, head))
-    assert [(entity["text"], entity["start"], entity["end"]) for entity in found["entities"]] == [("🦊🦊 b", 0, 4)]
-    assert [word["start"] for word in found["words"]] == [0, 3, 5]
-    assert found["entities"][0]["probability"] == pytest.approx(torch.tensor([0.0, 9, 0]).softmax(0)[1].item())
+    answer = tag.tag_answer(["🦊🦊", "b", "ccc"], [Window(encoded, [1, 2, 3], scores)], setting(tokenizer, head))
+    assert [(entity["text"], entity["start"], entity["end"]) for entity in answer["entities"]] == [("🦊🦊 b", 0, 4)]
+    assert [word["start"] for word in answer["words"]] == [0, 3, 5]
+    assert answer["entities"][0]["probability"] == pytest.approx(torch.tensor([0.0, 9, 0]).softmax(0)[1].item())
 
 
 def test_the_best_span_stays_short_and_forward() -> None:
@@ -171,9 +171,9 @@ def test_the_best_span_stays_short_and_forward() -> None:
 def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) -> None:
     windows = [Window(window(1), [], torch.tensor([8.0, 0.0])), Window(window(1), [], torch.tensor([0.0, 1.0]))]
     head = Classes(labels=("yes", "no"))
-    found = classify.classify_answer("x", windows, setting(tokenizer, head))
+    answer = classify.classify_answer("x", windows, setting(tokenizer, head))
     share = (torch.tensor([8.0, 0]).softmax(0)[0] + torch.tensor([0.0, 1]).softmax(0)[0]).item() / 2
-    assert found["label"] == "yes" and found["probability"] == pytest.approx(share) and found["windows"] == 2
+    assert answer["label"] == "yes" and answer["probability"] == pytest.approx(share) and answer["windows"] == 2
     several = classify.classify_answer(
         "x", windows, setting(tokenizer, Classes(labels=("yes", "no"), problem_type="multi_label_classification"))
     )
@@ -188,11 +188,11 @@ def test_classes_of_windows_are_averaged_as_probabilities(tokenizer: Tokenizer) 
 def test_pairs_and_choices(tokenizer: Tokenizer) -> None:
     head = Classes(labels=("x",))
     scored = [Window(window(2), [], torch.tensor([1.0, 1.0]))]
-    found = next_sentence.next_sentence_answer(("a", "b"), scored, setting(tokenizer, head))
-    assert found == {"is_next_probability": 0.5}
+    answer = next_sentence.next_sentence_answer(("a", "b"), scored, setting(tokenizer, head))
+    assert answer == {"is_next_probability": 0.5}
     scores = [Window(window(1), [], torch.tensor(float(number))) for number in (0, 2, 1)]
-    given = {"prompt": "p", "choices": ["a", "b", "c"]}
-    best = multiple_choice.choice_answer(given, scores, setting(tokenizer, head))
+    choice_input = {"prompt": "p", "choices": ["a", "b", "c"]}
+    best = multiple_choice.choice_answer(choice_input, scores, setting(tokenizer, head))
     assert (best["choice"], best["index"]) == ("b", 1) and sum(best["probabilities"]) == pytest.approx(1)
 
 
@@ -207,5 +207,5 @@ def test_ids_without_a_token_are_passed_over(tokenizer: Tokenizer) -> None:
 
 
 def test_equal_scores_are_listed_by_their_ids(tokenizer: Tokenizer) -> None:
-    found = likely_tokens(torch.zeros(tokenizer.size), tokenizer, 9)
-    assert [each["token"] for each in found] == [tokenizer.name(number) for number in range(9)]
+    tokens = likely_tokens(torch.zeros(tokenizer.size), tokenizer, 9)
+    assert [each["token"] for each in tokens] == [tokenizer.name(number) for number in range(9)]

@@ -1,1 +1,1 @@
-"""Corpora: text of any size, cleaned, deduplicated and tokenised into shards."""
+"""Corpora for pre-training: text of any size, cleaned, deduplicated and tokenised into shards."""

@@ -1,4 +1,8 @@
-"""Build a corpus of token shards from text of any size: in several processes, in bounded memory, with resumption."""
+"""Building a corpus of token shards from text of any size: in several processes, in bounded memory, resumable.
+
+`heedful corpus` and pre-training call `build_corpus`. Documents are read and deduplicated in the calling process, and
+tokenised in workers. Each chunk of documents becomes one shard.
+"""
 
 from __future__ import annotations
 
@@ -45,22 +49,23 @@ from heedful.tokenizer import Tokenizer
 
 __all__ = ["Corpus", "CorpusProgress", "CorpusSettings", "build_corpus", "contains_corpus"]
 
-PLAN, TOKENIZER = "plan.json", "tokenizer"  # a file of unfinished corpora; the folder of the tokenizer
+PLAN = "plan.json"  # file with the input and the settings of an unfinished corpus
+TOKENIZER = "tokenizer"  # folder of the tokenizer
 SMALL_INPUT_BYTES = 8_000_000  # bytes of text below which no worker is started
 ProgressCallback = Callable[["CorpusProgress"], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusProgress:
-    """Progress of a build; counts are of finished shards."""
+    """Progress of a build, with counts over the finished shards."""
 
     documents: int = 0
     characters: int = 0
     tokens: int = 0
-    duplicates: int = 0  # documents that are left out as exact or near duplicates
-    short: int = 0  # documents that are left out as short or empty
+    duplicates: int = 0  # documents left out as exact or near duplicates
+    short: int = 0  # documents left out as short or empty
     seconds: float = 0.0
-    share: float = 0.0  # fraction of the input that was read, by bytes (0-1)
+    share: float = 0.0  # fraction of the input bytes that was read (0-1)
 
 
 DEFAULT = CorpusSettings()
@@ -80,21 +85,21 @@ def build_corpus(
 ) -> Corpus:
     """Build a corpus from files and the files in folders, in their order.
 
-    An interrupted build resumes when it is called again in the same way; a finished corpus is opened. The result does
-    not depend on `processes`.
+    If the function is called again with the same arguments, an interrupted build resumes, and a finished corpus is
+    opened. The result does not depend on `processes`.
 
     Args:
         files: files and folders of text or tables.
         tokenizer: tokenizer of the corpus.
-        output_dir: folder of the corpus: new, empty, or with the same corpus.
+        output_dir: folder of the corpus, which is new or empty, or has the same corpus.
         settings: how text is split into documents, and which documents are kept.
-        processes: number of workers; None: one for each core, and none for small input.
+        processes: how many workers are started. If None, one for each core, and none for small input.
         on_progress: called with the progress.
         on_bad_row: policy for rows that cannot be used.
-        exclude: folder whose files are not read; None: `output_dir`.
+        exclude: folder whose files are not read. If None, `output_dir`.
 
     Raises:
-        DataError: If files cannot be read, no document is left, or the folder has other files.
+        DataError: If files cannot be read, if no document is left, or if the folder has other files.
     """
     if processes is not None and processes < 1:
         raise DataError(f"processes is {processes}, expected a number from 1")
@@ -117,9 +122,10 @@ def build_corpus(
             raise DataError(
                 f"{', '.join(path.name for path, _ in listed[:5])}: no document is left: {build.explain_empty()}"
             )
-        names, bad_rows = {str(path): name for path, name in listed}, Counter[str]()
+        names = {str(path): name for path, name in listed}
+        bad_rows = Counter[str]()  # by the names of files in the plan
         for file, count in source.row_errors.bad.items():
-            bad_rows[names.get(file, file)] += count  # by the names in the plan
+            bad_rows[names.get(file, file)] += count
         about = {"stated": source.notes, "cut": source.num_split, "bad_rows": dict(bad_rows)}
         finish(output_dir, build.num_chunks, plan | about | {"seconds": time.monotonic() - start})
         _remove_temporary_files(output_dir)
@@ -127,7 +133,7 @@ def build_corpus(
 
 
 def contains_corpus(folder: Path) -> bool:
-    """Whether a folder contains a corpus, finished or not; other programs have files called manifest.json too."""
+    """Whether a folder contains a corpus, finished or not. A manifest.json alone may belong to another program."""
     arrays = (f"{name}.bin" for name in ARRAYS)
     is_begun = (folder / PLAN).is_file() and (folder / PARTS).is_dir()
     return is_begun or any((folder / name).is_file() for name in (shard_name(0), *arrays))
@@ -146,10 +152,10 @@ def _write_or_check_plan(
     """Write the plan of a new build, or check the plan of an interrupted one.
 
     Returns:
-        The plan; None if the corpus is finished.
+        The plan, or None if the corpus is finished.
 
     Raises:
-        DataError: If the folder has the corpus of another plan; the error lists the differences.
+        DataError: If the folder has the corpus of another plan. The message lists the differences.
     """
     plan: dict[str, object] = {
         "version": VERSION,
@@ -159,7 +165,8 @@ def _write_or_check_plan(
         "settings": to_mapping(settings),
         "files": [{"name": name, "bytes": path.stat().st_size, "sha256": _hash_file(path)} for path, name in listed],
     }
-    is_finished, is_begun = (folder / MANIFEST).is_file(), (folder / PLAN).is_file()
+    is_finished = (folder / MANIFEST).is_file()
+    is_begun = (folder / PLAN).is_file()
     if is_finished or is_begun:
         old_plan = read_corpus_json(folder / (MANIFEST if is_finished else PLAN))
         if differences := list(_plan_differences(old_plan, plan)):
@@ -176,7 +183,7 @@ def _write_or_check_plan(
             raise DataError(f"{folder}: holds {shown(sorted(names)[0])} and no corpus: give a new or an empty folder")
         write_corpus_json(folder / PLAN, plan)  # before anything else, so that every interrupted build can resume
     if isinstance(on_bad_row, Quarantine):
-        remove_quarantine(on_bad_row.file)  # a resumed build reads all rows again
+        remove_quarantine(on_bad_row.file)  # a resumed build visits all rows again
     (folder / PARTS).mkdir(exist_ok=True)
     remove_stale(folder / PARTS)
     tokenizer.save(folder / TOKENIZER)
@@ -212,7 +219,7 @@ def _plan_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
 
 
 def _remove_temporary_files(folder: Path) -> None:
-    """Remove the files that only unfinished corpora have."""
+    """Remove the files that a finished corpus does not need."""
     for path in sorted((folder / PARTS).glob("*")):
         path.unlink()
     with suppress(FileNotFoundError):
@@ -222,10 +229,10 @@ def _remove_temporary_files(folder: Path) -> None:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Make a folder and lock it for one build; the lock ends with the process.
+    """Create a folder and lock it for one build. The lock ends with the process.
 
     Raises:
-        DataError: If the folder cannot be written, or another build has locked it.
+        DataError: If the folder cannot be written, or if another build has locked it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +253,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class _Build:
-    """Turns chunks of documents into shards, in this process or in workers."""
+    """Converts chunks of documents to shards, in this process or in workers."""
 
     def __init__(
         self,
@@ -258,10 +265,13 @@ class _Build:
         start: float,
     ) -> None:
         self.progress = CorpusProgress()
-        self.num_chunks = 0  # chunks read; each becomes a shard
-        self._folder, self._tokenizer, self._source = output_dir, tokenizer, source
-        self._on_progress, self._start = on_progress, start
-        self._num_left_out: Counter[str] = Counter()  # short and empty documents
+        self.num_chunks = 0  # chunks read so far
+        self._folder = output_dir
+        self._tokenizer = tokenizer
+        self._source = source
+        self._on_progress = on_progress
+        self._start = start  # time at which the build started
+        self._num_left_out: Counter[str] = Counter()  # counts of short and empty documents
         self._deduplicator: Deduplicator | None = None
         has_near_dedup = settings.dedup == "near"
         if settings.dedup != "none":
@@ -277,9 +287,9 @@ class _Build:
             unknown_id=tokenizer.special.unknown,
         )
         self._last_report = 0.0  # time of the last call of on_progress
-        # (worker, keys) by the number of the chunk, until it is deduplicated; None for chunks of an earlier build
+        # (worker, keys) of chunks that wait for deduplication, by chunk index; None for shards of an earlier build
         self._waiting_chunks: dict[int, tuple[Worker | None, DedupKeys | None]] = {}
-        self._next_chunk = 0  # number of the next chunk to deduplicate
+        self._next_chunk = 0  # index of the next chunk to deduplicate
 
     def __enter__(self) -> None:
         self._report_progress(Counter())
@@ -289,7 +299,7 @@ class _Build:
             self._deduplicator.close()
 
     def explain_empty(self) -> str:
-        """Say why no document is left, in a phrase."""
+        """Return the reason why no document is left, as a phrase."""
         short, empty = self._num_left_out["short"], self._num_left_out["empty"]
         num_bad_rows = sum(self._source.row_errors.bad.values())
         return f"{short:,} are too short, {empty:,} have no text, {num_bad_rows:,} are bad rows"
@@ -301,40 +311,46 @@ class _Build:
             if chunk is None:
                 self._report_progress(Counter())
                 continue
-            number, self.num_chunks = self.num_chunks, self.num_chunks + 1
-            if self._is_finished(number):
-                self._count_finished(number)
+            index = self._next_chunk_index()
+            if self._is_finished(index):
+                self._count_finished(index)
                 continue
             keys = writer.clean(chunk)
             verdicts = None
             if self._deduplicator is not None:
                 verdicts = self._deduplicator.check(keys.hashes, keys.signatures)
-            self._report_progress(writer.write(number, verdicts))
+            self._report_progress(writer.write(index, verdicts))
+
+    def _next_chunk_index(self) -> int:
+        """Count a chunk that was read, and return its index."""
+        self.num_chunks += 1
+        return self.num_chunks - 1
 
     def _tokenise(self, texts: list[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the token ids of all texts, and the number of ids of each."""
+        """Return the token ids of all texts, and the length of each text in tokens."""
         ids = self._tokenizer.ids(texts)
         return np.concatenate(ids), np.array([len(text_ids) for text_ids in ids], np.int64)
 
     def run_in_workers(self, processes: int) -> None:
-        """Read and deduplicate in this process, tokenise in workers; at most one chunk waits for a worker."""
+        """Read and deduplicate in this process, and tokenise in workers. At most one chunk waits for a worker."""
         with start_workers(processes, self._spec, self._folder / TOKENIZER / "tokenizer.json") as workers:
             for chunk in self._source.chunks():
                 if chunk is None:
                     self._receive_answers(workers, 0)
                     self._report_progress(Counter())
                     continue
-                number, self.num_chunks = self.num_chunks, self.num_chunks + 1
-                if self._is_finished(number):
+                index = self._next_chunk_index()
+                if self._is_finished(index):
                     if self._deduplicator is None:
-                        self._count_finished(number)
+                        self._count_finished(index)
                     else:
-                        self._waiting_chunks[number] = (None, None)
+                        self._waiting_chunks[index] = (None, None)
                         self._deduplicate_waiting()
                     continue
                 while all(worker.busy for worker in workers):
                     self._receive_answers(workers, None)
-                next(worker for worker in workers if not worker.busy).send((number, chunk), number)
+                idle_worker = next(worker for worker in workers if not worker.busy)
+                idle_worker.send((index, chunk), index)
             while any(worker.busy for worker in workers):
                 self._receive_answers(workers, None)
 
@@ -343,21 +359,21 @@ class _Build:
 
         Args:
             workers: the workers.
-            timeout: seconds to wait for an answer; None: until there is one.
+            timeout: maximum seconds to wait for an answer. If None, waits until there is one.
         """
         busy = {worker.answers: worker for worker in workers if worker.busy}
         for answers in select.select(list(busy), [], [], timeout)[0]:
             worker = busy[answers]
             match worker.receive():
                 case DedupKeys() as keys:
-                    self._waiting_chunks[worker.number] = (worker, keys)
+                    self._waiting_chunks[worker.chunk_index] = (worker, keys)
                     self._deduplicate_waiting()
                 case dict() as counts:
                     worker.busy = False
                     self._report_progress(counts)
 
     def _deduplicate_waiting(self) -> None:
-        """Deduplicate waiting chunks in order, up to the first missing one, and send each worker its verdicts."""
+        """Deduplicate waiting chunks in order, up to the first missing one. Send the verdicts to the workers."""
         assert self._deduplicator is not None
         while self._next_chunk in self._waiting_chunks:
             worker, keys = self._waiting_chunks.pop(self._next_chunk)
@@ -367,19 +383,19 @@ class _Build:
                 worker.send(self._deduplicator.check(keys.hashes, keys.signatures), self._next_chunk)
             self._next_chunk += 1
 
-    def _is_finished(self, number: int) -> bool:
-        """Whether an earlier build wrote a shard."""
-        return part_path(self._folder, number).is_file() and (self._folder / shard_name(number)).is_file()
+    def _is_finished(self, index: int) -> bool:
+        """Whether an earlier build wrote the shard of a chunk."""
+        return part_path(self._folder, index).is_file() and (self._folder / shard_name(index)).is_file()
 
-    def _count_finished(self, number: int) -> None:
-        """Count a shard that an earlier build wrote, and make its documents known to the deduplicator."""
-        part, counts = read_part(self._folder, number)
+    def _count_finished(self, index: int) -> None:
+        """Count a shard that an earlier build wrote, and add its documents to the deduplicator."""
+        part, counts = read_part(self._folder, index)
         if self._deduplicator is not None:
             self._deduplicator.check(part["offered"], part["signatures"])
         self._report_progress(counts)
 
     def _report_progress(self, counts: Mapping[str, int]) -> None:
-        """Add the counts of a finished shard to the progress, and report it; without counts ten times a second."""
+        """Add the counts of a finished shard to the progress and report it; without counts, ten times a second."""
         self._num_left_out.update({name: counts.get(name, 0) for name in ("short", "empty")})
         last, now = self.progress, time.monotonic()
         self.progress = CorpusProgress(

@@ -1,9 +1,10 @@
-"""Deduplication: exact by 64-bit hashes, near duplicates by LSH of MinHash signatures of 5-shingles (Broder 1997).
+"""Deduplication of documents: exact by 64-bit hashes, near by LSH of MinHash signatures of 5-shingles (Broder 1997).
 
-Which documents are kept depends on their order alone; therefore one process decides for all documents.
+The first document of each group of duplicates is kept. Since this depends on the order of documents, one process
+decides for all of them.
 
-Why not datasketch: on documents of 300 words its MinHash (2.0) took 2.3 ms each and this one 1.7 ms; its signatures
-differ, so that an unfinished corpus could not resume; its LSH has buckets in Python dicts.
+The library datasketch is not used: on documents of 300 words its MinHash (2.0) took 2.3 ms each and this one 1.7 ms,
+and its LSH stores buckets in Python dicts. Its signatures differ, so an unfinished corpus could not resume.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 KEEP, EXACT, NEAR = 0, 1, 2  # verdicts
 SHINGLE_WORDS = 5  # consecutive words in a shingle
 PERMUTATIONS = 128  # hash values in a signature
-MIN_RECALL = 0.95  # probability, at least, that two documents whose similarity is the threshold are compared
-MAX_BUCKET_DOCUMENTS = 8  # documents in an LSH bucket, at most; more are mostly boilerplate
-BATCH_DOCUMENTS = 16_384  # documents that are compared at a time, to bound memory
-_BLOCK_SHINGLES = 2048  # shingles that are permuted at a time, which takes 2 MB
+MIN_RECALL = 0.95  # minimum probability that two documents with exactly the threshold similarity are compared
+MAX_BUCKET_DOCUMENTS = 8  # maximum documents in an LSH bucket; larger buckets are mostly boilerplate
+BATCH_DOCUMENTS = 16_384  # documents per comparison, to bound memory
+_BLOCK_SHINGLES = 2048  # shingles per permutation, which takes 2 MB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _WORD = re.compile(r"\w+")
 
@@ -45,15 +46,15 @@ class _WordHashes(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         data = word.encode()
-        number = self[word] = crc32(data) | crc32(data, 0x5BD1E995) << 32
-        return number
+        word_hash = self[word] = crc32(data) | crc32(data, 0x5BD1E995) << 32
+        return word_hash
 
 
 def minhash_signatures(texts: Iterable[str]) -> NDArray[np.uint32]:
     """Return MinHash signatures, [documents, 128]: the smallest permuted hashes of a text's 5-shingles, ignoring case.
 
-    The expected share of equal values of two signatures is the Jaccard similarity of their sets of shingles. A text of
-    fewer than five words is one shingle.
+    The expected share of equal values in two signatures is the Jaccard similarity of both sets of shingles. A text of
+    fewer than five words has a single shingle.
     """
     word_hashes = _WordHashes()
     signatures = [_signature(_WORD.findall(text.casefold()) or [text], word_hashes) for text in texts]
@@ -77,10 +78,10 @@ def _signature(words: list[str], word_hashes: _WordHashes) -> NDArray[np.uint32]
 
 
 def lsh_bands(similarity: float) -> tuple[int, int]:
-    """Return (bands, rows) of LSH: the fewest bands with which two documents of a similarity are compared often enough.
+    """Return (bands, rows per band) of LSH: the fewest bands that reach MIN_RECALL for documents of a similarity.
 
     Two documents of similarity s agree in a band of r rows with probability s^r, and in at least one of b bands with
-    probability 1 - (1 - s^r)^b, which is to be MIN_RECALL or more.
+    probability 1 - (1 - s^r)^b.
 
     >>> lsh_bands(0.8), lsh_bands(0.5)
     ((18, 7), (42, 3))
@@ -92,13 +93,13 @@ def lsh_bands(similarity: float) -> tuple[int, int]:
 
 
 def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> NDArray[np.int64]:
-    """Group texts that are near duplicates, directly or through other texts; return the group number of each, [texts].
+    """Group texts that are near duplicates, directly or through other texts. Return the group id of each text, [texts].
 
     Each text is compared with the first text of its LSH bucket in every band.
 
     Args:
         signatures: signatures from `minhash_signatures`.
-        similarity: Jaccard similarity of two near duplicates, at least, as signatures estimate it.
+        similarity: minimum Jaccard similarity of near duplicates, as estimated from signatures.
 
     >>> texts = ["The cat sat on the mat today", "the cat sat on the mat, today!", "A dog"]
     >>> near_duplicate_groups(minhash_signatures(texts), 0.8).tolist()
@@ -126,7 +127,7 @@ def near_duplicate_groups(signatures: NDArray[np.uint32], similarity: float) -> 
 
 
 def _band_keys(signatures: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    """Return the nonzero hash of each band of signatures, [documents, bands]."""
+    """Return the hash of each band of signatures, which is not 0, [documents, bands]."""
     values = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
     keys = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64) * _GOLDEN, values.shape[:2])
     for row in range(rows):
@@ -135,21 +136,22 @@ def _band_keys(signatures: NDArray[np.uint32], bands: int, rows: int) -> NDArray
 
 
 class _HashTable:
-    """Hash table of int32 values by nonzero 64-bit keys, with linear probing; at most half full.
+    """Hash table of int32 values by nonzero 64-bit keys, with linear probing. It is at most half full.
 
     Args:
-        values: whether keys have values; a table without them is a set.
+        values: whether keys have values. A table without values is a set.
     """
 
     def __init__(self, values: bool) -> None:
         self._keys = np.zeros(1 << 12, np.uint64)  # 0: the slot is free
         self._values = np.zeros(len(self._keys) if values else 0, np.int32)
-        self._used = 0  # slots
+        self._used = 0  # used slots
 
     def find(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the indices of the keys that are stored, and their slots; a key may be stored several times."""
+        """Return the indices of the keys that are stored, and their slots. A key may be stored several times."""
         mask = len(self._keys) - 1
-        pending, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        pending = np.arange(len(keys))  # indices of keys that are still probed
+        slots = (keys & np.uint64(mask)).astype(np.int64)  # next slot of each pending key
         found_indices, found_slots = [pending[:0]], [slots[:0]]
         while len(pending):
             stored = self._keys[slots]
@@ -165,15 +167,16 @@ class _HashTable:
         return self._values[slots].astype(np.int64)
 
     def put(self, keys: NDArray[np.uint64], values: NDArray[np.signedinteger[Any]] | None = None) -> None:
-        """Insert keys, even those that are stored already."""
+        """Insert keys, including keys that are stored already."""
         while 2 * (self._used + len(keys)) > len(self._keys):
             self._grow()
         self._used += len(keys)
         mask = len(self._keys) - 1
-        pending, slots = np.arange(len(keys)), (keys & np.uint64(mask)).astype(np.int64)
+        pending = np.arange(len(keys))  # indices of keys without a slot
+        slots = (keys & np.uint64(mask)).astype(np.int64)  # next slot of each pending key
         while len(pending):
             free = np.flatnonzero(self._keys[slots] == 0)
-            _, first = np.unique(slots[free], return_index=True)  # the first of several keys gets the slot
+            _, first = np.unique(slots[free], return_index=True)  # of several keys, the first one gets the slot
             free = free[first]
             self._keys[slots[free]] = keys[pending[free]]
             if values is not None:
@@ -183,7 +186,7 @@ class _HashTable:
             pending, slots = pending[is_pending], (slots[is_pending] + 1) & mask
 
     def _grow(self) -> None:
-        """Double the number of slots; entries are inserted again in blocks, to bound memory."""
+        """Double the size of the table. Entries are inserted again in blocks, to bound memory."""
         keys, values = self._keys, self._values
         self._keys, self._used = np.zeros(2 * len(keys), np.uint64), 0
         self._values = np.zeros(2 * len(values), np.int32)
@@ -195,13 +198,13 @@ class _HashTable:
 class Deduplicator:
     """Decides which documents are kept, in the order of the input: the first of each group of duplicates.
 
-    Exact deduplication takes 16 to 32 bytes of memory for each document. Near deduplication takes 24 to 48 bytes more
-    for each kept document and band, and 512 bytes in a file for each kept document.
+    Exact deduplication takes 16 to 32 bytes of memory per document. Near deduplication takes another 24 to 48 bytes per
+    kept document and band, and 512 bytes in a file per kept document.
 
     Args:
-        near: whether near duplicates are found too.
-        similarity: Jaccard similarity of near duplicates, at least.
-        file: file for signatures; only created if `near`.
+        near: whether near duplicates are removed too.
+        similarity: minimum Jaccard similarity of near duplicates.
+        file: file for signatures. It is only created if `near` is true.
     """
 
     def __init__(self, *, near: bool, similarity: float, file: Path) -> None:
@@ -209,11 +212,11 @@ class Deduplicator:
         self._near_index = _NearIndex(similarity, file) if near else None
 
     def check(self, hashes: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        """Return the verdict KEEP, EXACT or NEAR on each of the next documents, [documents].
+        """Return the verdict KEEP, EXACT or NEAR for each of the next documents, [documents].
 
         Args:
             hashes: hash of each document, [documents].
-            signatures: MinHash signature of each document, [documents, 128]; unused without near deduplication.
+            signatures: MinHash signature of each document, [documents, 128]. Unused without near deduplication.
         """
         verdicts = np.full(len(hashes), EXACT, np.uint8)
         keys, first_indices = np.unique(np.maximum(hashes, np.uint64(1)), return_index=True)
@@ -239,9 +242,9 @@ class _NearIndex:
     """Index of kept documents: their signatures in a file, and LSH buckets of documents that agree in a band."""
 
     def __init__(self, similarity: float, file: Path) -> None:
-        self._min_equal = similarity * PERMUTATIONS  # equal values in the signatures of near duplicates, at least
+        self._min_equal = similarity * PERMUTATIONS  # minimum equal values in the signatures of near duplicates
         self._bands, self._rows = lsh_bands(similarity)
-        self._table = _HashTable(values=True)  # key of a band to numbers of documents
+        self._table = _HashTable(values=True)  # indices of kept documents by the keys of their bands
         self._file = file.open("w+b")
         self._count = 0  # kept documents
 
@@ -267,7 +270,7 @@ class _NearIndex:
     def _mark_batch_duplicates(
         self, signatures: NDArray[np.uint32], keys: NDArray[np.uint64], is_near: NDArray[np.bool_]
     ) -> None:
-        """Mark documents that are near duplicates of an earlier document of the batch, in order, in `is_near`."""
+        """Set `is_near` for documents that are near duplicates of an earlier document of the batch."""
         _, buckets, counts = np.unique(keys, return_inverse=True, return_counts=True)
         buckets = buckets.reshape(keys.shape)  # bucket of each document and band
         is_shared = counts[buckets] > 1
@@ -283,24 +286,24 @@ class _NearIndex:
                     bucket_members.append(document)
 
     def _are_near(self, first: NDArray[np.uint32], second: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Return whether signatures are those of near duplicates; `second` may be one signature for all of `first`."""
+        """Return whether pairs of signatures belong to near duplicates. `second` may be a single signature."""
         return np.asarray((first == second).sum(axis=-1) >= self._min_equal)
 
-    def _signatures(self, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Read the signatures of kept documents from the file."""
-        if not len(numbers):
+    def _signatures(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Read the signatures of kept documents, by their indices, from the file."""
+        if not len(documents):
             return np.zeros((0, PERMUTATIONS), np.uint32)
         shape = (self._count, PERMUTATIONS)
-        return np.asarray(np.memmap(self._file, np.uint32, mode="r", shape=shape)[numbers])
+        return np.asarray(np.memmap(self._file, np.uint32, mode="r", shape=shape)[documents])
 
     def _put(self, keys: NDArray[np.uint64], signatures: NDArray[np.uint32]) -> None:
-        """Add kept documents: write their signatures, and add them to buckets that are not full."""
+        """Add documents that are kept: write their signatures, and add them to the buckets that are not full."""
         self._file.seek(0, 2)
         self._file.write(np.ascontiguousarray(signatures).data)
         self._file.flush()
-        numbers = np.repeat(np.arange(self._count, self._count + len(keys)), self._bands)
+        documents = np.repeat(np.arange(self._count, self._count + len(keys)), self._bands)
         self._count += len(keys)
         flat_keys = keys.ravel()
         indices, _ = self._table.find(flat_keys)
         has_room = np.bincount(indices, minlength=len(flat_keys)) < MAX_BUCKET_DOCUMENTS
-        self._table.put(flat_keys[has_room], numbers[has_room])
+        self._table.put(flat_keys[has_room], documents[has_room])

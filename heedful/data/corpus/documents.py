@@ -1,4 +1,4 @@
-"""Documents of files, as a stream: text files are split by their layout, each row of a table is a document."""
+"""Files as a stream of documents for a corpus: text files are split by their layout, a row of a table is a document."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from heedful.data.formats.text_files import (
 from heedful.data.labelled.data_file import FORMAT_BY_SUFFIX, DataSettings, open_data_file, stem_and_suffix
 from heedful.errors import DataError, HeedfulError, SettingError
 
-MIN_COUNTED_CHARS = 100  # characters that a document counts as, at least: a short one takes memory too
-TICK_CHARS = 1_000_000  # characters after which DocumentReader.chunks yields None
-LINE_OVERHEAD = 50  # characters that a line counts as, beyond its own
+MIN_COUNTED_CHARS = 100  # minimum size of a document in characters, since a short one takes memory too
+TICK_CHARS = 1_000_000  # characters between two yields of None by DocumentReader.chunks
+LINE_OVERHEAD = 50  # size of a line in addition to its characters, since it takes memory too
 SENTENCE_END = tuple(".!?…。！？\"'”’»)]")
 Chunk = list[tuple[str, bool]]  # (text, whether each line is a sentence) of each document
-TEXT_SUFFIXES = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name != "conll"]  # CoNLL has no running text
+TEXT_SUFFIXES = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name != "conll"]  # CoNLL files are no text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def list_files(
         known: suffixes of the files that are listed in folders.
 
     Returns:
-        Each path with its path in the given folder, or its name; notes for the user.
+        (path, path relative to its folder, or its name) for each file, and notes for the user.
 
     Raises:
         DataError: If a file is missing, or a folder has no file with a known suffix.
@@ -101,7 +101,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 class CountingPath(type(Path())):  # type: ignore[misc]
-    """A path that knows how many bytes of its file were read, as long as the file is open."""
+    """A path that tells how many bytes of its file were read so far, while the file is open."""
 
     handle: IO[str] | IO[bytes] | None = None  # the file that was opened last
 
@@ -112,7 +112,7 @@ class CountingPath(type(Path())):  # type: ignore[misc]
 
     @property
     def bytes_read(self) -> int:
-        """Position in the file, which may be compressed, in bytes; 0 if it is closed."""
+        """The position in the file, which may be compressed, in bytes, or 0 if the file is closed."""
         return 0 if self.handle is None or self.handle.closed else int(self.handle.tell())
 
 
@@ -123,10 +123,10 @@ class DocumentReader:
         files: the files.
         settings: how text is split into documents.
         row_errors: handles bad rows.
-        notes: sentences for the user, to which those about the files are added.
+        notes: sentences for the user, to which sentences about the files are added.
 
     Raises:
-        DataError: If a file is CoNLL.
+        DataError: If a file is in CoNLL format.
     """
 
     def __init__(self, files: list[Path], settings: CorpusSettings, row_errors: RowErrors, notes: list[str]) -> None:
@@ -141,17 +141,17 @@ class DocumentReader:
         self._settings = settings
         self._files = [CountingPath(path) for path in files]
         self._sizes = [path.stat().st_size for path in files]  # bytes
-        self._finished_bytes = 0  # of files that were read completely
+        self._finished_bytes = 0  # bytes of files that were read completely
         self._current: CountingPath | None = None  # the file that is being read
 
     @property
     def fraction_read(self) -> float:
-        """Fraction of all bytes that were read (0-1)."""
+        """The fraction of all bytes that was read (0-1)."""
         current_bytes = self._current.bytes_read if self._current is not None else 0
         return min(1.0, (self._finished_bytes + current_bytes) / max(sum(self._sizes), 1))
 
     def chunks(self) -> Iterator[Chunk | None]:
-        """Yield the documents of each shard; None every TICK_CHARS characters, so that the caller can serve workers."""
+        """Yield the documents of each shard. Also yield None every TICK_CHARS characters, as time to serve workers."""
         chunk: Chunk = []
         chunk_size = size_since_tick = 0  # characters
         for document in self._documents():
@@ -169,7 +169,7 @@ class DocumentReader:
             yield chunk
 
     def _documents(self) -> Iterator[tuple[str, bool]]:
-        """Yield all documents; errors name the settings of a corpus."""
+        """Yield all documents. Error messages name the settings of a corpus."""
         try:
             yield from self._read_all()
         except NoRowsError as error:
@@ -217,7 +217,7 @@ class DocumentReader:
             yield "\n".join(block), layout == "paragraph"
 
     def _blocks(self, file: TextFile, *, split_at_blank: bool) -> Iterator[list[str]]:
-        """Yield the lines of each document: up to a blank line, or else all lines; up to MAX_ROW_BYTES characters."""
+        """Yield the lines of each document, up to a blank line or the end of the file, and up to MAX_ROW_BYTES."""
         block: list[str] = []
         size = 0  # characters
         for _, line in read_text_lines(file, self.row_errors):
@@ -240,7 +240,7 @@ class DocumentReader:
 
 
 def _with_corpus_settings(message: str) -> str:
-    """Rewrite a message about data settings with the names of corpus settings, which have no encoding.
+    """Replace the names of data settings in a message by corpus settings, among which there is no encoding.
 
     >>> _with_corpus_settings("say --data.columns.text=NAME")
     'say --corpus.text_column=NAME'
@@ -259,10 +259,10 @@ LAYOUT_NOTES = {  # sentences for the user
 
 
 def detect_layout(head: str) -> Literal["line", "paragraph", "document"]:
-    r"""Detect from the beginning of a text file what a document is in it.
+    r"""Detect from the beginning of a text file whether lines, paragraphs or the whole file are documents.
 
     Without blank lines, each line is a document. Blank lines separate documents if most blocks have several lines and
-    most lines end like sentences; else they separate the paragraphs of one document.
+    most lines end like sentences. Otherwise they separate the paragraphs of a single document.
 
     >>> heads = "One.\nTwo.\n", "One.\nTwo.\n\nThree.\nFour.\n", "A line that\nis wrapped.\n\nNext.\n"
     >>> [detect_layout(head) for head in heads]

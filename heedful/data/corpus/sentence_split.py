@@ -1,9 +1,8 @@
-"""Clean documents and split them into sentences and paragraphs by rules, without losing a character.
+"""Cleaning of documents, and rules that split them into sentences and paragraphs without losing a character.
 
-The rules know English abbreviations. Their limits: a sentence ends with an abbreviation only before a word that often
-begins sentences, so that "He works at Smith Inc. Next year he retires" is one sentence. Sentences without a capital
-letter and abbreviations of other languages are not recognised. In scripts without spaces only the marks 。！？｡ end a
-sentence.
+The rules know English abbreviations. After an abbreviation, a sentence ends only before a word that often begins
+sentences, so "He works at Smith Inc. Next year he retires" is one sentence. Sentences without a capital letter and
+abbreviations of other languages are not recognised. In scripts without spaces only the marks 。！？｡ end a sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-MAX_SEGMENT_CHARS = 10_000  # characters of a sentence, at most; a longer one is cut at a space, or anywhere
+MAX_SEGMENT_CHARS = 10_000  # maximum characters of a sentence; a longer one is cut at a space, or anywhere
 _NEEDS_CLEANING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028]")
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
@@ -24,8 +23,8 @@ def clean_text(text: str, *, lines: bool = False) -> str:
 
     Args:
         text: the document.
-        lines: whether each line is a sentence: lines are separated by "\n", without paragraphs. Otherwise a single line
-            end is a space.
+        lines: whether each line is a sentence. Lines are then separated by "\n", and there are no paragraphs. If false,
+            a single line end becomes a space.
 
     >>> clean_text("One  line\r\nand another.\n \n\nNext"), clean_text("One.\r\n\nTwo.", lines=True)
     ('One line and another.\n\nNext', 'One.\nTwo.')
@@ -106,8 +105,9 @@ def split_sentences(text: str, *, lines: bool = False) -> tuple[list[str], list[
 
 
 def _sentence_ends(text: str, lines: bool) -> Iterator[tuple[int, bool]]:
-    """Yield (offset of a sentence's end, whether a paragraph begins there); the last one is the end of the text."""
-    start = num_newlines = 0  # beginning of the sentence, and line ends that it begins with
+    """Yield (offset of a sentence's end, whether a paragraph begins there), up to the end of the text."""
+    start = 0  # offset of the beginning of the sentence
+    num_newlines = 0  # line ends at the beginning of the sentence
     while text:
         line_end = text.find("\n", start + num_newlines)
         num_newlines = 1 if lines else 2
@@ -125,7 +125,7 @@ def _sentence_ends(text: str, lines: bool) -> Iterator[tuple[int, bool]]:
 
 
 def _ends_sentence(text: str, start: int, mark: int, end: int) -> bool:
-    """Whether the punctuation in text[mark:end] ends the sentence that began at `start`; more text follows."""
+    """Whether the punctuation in text[mark:end], after which more text follows, ends the sentence from `start`."""
     if text[mark] in "。！？｡":
         return True
     if text[end] != " ":
@@ -138,7 +138,7 @@ def _ends_sentence(text: str, start: int, mark: int, end: int) -> bool:
         return next_character in _STARTING_SIGNS and text[mark] != "…"
     if next_character.islower():
         return False
-    if text[mark] != "." or text[mark + 1] in ".!?…‽":  # after several dots the capital letter decides
+    if text[mark] != "." or text[mark + 1] in ".!?…‽":  # after several dots, a capital letter is enough
         return True
     word = text[max(text.rfind(" ", start, mark) + 1, start) : mark].strip().lstrip(_OPENING)
     if len(word) > _MAX_ABBREVIATION_CHARS and "." not in word and "\n" not in word:
@@ -150,15 +150,15 @@ def _dot_ends_sentence(before: str, word: str, after: str) -> bool:
     """Whether a dot after a word that may be an abbreviation, an initial or a number ends the sentence.
 
     Args:
-        before: the sentence up to the dot, at most 40 characters of it.
-        word: its last word.
-        after: the text after the dot, from a letter or digit on.
+        before: the last 40 characters of the sentence before the dot.
+        word: the last word before the dot.
+        after: the text after the dot, beginning with a letter or digit.
     """
     lower = word.casefold()
     if lower in _NEVER_LAST or (after[0].isdigit() and lower in _BEFORE_NUMBERS):
         return False
     if (lower.isdigit() or len(lower) == 1) and before.strip(" \n" + _OPENING) == word:
-        return False  # the number of an item: "1. First"
+        return False  # the number of a list item: "1. First"
     is_initial = len(word) == 1 and word.isupper()
     are_initials = "." in word and len(max(word.split("."), key=len)) == 1
     if is_initial or are_initials or lower in _AMBIGUOUS:
@@ -168,7 +168,7 @@ def _dot_ends_sentence(before: str, word: str, after: str) -> bool:
 
 
 def _cut_long_segment(text: str) -> list[str]:
-    """Cut a sentence that is too long into pieces, before a space if there is one in a piece's second half."""
+    """Cut a sentence that is too long into pieces, before a space if the second half of a piece has one."""
     pieces = []
     while len(text) > MAX_SEGMENT_CHARS:
         cut = text.rfind(" ", 1, MAX_SEGMENT_CHARS + 1)

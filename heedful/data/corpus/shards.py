@@ -1,4 +1,7 @@
-"""The files of a corpus: shards of token ids with indices, written by chunks of documents and read by memory map."""
+"""The files of a corpus: `Corpus` reads a finished one by memory map, `ShardWriter` writes one shard per chunk.
+
+Shards contain token ids. Other arrays have the bounds of segments, paragraphs and documents.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,20 @@ from heedful.data.corpus.dedup import EXACT, KEEP, NEAR, minhash_signatures
 from heedful.data.corpus.sentence_split import clean_text, split_sentences
 from heedful.errors import DataError
 
-VERSION = 1  # of the format
-MANIFEST, PARTS = "manifest.json", "parts"  # a file; a folder, which only unfinished corpora have
-BATCH_CHARS = 400_000  # characters that are tokenised at a time: encodings take about a hundred times that
-MAX_OPEN_SHARDS = 100  # shards that are mapped at a time, each with a file handle
-SKETCH_HASHES = 1 << 16  # smallest hashes of segments that are stored, to estimate the number of distinct segments
+VERSION = 1  # version of the format
+MANIFEST = "manifest.json"
+PARTS = "parts"  # folder of unfinished corpora
+BATCH_CHARS = 400_000  # characters per call of the tokenizer, whose encodings take about 100 bytes per character
+MAX_OPEN_SHARDS = 100  # maximum shards that are mapped at the same time, each with a file handle
+SKETCH_HASHES = 1 << 16  # hashes in the sketch that estimates how many distinct segments there are
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-ARRAYS = {"documents": "<i8", "segments": "<i8", "paragraphs": "|b1", "hashes": "<u8"}  # file stem to dtype
-# texts to (token ids of all texts, number of ids of each text)
+ARRAYS = {  # dtype by file stem
+    "documents": "<i8",
+    "segments": "<i8",
+    "paragraphs": "|b1",
+    "hashes": "<u8",
+}
+# texts -> (token ids of all texts, length of each text in tokens)
 Tokenise = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 
@@ -38,18 +47,18 @@ class Corpus:
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Use `open`, which checks the files."""
+        """Not for callers: use `open`, which checks the files."""
         self.folder = folder
         self.about = about  # the manifest
-        self.fingerprint: str = about["fingerprint"]  # fingerprint of its tokenizer
-        self.vocabulary: int = about["vocabulary"]  # size of the vocabulary
-        self.count: int = about["counts"]["tokens"]  # number of tokens
+        self.fingerprint: str = about["fingerprint"]  # fingerprint of the tokenizer
+        self.vocabulary: int = about["vocabulary"]  # vocabulary size
+        self.count: int = about["counts"]["tokens"]  # tokens of the corpus
         self.documents: NDArray[np.int64] = self._map("documents")  # [documents + 1], index of the first segment
         self.segments: NDArray[np.int64] = self._map("segments")  # [segments + 1], offset of the first token
         self.paragraphs: NDArray[np.bool_] = self._map("paragraphs")  # [segments], whether a paragraph begins there
         self.hashes: NDArray[np.uint64] = self._map("hashes")  # [documents], hash of the clean text
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in about["shards"])])  # first token of each shard
-        self._open: dict[int, Tokens] = {}  # mapped shards by number
+        self._open: dict[int, Tokens] = {}  # mapped shards by index
 
     def _map(self, name: str) -> NDArray[Any]:
         return map_array(self.folder / f"{name}.bin", ARRAYS[name])
@@ -59,7 +68,8 @@ class Corpus:
         """Open a finished corpus.
 
         Raises:
-            DataError: If it is unfinished, or a file is missing or has a wrong size (contents are not checked).
+            DataError: If the corpus is unfinished, or if a file is missing or has a wrong size. Contents are not
+                checked.
         """
         if not (folder / MANIFEST).is_file():
             if (folder / PARTS).is_dir():
@@ -71,10 +81,15 @@ class Corpus:
         if about.get("version") != VERSION:
             raise DataError(f"{folder}: is a corpus of version {about.get('version')}, expected {VERSION}")
         try:
-            counts, token_bytes = about["counts"], np.dtype(about["dtype"]).itemsize
+            counts = about["counts"]
+            token_bytes = np.dtype(about["dtype"]).itemsize
             _ = about["fingerprint"], about["vocabulary"], counts["tokens"]  # raises if one is missing
-            lengths = {"documents": counts["documents"] + 1, "segments": counts["segments"] + 1}
-            lengths |= {"paragraphs": counts["segments"], "hashes": counts["documents"]}
+            lengths = {
+                "documents": counts["documents"] + 1,
+                "segments": counts["segments"] + 1,
+                "paragraphs": counts["segments"],
+                "hashes": counts["documents"],
+            }
             sizes = {f"{name}.bin": lengths[name] * np.dtype(dtype).itemsize for name, dtype in ARRAYS.items()}
             sizes |= {shard["file"]: shard["tokens"] * token_bytes for shard in about["shards"]}
         except (LookupError, TypeError) as error:
@@ -87,11 +102,11 @@ class Corpus:
         return cls(folder, about)
 
     def __len__(self) -> int:
-        """Number of documents."""
+        """Return how many documents the corpus has."""
         return len(self.hashes)
 
     def __repr__(self) -> str:
-        """Folder, number of documents and number of tokens."""
+        """Return a text with the folder and the counts of documents and tokens."""
         return f"Corpus({str(self.folder)!r}, documents={len(self)}, tokens={self.count})"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -99,12 +114,12 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest without times: of the hashes of files, the settings, the tokenizer and the counts."""
+        """The SHA-256 of the manifest without times: hashes of files, settings, tokenizer and counts."""
         reproducible = {name: value for name, value in self.about.items() if name != "seconds"}
         return sha256(json.dumps(reproducible, sort_keys=True).encode()).hexdigest()
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Copy the token ids [start, stop) of the corpus, across shards."""
+        """Return a copy of the token ids [start, stop) of the corpus, across shards."""
         if not 0 <= start <= stop <= self.count:
             raise DataError(f"tokens {start} to {stop} were asked for, but the corpus has 0 to {self.count}")
         tokens = np.empty(stop - start, np.int32)
@@ -120,14 +135,14 @@ class Corpus:
             shard += 1
         return tokens
 
-    def _shard(self, number: int) -> Tokens:
-        """Return the mapped tokens of a shard; the shard that was mapped first is closed if there are too many."""
-        if number not in self._open:
+    def _shard(self, index: int) -> Tokens:
+        """Return the mapped tokens of a shard. If too many shards are mapped, the one mapped first is closed."""
+        if index not in self._open:
             if len(self._open) >= MAX_OPEN_SHARDS:
                 self._open.pop(next(iter(self._open)))
-            shard = self.about["shards"][number]
-            self._open[number] = map_array(self.folder / shard["file"], self.about["dtype"])
-        return self._open[number]
+            shard = self.about["shards"][index]
+            self._open[index] = map_array(self.folder / shard["file"], self.about["dtype"])
+        return self._open[index]
 
 
 def map_array(path: Path, dtype: str) -> NDArray[Any]:
@@ -142,12 +157,12 @@ def map_array(path: Path, dtype: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSpec:
-    """How chunks of documents become shards, the same for every chunk."""
+    """Settings of a corpus that determine how chunks of documents become shards."""
 
-    folder: Path  # of the corpus
-    dtype: str  # of token ids
-    min_chars: int  # characters of a document, at least
-    is_deduplicated: bool  # whether a Deduplicator decides which documents are kept
+    folder: Path  # folder of the corpus
+    dtype: str  # dtype of token ids
+    min_chars: int  # minimum characters of a document
+    is_deduplicated: bool  # whether a Deduplicator decides which documents are written
     num_bands: int  # LSH bands; 0: no near deduplication
     unknown_id: int | None  # id of the unknown token; None: the tokenizer has none
 
@@ -161,37 +176,43 @@ class DedupKeys:
 
 
 class _Segments(NamedTuple):
-    """The segments of a chunk's kept documents."""
+    """The segments of the documents of a chunk, without duplicates."""
 
     tokens: list[Tokens]  # token ids of all segments, in several arrays
-    lengths: NDArray[np.int64]  # [segments], number of tokens
+    lengths: NDArray[np.int64]  # [segments], length in tokens
     begins: NDArray[np.bool_]  # [segments], whether a paragraph begins there
     documents: NDArray[np.int64]  # [segments], index of the document in the chunk
     sketch: NDArray[np.uint64]  # smallest hashes of the segments
 
 
 class ShardWriter:
-    """Writes the shard of a chunk: `clean` prepares its documents, `write` tokenises and writes those that are kept.
+    """Writes the shard of a chunk: `clean` prepares the documents, `write` tokenises and writes them.
 
     A chunk is a list of (text, whether each line is a sentence).
 
     Args:
         spec: how chunks become shards.
         tokenise: returns the token ids of texts.
-        check_parent: called often; may end the process.
+        check_parent: called often. It may end the process.
     """
 
     def __init__(self, spec: ShardSpec, tokenise: Tokenise, check_parent: Callable[[], None] = lambda: None) -> None:
-        self.spec, self._tokenise, self._check_parent = spec, tokenise, check_parent
+        self.spec = spec
+        self._tokenise = tokenise
+        self._check_parent = check_parent
         self._documents: list[tuple[str, bool]] = []  # clean documents of the chunk
         self._counts: Counter[str] = Counter()
         self._keys: DedupKeys
 
     def clean(self, chunk: list[tuple[str, bool]]) -> DedupKeys:
-        """Clean the documents of a chunk, without empty and short ones, and return their keys; empties the list."""
-        self._counts, self._documents = Counter(read=len(chunk)), []
+        """Clean the documents of a chunk, drop empty and short ones, and return the keys of the rest.
+
+        The list is emptied, so that the memory of each raw text is freed before the next one is cleaned.
+        """
+        self._counts = Counter(read=len(chunk))
+        self._documents = []
         chunk.reverse()
-        while chunk:  # frees each raw text before the next one is cleaned
+        while chunk:
             text, lines = chunk.pop()
             text = clean_text(text, lines=lines)
             if not text or len(text) < self.spec.min_chars:
@@ -204,39 +225,41 @@ class ShardWriter:
         self._keys = DedupKeys(hashes=hashes, signatures=minhash_signatures(texts))
         return self._keys
 
-    def write(self, number: int, verdicts: NDArray[np.uint8] | None) -> dict[str, int]:
-        """Tokenise the kept documents, and write them as a shard.
+    def write(self, index: int, verdicts: NDArray[np.uint8] | None) -> dict[str, int]:
+        """Tokenise the cleaned documents that the Deduplicator accepts, and write them as a shard.
 
         Args:
-            number: number of the shard.
-            verdicts: verdict of the Deduplicator on each document, [documents]; None: all are kept.
+            index: index of the shard.
+            verdicts: verdict of the Deduplicator on each document, [documents]. If None, all are accepted.
 
         Returns:
-            Counts of documents, segments, tokens and characters, and of documents that are left out, by reason.
+            Counts of documents, segments, tokens and characters, and of documents left out, by reason.
         """
         segments = self._tokenise_documents(verdicts)
         filled = np.flatnonzero(segments.lengths)  # segments with tokens
-        paragraph_numbers = np.cumsum(segments.begins)[filled]
-        num_segments = np.bincount(segments.documents[filled], minlength=len(self._documents))  # of each document
+        paragraph_of = np.cumsum(segments.begins)[filled]  # index of each segment's paragraph
+        num_segments = np.bincount(segments.documents[filled], minlength=len(self._documents))  # by document
         documents = np.flatnonzero(num_segments)  # indices of documents with tokens
         counts = self._counts
         counts["tokens"] = int(segments.lengths.sum())
-        counts["segments"], counts["documents"] = len(filled), len(documents)
+        counts["segments"] = len(filled)
+        counts["documents"] = len(documents)
         counts["unknown"] = 0
         if self.spec.unknown_id is not None:
             counts["unknown"] = sum(int((ids == self.spec.unknown_id).sum()) for ids in segments.tokens)
         if verdicts is not None:
-            counts["exact"], counts["near"] = int((verdicts == EXACT).sum()), int((verdicts == NEAR).sum())
+            counts["exact"] = int((verdicts == EXACT).sum())
+            counts["near"] = int((verdicts == NEAR).sum())
         counts["empty"] += len(self._documents) - len(documents) - counts["exact"] - counts["near"]
         counts["characters"] = sum(len(self._documents[index][0]) for index in documents)
-        with atomic_file(self.spec.folder / shard_name(number)) as file:
+        with atomic_file(self.spec.folder / shard_name(index)) as file:
             for ids in segments.tokens:
                 file.write(ids.data)
-        with atomic_file(part_path(self.spec.folder, number)) as file:
+        with atomic_file(part_path(self.spec.folder, index)) as file:
             np.savez(
                 file,
                 lengths=segments.lengths[filled].astype(np.int32),
-                begins=np.diff(paragraph_numbers, prepend=0) > 0,
+                begins=np.diff(paragraph_of, prepend=0) > 0,
                 counts=num_segments[documents].astype(np.int64),
                 hashes=self._keys.hashes[documents],
                 sketch=segments.sketch,
@@ -248,10 +271,11 @@ class ShardWriter:
         return dict(counts)
 
     def _tokenise_documents(self, verdicts: NDArray[np.uint8] | None) -> _Segments:
-        """Split the kept documents into segments and tokenise them, in batches of about BATCH_CHARS characters."""
-        tokens, lengths = [np.zeros(0, self.spec.dtype)], [np.zeros(0, np.int64)]
+        """Split the accepted documents into segments and tokenise them, in batches of about BATCH_CHARS characters."""
+        tokens = [np.zeros(0, self.spec.dtype)]
+        lengths = [np.zeros(0, np.int64)]
         begins: list[bool] = []
-        segment_counts: list[tuple[int, int]] = []  # (index of a document, number of its segments)
+        segment_counts: list[tuple[int, int]] = []  # (index of a document, how many segments it has)
         waiting: list[str] = []  # segments that are not tokenised yet
         waiting_chars = 0
         sketch = np.zeros(0, np.uint64)
@@ -276,7 +300,7 @@ class ShardWriter:
 
 
 def batch_by_characters(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the texts in lists of about BATCH_CHARS characters, each text in one list."""
+    """Yield the texts in lists of about BATCH_CHARS characters. Texts are not split."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -295,14 +319,14 @@ def hash_document(text: str) -> int:
 
 
 def merge_sketches(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Merge sketches: return their SKETCH_HASHES smallest distinct hashes, sorted."""
+    """Return the merged sketch: the SKETCH_HASHES smallest distinct hashes of all sketches, sorted."""
     return np.unique(np.concatenate(hashes))[:SKETCH_HASHES]
 
 
 def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
-    """Estimate the number of distinct hashes from the smallest ones (Bar-Yossef et al. 2002).
+    """Estimate how many distinct hashes there are from the smallest ones (Bar-Yossef et al. 2002).
 
-    It is exact below SKETCH_HASHES, and else has a relative error of about 0.4 %.
+    The result is exact below SKETCH_HASHES. Above, its relative error is about 0.4 %.
     """
     if len(sketch) < SKETCH_HASHES:
         return float(len(sketch))
@@ -312,29 +336,29 @@ def estimate_distinct(sketch: NDArray[np.uint64]) -> float:
 # ---------------------------------------------------------------------------------------------------- all parts
 
 
-def shard_name(number: int) -> str:
-    """Return the name of the file with a shard's tokens."""
-    return f"tokens-{number:05}.bin"
+def shard_name(index: int) -> str:
+    """Return the name of the file with the tokens of a shard."""
+    return f"tokens-{index:05}.bin"
 
 
-def part_path(folder: Path, number: int) -> Path:
-    """Return the file with the other arrays of a shard; it is written after the tokens, and merged in the end."""
-    return folder / PARTS / f"{number:05}.npz"
+def part_path(folder: Path, index: int) -> Path:
+    """Return the file with the other arrays of a shard. It is written after the tokens; `finish` merges these files."""
+    return folder / PARTS / f"{index:05}.npz"
 
 
-def read_part(folder: Path, number: int) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+def read_part(folder: Path, index: int) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
     """Read the arrays of a finished shard, and its counts."""
-    with np.load(part_path(folder, number), allow_pickle=False) as part:
+    with np.load(part_path(folder, index), allow_pickle=False) as part:
         return {name: part[name] for name in part.files if name != "tally"}, json.loads(part["tally"].tobytes())
 
 
 def finish(folder: Path, num_parts: int, about: Mapping[str, object]) -> None:
-    """Merge the parts of all shards and write the manifest; may be repeated after an interruption.
+    """Merge the parts of all shards and write the manifest. The call may be repeated after an interruption.
 
     Args:
         folder: folder of the corpus.
-        num_parts: number of shards.
-        about: values of the manifest that the parts do not have.
+        num_parts: how many shards there are.
+        about: values of the manifest that do not come from the parts.
     """
     totals: Counter[str] = Counter()
     shards, sketch = [], np.zeros(0, np.uint64)
@@ -343,13 +367,13 @@ def finish(folder: Path, num_parts: int, about: Mapping[str, object]) -> None:
         documents, segments, paragraphs, hashes = (stack.enter_context(atomic_file(path)) for path in paths)
         documents.write(np.zeros(1, "<i8").data)
         segments.write(np.zeros(1, "<i8").data)
-        for number in range(num_parts):
-            part, counts = read_part(folder, number)
+        for index in range(num_parts):
+            part, counts = read_part(folder, index)
             documents.write((totals["segments"] + np.cumsum(part["counts"])).astype("<i8").data)
             segments.write((totals["tokens"] + np.cumsum(part["lengths"], dtype=np.int64)).astype("<i8").data)
             paragraphs.write(part["begins"].data)
             hashes.write(part["hashes"].astype("<u8").data)
-            shards.append({"file": shard_name(number), "tokens": counts["tokens"]})
+            shards.append({"file": shard_name(index), "tokens": counts["tokens"]})
             sketch = merge_sketches(sketch, part["sketch"])
             totals.update(counts)
     num_distinct = len(np.unique(map_array(paths[3], "<u8")))
@@ -370,7 +394,7 @@ def finish(folder: Path, num_parts: int, about: Mapping[str, object]) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that appears complete and synced, or not at all."""
+    """Open a file for writing. The file appears complete and synced, or not at all."""
     try:
         with atomic_io.atomic_path(path) as temporary, temporary.open("wb") as file:
             yield file
@@ -381,7 +405,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_corpus_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object of one of the corpus's files; raise DataError if it is damaged."""
+    """Read a JSON object from a file of a corpus; raise DataError if the file is damaged."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -392,7 +416,7 @@ def read_corpus_json(path: Path) -> dict[str, Any]:
 
 
 def write_corpus_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write an object as a JSON file, which appears complete or not at all."""
+    """Write an object as a JSON file. The file appears complete or not at all."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_file(path) as file:
         file.write(text.encode(errors="backslashreplace"))

@@ -1,4 +1,7 @@
-"""Worker processes that tokenise shards, connected with their parent by pipes; they end when it does."""
+"""Worker processes that tokenise the shards of a corpus. They talk to the parent process over pipes, and end with it.
+
+`build` starts them with `start_workers`. The second part of this module runs in the workers.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +25,24 @@ if TYPE_CHECKING:
 
 
 def available_cores() -> int:
-    """Return the number of processor cores that this process may use; on macOS, which has no affinity, all cores."""
+    """Return how many processor cores this process may use. On macOS, which has no affinity, these are all cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Worker:
-    """A worker process, seen from its parent; a message may be sent only while it waits for one."""
+    """The parent's view of a worker process. A message may be sent only while the worker waits for one."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.busy = False  # whether it has a chunk
-        self.number = -1  # number of its chunk
+        self.busy = False  # whether the worker has a chunk
+        self.chunk_index = -1  # index of the worker's chunk; -1: no chunk yet
         assert process.stdout is not None
         self.answers = process.stdout
 
-    def send(self, message: object, number: int) -> None:
-        """Send a message about the chunk `number`."""
-        self.busy, self.number = True, number
+    def send(self, message: object, chunk_index: int) -> None:
+        """Send a message about a chunk."""
+        self.busy = True
+        self.chunk_index = chunk_index
         assert self._process.stdin is not None
         try:
             pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
@@ -47,7 +51,7 @@ class Worker:
             self._raise_exit()
 
     def receive(self) -> object:
-        """Receive an answer; a HeedfulError of the worker is raised here."""
+        """Receive an answer. A HeedfulError of the worker is raised in this process."""
         try:
             answer = pickle.load(self.answers)
         except (EOFError, pickle.UnpicklingError):
@@ -57,12 +61,13 @@ class Worker:
         return answer
 
     def _raise_exit(self) -> NoReturn:
-        """Raise DataError that the worker has ended."""
+        """Raise DataError because the worker has ended."""
         code = self._process.wait()
         end = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         hint = ": there may be too little memory, so give fewer processes or a smaller shard" if code == -9 else ""
         raise DataError(
-            f"a worker {end}, at shard {self.number}{hint}; finished shards are kept: call it again, and it resumes"
+            f"a worker {end}, at shard {self.chunk_index}{hint}; finished shards are kept: call it again, and it "
+            "resumes"
         )
 
 
@@ -70,12 +75,12 @@ class Worker:
 def start_workers(count: int, spec: ShardSpec, tokenizer: Path) -> Iterator[list[Worker]]:
     """Start workers, and end them on exit.
 
-    Each worker has a session of its own, so that Ctrl-C reaches this process alone; it ends when this process does.
+    Each worker has a separate session, so that Ctrl-C reaches only this process. Workers end when this process ends.
 
     Args:
-        count: number of workers.
+        count: how many workers are started.
         spec: how chunks become shards.
-        tokenizer: file tokenizer.json.
+        tokenizer: path of tokenizer.json.
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from heedful.data.corpus.workers import serve; serve()"
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -124,14 +129,14 @@ def library_tokenise(backend: tokenizers.Tokenizer) -> Tokenise:
 
 
 def serve() -> None:
-    """Run a worker: receive a ShardSpec and a tokenizer file, then chunks; send keys and counts of each chunk.
+    """Run a worker: receive a ShardSpec and a tokenizer file, then chunks. Send the keys and the counts of each chunk.
 
-    It imports neither torch nor the rest of Heedful, and ends when its parent does.
+    A worker imports neither torch nor the rest of Heedful, and ends when its parent ends.
     """
     import tokenizers
 
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not mix with the answers
+    os.dup2(2, 1)  # output that libraries print must not mix with the answers
     parent = os.getppid()
 
     def exit_without_parent() -> None:
@@ -146,12 +151,13 @@ def serve() -> None:
         spec, path = pickle.load(sys.stdin.buffer)
         writer = ShardWriter(spec, library_tokenise(tokenizers.Tokenizer.from_file(str(path))), exit_without_parent)
         while True:
-            number, chunk = pickle.load(sys.stdin.buffer)
+            chunk_index, chunk = pickle.load(sys.stdin.buffer)
             try:
-                keys, verdicts = writer.clean(chunk), None
+                keys = writer.clean(chunk)
+                verdicts = None
                 if spec.is_deduplicated:
                     send(keys)
                     verdicts = pickle.load(sys.stdin.buffer)
-                send(writer.write(number, verdicts))
+                send(writer.write(chunk_index, verdicts))
             except HeedfulError as error:
                 send(error)

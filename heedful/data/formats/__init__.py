@@ -1,1 +1,1 @@
-"""File formats: lines, JSON, tables, CoNLL, SQuAD and labelled text, each read as a stream."""
+"""File formats, each read as a stream: lines, JSON, tables, CoNLL, SQuAD and labelled text."""

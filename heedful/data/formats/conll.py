@@ -1,4 +1,7 @@
-"""CoNLL files: one word with its tag per line, a blank line between sentences."""
+"""CoNLL files, with a word and its tag on each line and blank lines between sentences: reading and detection.
+
+Also the detection of the tagging scheme of a data set.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import DataError
 
 DOCUMENT_BORDER = "-DOCSTART-"  # word of a line between documents
-TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")  # tag of a scheme for entities
-MAX_TAGS = 10_000  # different tags, at most
+TAG = re.compile(r"(?:O|[BIESLUM]-.+)\Z")  # tag of an entity scheme
+MAX_TAGS = 10_000  # maximum different tags
 # names of the columns in a header, compared without case
 WORD_COLUMN_NAMES = {"word", "words", "token", "tokens", "form"}
 TAG_COLUMN_NAMES = {
@@ -26,24 +29,24 @@ TAG_COLUMN_NAMES = {
 def read_sentences(
     file: TextFile, row_errors: RowErrors, word: int = 1, tag: int = 0, *, header: bool = False
 ) -> Iterator[TaggedExample]:
-    """Yield the sentences of a file; a sentence with a bad line is a bad row.
+    """Yield the sentences of a file. A sentence with a bad line is a bad row.
 
     Blank lines and -DOCSTART- lines separate sentences.
 
     Args:
         file: the file.
         row_errors: handles bad rows.
-        word: number of the word column, from 1.
-        tag: number of the tag column, from 1; 0: the last column.
+        word: position of the word column, from 1.
+        tag: position of the tag column, from 1, or 0 for the last column.
         header: whether the first line names the columns.
     """
     words: list[str] = []
     tags: list[str] = []
-    start = 0  # number of the sentence's first line
-    num_columns = 0  # of the first line with several columns
+    start = 0  # first line of the sentence
+    num_columns = 0  # columns of the first line with several columns
     size = 0  # characters of the sentence
     bad: BadRow | None = None  # the first bad line of the sentence
-    for number, text, bad_line in all_lines(file):
+    for line_number, text, bad_line in all_lines(file):
         line = text.strip(" \t\r\n\v\f") if bad_line is None else "?"
         cells = split_columns(line)
         if not line or cells[0] == DOCUMENT_BORDER:
@@ -53,7 +56,7 @@ def read_sentences(
         if header:
             header = False
             continue
-        start = start if words or bad else number
+        start = start if words or bad else line_number
         num_columns = num_columns or (len(cells) if bad_line is None and len(cells) > 1 else 0)
         size += len(line)
         if size > max_sentence_chars(file):
@@ -61,7 +64,7 @@ def read_sentences(
         else:
             reason = _line_problem(cells, num_columns, word, tag)
         if bad_line is not None or reason:
-            reported = BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
+            reported = BadRow(file=file.display_name, line=line_number, column="", reason=reason, text=line[:200])
             bad = bad or bad_line or reported
         elif bad is None:
             words.append(cells[word - 1])
@@ -70,14 +73,14 @@ def read_sentences(
 
 
 def split_columns(line: str) -> list[str]:
-    """Split a line at tabs, or at spaces if it has no tab; other white space belongs to a word."""
+    """Split a line at tabs, or at spaces if it has no tab. Other white space belongs to a word."""
     if "\t" in line:
         return [cell.strip(" ") for cell in line.split("\t")]
     return [cell for cell in line.split(" ") if cell] or [""]
 
 
 def _line_problem(cells: list[str], num_columns: int, word: int, tag: int) -> str:
-    """Return why the cells of a line are not a word with its tag; "" if they are."""
+    """Return why the cells of a line are not a word with its tag, or "" if they are."""
     if len(cells) < 2:
         return "has one column, expected a word and its tag"
     if len(cells) != num_columns:
@@ -88,12 +91,12 @@ def _line_problem(cells: list[str], num_columns: int, word: int, tag: int) -> st
 
 
 def max_sentence_chars(file: TextFile) -> int:
-    """Return the maximum number of characters in a sentence."""
+    """Return the maximum characters in a sentence."""
     return file.max_row_bytes // 10
 
 
 def missing_blank_line(file: TextFile) -> str:
-    """Return the reason for which a sentence that is too long is a bad row."""
+    """Return the reason why a sentence that is too long is a bad row."""
     limit = max_sentence_chars(file)
     return f"a sentence of more than {limit:,} characters: is a blank line missing between sentences?"
 
@@ -101,7 +104,7 @@ def missing_blank_line(file: TextFile) -> str:
 def _sentence(
     file: TextFile, start: int, words: list[str], tags: list[str], bad: BadRow | None, row_errors: RowErrors
 ) -> Iterator[TaggedExample]:
-    """Yield the example of a sentence, if it has words; reject it if it has a bad line."""
+    """Yield the example of a sentence if the sentence has words, or reject the sentence if it has a bad line."""
     if bad is not None:
         row_errors.reject(bad)
     elif words:
@@ -109,19 +112,19 @@ def _sentence(
 
 
 def _split_lines(lines: Iterable[str]) -> list[list[str]]:
-    """Split lines into cells, without blank lines and borders of documents."""
+    """Split lines into cells, without blank lines and document borders."""
     rows = [split_columns(line) for raw_line in lines if (line := raw_line.strip(" \t\r\v\f"))]
     return [cells for cells in rows if cells[0] != DOCUMENT_BORDER]
 
 
 def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = False) -> bool:
-    """Whether the first line names the columns: with known names that are no tag of a later line.
+    """Whether the first line names the columns, with known names that do not occur as tags below.
 
     Args:
         head: beginning of the file.
-        word: number of the word column, from 1.
-        tag: number of the tag column; 0: the last column.
-        blank_lines: require blank lines, which separate sentences and are rare in tables.
+        word: position of the word column, from 1.
+        tag: position of the tag column, from 1, or 0 for the last column.
+        blank_lines: whether blank lines are required, which separate sentences and are rare in tables.
     """
     lines = head.strip().split("\n")
     first, *below = _split_lines(lines) or [[""]]
@@ -133,7 +136,7 @@ def has_header(head: str, word: int = 1, tag: int = 0, *, blank_lines: bool = Fa
 
 
 def is_conll(head: str) -> bool:
-    """Whether the beginning of a file has lines with the same number of columns, the last with tags like B-x."""
+    """Whether all lines at the beginning of a file have equally many columns, the last one with tags like B-x."""
     rows = _split_lines(head.split("\n")[:400][:-1])[has_header(head, blank_lines=True) :]
     return len(rows) > 1 and all(len(cells) == len(rows[0]) > 1 and TAG.match(cells[-1]) for cells in rows)
 
@@ -147,11 +150,11 @@ class TagScheme:
 
     name: str  # IOB1, IOB2, IOBES, BILOU or "IO or IOB1"; "": the tags are plain labels, such as parts of speech
     labels: tuple[str, ...]  # O, then B-x and I-x for each type x; or the plain labels, sorted
-    malformed_entities: int  # number of entities that begin with I-, E- or L- although the scheme has B-
+    malformed_entities: int  # entities that begin with I-, E- or L- although the scheme has B-
 
     @property
     def note(self) -> str:
-        """The scheme in a sentence for the user."""
+        """A sentence for the user about the scheme."""
         if not self.name:
             return f"tags are plain labels: {len(self.labels)} of them"
         text = f"tags are {self.name}" + ("" if self.name == "IOB2" else ", read as IOB2")
@@ -163,12 +166,12 @@ class TagScheme:
 def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
     """Detect the scheme of all tags, in constant memory.
 
-    IOB1 has B-x only right after another entity of type x; in IOB2 every entity begins with B-x; IOBES has S- and E-,
-    BILOU has U- and L-.
+    In IOB1, B-x occurs only directly after another entity of type x. In IOB2, every entity begins with B-x. IOBES has
+    S- and E-, BILOU has U- and L-.
 
     Raises:
-        DataError: If there are too many different tags, only some of them are marked like B-x, or marks of IOBES and
-            BILOU are mixed.
+        DataError: If there are too many different tags, if only some of them are marked like B-x, or if marks of IOBES
+            and BILOU are mixed.
     """
     positions: dict[str, str] = {}  # tag to its first file:line
     parts: dict[str, tuple[str, str]] = {}  # tag to (mark, type); ("", "") outside entities
@@ -206,7 +209,7 @@ def detect_scheme(examples: Iterable[TaggedExample]) -> TagScheme:
 
 
 def _scheme_name(marks: set[str], b_begins: int, other_begins: int) -> str:
-    """Return the name of a scheme with these marks; the counts are those of `detect_scheme`."""
+    """Return the name of the scheme with these marks. The counts are explained in `detect_scheme`."""
     if marks & set("ESM") and marks & set("LU"):
         raise DataError(f"tags with the marks {', '.join(sorted(marks))}: neither IOBES nor BILOU")
     if marks & set("ESM"):

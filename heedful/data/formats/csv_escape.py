@@ -1,4 +1,4 @@
-"""Escape cells of CSV files that a spreadsheet would run as formulas."""
+"""Escaping of CSV cells that a spreadsheet would run as formulas, for all CSV files that Heedful writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 def escape_cell(text: str) -> str:
-    """Prefix a text with ' if a spreadsheet would run it as a formula; numbers are unchanged.
+    """Prefix a text with ' if a spreadsheet would run it as a formula. Numbers stay unchanged.
 
     >>> escape_cell("=cmd()"), escape_cell("-1.5"), escape_cell("fine")
     ("'=cmd()", '-1.5', 'fine')

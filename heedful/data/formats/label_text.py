@@ -20,7 +20,7 @@ def read_table(file: TextFile, row_errors: RowErrors, multi_label: bool | None) 
     Args:
         file: the file.
         row_errors: handles bad rows.
-        multi_label: whether a line may have any number of labels; None: it may if some line has several.
+        multi_label: whether a line may have any number of labels. If None, it may if some line has several.
 
     Raises:
         NoRowsError: If the file has no rows.
@@ -32,17 +32,17 @@ def read_table(file: TextFile, row_errors: RowErrors, multi_label: bool | None) 
         multi_label = prefixed and any(len(_split_prefixed(line)[0]) > 1 for _, line in all_lines)
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, line in read_text_lines(file, row_errors):
+        for line_number, line in read_text_lines(file, row_errors):
             if not line.strip():
                 continue
             labels, text = _split_prefixed(line) if prefixed else _split_first_word(line)
             if reason := _line_problem(labels, text, prefixed, multi_label):
-                bad = BadRow(file=file.display_name, line=number, column="", reason=reason, text=line[:200])
+                bad = BadRow(file=file.display_name, line=line_number, column="", reason=reason, text=line[:200])
                 row_errors.reject(bad)
             elif multi_label:
-                yield number, {"labels": labels, "text": text}
+                yield line_number, {"labels": labels, "text": text}
             else:
-                yield number, {"label": labels[0], "text": text}
+                yield line_number, {"label": labels[0], "text": text}
 
     first = next(rows(row_errors), None)
     if first is None:
@@ -68,7 +68,7 @@ def _describe_format(prefixed: bool, multi_label: bool) -> str:
 
 
 def _line_problem(labels: list[str], text: str, prefixed: bool, multi_label: bool) -> str:
-    """Return why a line cannot be used; "" if it can."""
+    """Return why a line cannot be used, or "" if it can."""
     if not multi_label and not labels:
         return f"has no label, expected one that begins with {LABEL_PREFIX}"
     if not multi_label and len(labels) > 1:
@@ -79,7 +79,7 @@ def _line_problem(labels: list[str], text: str, prefixed: bool, multi_label: boo
 
 
 def _split_first_word(line: str) -> tuple[list[str], str]:
-    """Split a line into its label, the first word, as a list of one, and its text.
+    """Split a line into a list with its label, which is the first word, and the text after it.
 
     >>> _split_first_word("DESC:manner How did it begin ?")
     (['DESC:manner'], 'How did it begin ?')
@@ -106,11 +106,11 @@ def _split_prefixed(line: str) -> tuple[list[str], str]:
 
 
 def _head_lines(file: TextFile) -> list[str]:
-    """Return the lines at the beginning of a file, without blank ones."""
+    """Return the lines at the beginning of a file that are not blank."""
     head = read_head(file)
     lines = head.split("\n")
     if len(lines) > 1 and len(head) > 1000:
-        del lines[-1]  # it may be cut
+        del lines[-1]  # may be cut off
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -124,7 +124,8 @@ def is_label_text(file: TextFile, *, strict: bool) -> bool:
 
     Args:
         file: the file.
-        strict: whether only labels like `__label__x` and `ABBR:exp` count; else also first words that all repeat.
+        strict: whether labels must look like `__label__x` or `ABBR:exp`. If false, first words are also accepted as
+            labels if each of them occurs in several lines.
     """
     head = _head_lines(file)
     if not head or has_prefix(head):
@@ -139,6 +140,6 @@ def is_label_text(file: TextFile, *, strict: bool) -> bool:
 
 
 def is_tab_separated(file: TextFile) -> bool:
-    """Whether all lines at the beginning of a file have the same number of tabs, one or more."""
+    """Whether all lines at the beginning of a file have equally many tabs, at least one."""
     tab_counts = {line.count("\t") for line in _head_lines(file)}
     return len(tab_counts) == 1 and tab_counts != {0}

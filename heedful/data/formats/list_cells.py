@@ -1,4 +1,4 @@
-"""Lists in text cells, written as JSON or as a Python literal."""
+"""Parsing of lists in text cells of CSV files, written as JSON or as a Python literal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LIST_START = re.compile(r"""\[(\s*["'\d[\]-]|.*,)""", re.DOTALL)
 
 
 def parse_list_cell(value: object, name: str) -> object:
-    """Parse a list in a text cell, as JSON or as a Python literal; return any other value unchanged.
+    """Parse a list in a text cell, as JSON or as a Python literal. Any other value is returned unchanged.
 
     Args:
         value: value of the cell.
-        name: name of its column, for messages.
+        name: name of the cell's column, for messages.
 
     Raises:
-        CellError: If the text looks like a list and cannot be parsed.
+        CellError: If the text looks like a list but cannot be parsed.
 
     >>> [parse_list_cell(cell, "tags") for cell in ('["B-ORG", "O"]', "['B-ORG', 'O']", "B-ORG O")]
     [['B-ORG', 'O'], ['B-ORG', 'O'], 'B-ORG O']
@@ -55,6 +55,6 @@ def parse_list_cell(value: object, name: str) -> object:
 
 
 def _has_adjacent_strings(text: str) -> bool:
-    """Whether strings follow each other without a comma, as NumPy prints them; Python would concatenate them."""
+    """Whether strings follow each other without a comma, as NumPy prints them. Python would concatenate them."""
     tokens = [token for token in generate_tokens(StringIO(text).readline) if token.type not in (NL, COMMENT)]
     return any(token.type == next_token.type == STRING for token, next_token in pairwise(tokens))

@@ -1,4 +1,4 @@
-"""Streaming reader of SQuAD's JSON, v1.1 and v2.0 (Rajpurkar et al. 2016, 2018).
+"""Streaming reader of questions in SQuAD's JSON, v1.1 and v2.0 (Rajpurkar et al. 2016, 2018).
 
 An answer whose `answer_start` is wrong is moved to the nearest occurrence of its text in the context, and counted as a
 repair.
@@ -25,12 +25,12 @@ class _RawQuestion(NamedTuple):
     value: Any
     context: str
     path: str  # JSON path
-    line: int  # of its paragraph, from 1
-    number: int  # among all questions of the file, from 1
+    line: int  # line of the paragraph, from 1
+    question_index: int  # index among all questions of the file, from 1
 
 
 def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionExample]:
-    """Yield all questions of a file; each question that cannot be used is a bad row."""
+    """Yield all questions of a file. A question that cannot be used is a bad row."""
     for question in _raw_questions(file, row_errors):
         try:
             example, repairs = parse_question(question.value, question.context)
@@ -38,8 +38,8 @@ def read_questions(file: TextFile, row_errors: RowErrors) -> Iterator[QuestionEx
             _reject(row_errors, file, question, error)
             continue
         for index, kind in enumerate(repairs):
-            cell_number = question.number * 1000 + min(index, 999)
-            row_errors.count_repair(kind, file.display_name, question.line, cell_number)
+            cell_index = question.question_index * 1000 + min(index, 999)
+            row_errors.count_repair(kind, file.display_name, question.line, cell_index)
         yield replace(example, file=file.display_name, line=question.line)
 
 
@@ -56,23 +56,23 @@ def read_inputs(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, di
 
 
 def _raw_questions(file: TextFile, row_errors: RowErrors) -> Iterator[_RawQuestion]:
-    """Yield the questions of all paragraphs; a paragraph without a context or questions is a bad row."""
-    number = 0
+    """Yield the questions of all paragraphs. A paragraph without a context or questions is a bad row."""
+    count = 0  # questions and bad paragraphs so far
     with open_json(file) as stream:
         for path, line, paragraph in _paragraphs(stream):
             try:
                 context, questions = _text(paragraph, "context"), _list(paragraph, "qas")
             except CellError as error:
-                number += 1
-                _reject(row_errors, file, _RawQuestion(paragraph, "", path, line, number), error)
+                count += 1
+                _reject(row_errors, file, _RawQuestion(paragraph, "", path, line, count), error)
                 continue
             for index, question in enumerate(questions):
-                number += 1
-                yield _RawQuestion(question, context, f"{path}.qas[{index}]", line, number)
+                count += 1
+                yield _RawQuestion(question, context, f"{path}.qas[{index}]", line, count)
 
 
 def _paragraphs(stream: JsonStream) -> Iterator[tuple[str, int, Any]]:
-    """Yield (JSON path, line, paragraph) of each paragraph; "data" may be any key of the file's object."""
+    """Yield (JSON path, line, paragraph) for each paragraph. Keys other than "data" and "paragraphs" are skipped."""
     for key in stream.keys():  # noqa: SIM118  # a stream has no lookup by key
         if key != "data":
             stream.value()
@@ -89,18 +89,18 @@ def _paragraphs(stream: JsonStream) -> Iterator[tuple[str, int, Any]]:
 
 
 def _reject(row_errors: RowErrors, file: TextFile, question: _RawQuestion, error: CellError) -> None:
-    """Report a question, or a paragraph, as a bad row."""
+    """Report a question or a paragraph as a bad row."""
     column = f"{question.path}.{error.column}" if error.column else question.path
     text = shown(question.value)
     bad = BadRow(file=file.display_name, line=question.line, column=column, reason=error.reason, text=text)
-    row_errors.reject(bad, number=question.number)
+    row_errors.reject(bad, index=question.question_index)
 
 
 def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
     """Parse a question of SQuAD's JSON.
 
     Returns:
-        The example, and the kinds of its repairs.
+        The example, and the kind of each repair.
 
     Raises:
         CellError: If a value is missing or has a wrong type, or an answer is not in the context.
@@ -122,7 +122,7 @@ def parse_question(raw: Any, context: str) -> tuple[QuestionExample, list[str]]:
 def align_answers(
     pairs: list[tuple[str, object]], context: str, impossible: bool
 ) -> tuple[tuple[AnswerSpan, ...], list[str]]:
-    """Make answer spans, and move an answer with a wrong start to its text in the context.
+    """Convert answers to spans, and move an answer with a wrong start to an occurrence of its text in the context.
 
     Args:
         pairs: text and start of each answer.
@@ -130,7 +130,7 @@ def align_answers(
         impossible: whether the question is marked as unanswerable.
 
     Returns:
-        The answers, and the kinds of their repairs.
+        The spans, and the kind of each repair.
 
     Raises:
         CellError: If an answer does not occur in the context, or answers and `impossible` contradict each other.
@@ -159,7 +159,8 @@ def _find_nearest(text: str, start: int, context: str, column: str) -> tuple[int
     Raises:
         CellError: If the context does not contain the text.
     """
-    first, after = context.find(text), context.find(text, max(start, 0))
+    first = context.find(text)
+    after = context.find(text, max(start, 0))
     before = context.rfind(text, 0, max(start, 0) + len(text))
     offsets = [offset for offset in (before, after) if offset >= 0] or ([first] if first >= 0 else [])
     if not offsets:
@@ -169,7 +170,7 @@ def _find_nearest(text: str, start: int, context: str, column: str) -> tuple[int
 
 
 def _text(raw: object, key: str, path: str = "") -> str:
-    """Return the text under a key of a JSON object, else raise CellError; `path` precedes the key in messages."""
+    """Return the text under a key of a JSON object, or raise CellError. Messages have `path` before the key."""
     if not isinstance(raw, dict):
         raise CellError(path.rstrip("."), f"is {shown(raw)}, expected an object")
     value = raw.get(key)
@@ -189,7 +190,7 @@ def check_surrogates(text: str, column: str) -> str:
 
 
 def _list(raw: dict[str, Any], key: str) -> list[Any]:
-    """Return the list under a key of a JSON object, else raise CellError."""
+    """Return the list under a key of a JSON object, or raise CellError."""
     value = raw.get(key)
     if not isinstance(value, list):
         raise CellError(key, f"is {shown(value)}, expected a list" if key in raw else "is missing")

@@ -1,4 +1,7 @@
-"""Tables as streams of rows: CSV, TSV, JSON lines, JSON, Parquet, and objects of the `datasets` library."""
+"""Readers of tables as streams of rows: CSV, TSV, JSON lines, JSON, Parquet, and objects of the `datasets` library.
+
+Each reader returns a `Table`. Labelled data, inputs and documents are all read from tables.
+"""
 
 from __future__ import annotations
 
@@ -30,31 +33,31 @@ if TYPE_CHECKING:
     import pyarrow
 
 Cells = list[str] | dict[str, object]  # cells of a row, in the order of the columns or by column name
-Rows = Iterator[tuple[int, Cells]]  # (number of the line, cells); number of the row if the format has no lines
-PARQUET_BATCH_ROWS = 256  # rows of Parquet that are read at a time
-MAX_ROW_LINES = 100_000  # lines of a CSV row, at most: a short line takes many times its length in memory
-HEAD_ROWS = 200  # first rows that are examined, for the names and kinds of columns
+Rows = Iterator[tuple[int, Cells]]  # (line from 1, cells); in a format without lines, (row from 1, cells)
+PARQUET_BATCH_ROWS = 256  # rows per batch of a Parquet file
+MAX_ROW_LINES = 100_000  # maximum lines of a CSV row, since a short line takes many times its length in memory
+HEAD_ROWS = 200  # first rows that are examined for names and kinds of columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A stream of rows with named or numbered columns."""
+    """A stream of rows. Columns have names, or without a header their positions as names."""
 
     display_name: str  # name of the file or object in messages
     names: tuple[str, ...]  # names of the columns; "1", "2", … without a header
     first_row: Cells
     rows: Callable[[RowErrors], Rows]  # each call starts from the first row
-    # names of the labels that an integer column has as indices, by column
+    # names of labels by column, for columns whose cells are indices of labels
     label_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # sentences for the user
-    header: bool | None = None  # the setting `header`; None: not set
+    header: bool | None = None  # value of the setting `header`; None: not set
 
 
 # ---------------------------------------------------------------------------------------------------- CSV, TSV
 
 
 class _BadLinesError(Exception):
-    """The lines of a row cannot be used, perhaps because a quote is not closed."""
+    """Raised if the lines of a row cannot be used, perhaps because a quote is not closed."""
 
     def __init__(self, reason: str, unclosed: bool) -> None:
         super().__init__(reason)
@@ -62,21 +65,21 @@ class _BadLinesError(Exception):
 
 
 class _RowLines:
-    """Iterator over lines for the csv module, which keeps the lines of the current row."""
+    """Iterator over lines for the csv module, which records the lines of the current row."""
 
     def __init__(self, file: TextFile) -> None:
         self._source: Iterator[Line] = all_lines(file)
-        self._pushed_back: deque[Line] = deque()  # lines that are read again
+        self._pushed_back: deque[Line] = deque()  # lines that are returned again
         self._max_row_bytes = file.max_row_bytes
         self.lines: list[Line] = []  # lines of the current row
-        self._length = 0  # characters of these lines
+        self._length = 0  # characters of the current row
 
     def begin_row(self) -> None:
         self.lines.clear()
         self._length = 0
 
     def push_back(self) -> None:
-        """Put the lines of the row back, except the first, so that they are read again."""
+        """Put the lines of the row except the first one back, so that they are returned again."""
         self._pushed_back.extendleft(reversed(self.lines[1:]))
 
     def __iter__(self) -> _RowLines:
@@ -100,7 +103,7 @@ class _RowLines:
 def _read_quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, cells) of rows whose cells may be quoted and contain line ends.
 
-    A row with an unclosed quote is a bad row; reading continues with its second line.
+    A row with an unclosed quote is a bad row. Reading continues with the second line of that row.
     """
     csv.field_size_limit(max(csv.field_size_limit(), file.max_row_bytes + 1))
     row = _RowLines(file)
@@ -125,7 +128,7 @@ def _read_quoted(file: TextFile, delimiter: str, row_errors: RowErrors) -> Itera
 
 
 def _bad_csv_row(file: TextFile, lines: Sequence[Line], error: Exception | None = None) -> BadRow:
-    """Make the bad row of these lines, with the error of one of them or of the csv module."""
+    """Return the bad row for these lines, with the error of one of the lines or of the csv module."""
     bad_line = next((bad for _, _, bad in lines if bad), None)
     if bad_line and len(lines) == 1:
         return bad_line
@@ -168,11 +171,11 @@ def read_delimited(
         delimiter: character between cells.
         quoted: whether cells may be quoted.
         is_header: whether the cells of the first row name the columns.
-        min_cells: minimum number of cells in a row; None: every row has as many as the first.
+        min_cells: minimum cells in a row. If None, every row must have exactly as many cells as the first row.
 
     Raises:
-        NoRowsError: If the file has no rows below its header.
-        DataError: If the header has a name twice.
+        NoRowsError: If the file has no rows below the header.
+        DataError: If the header contains a name twice.
     """
 
     def all_rows(row_errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
@@ -187,7 +190,7 @@ def read_delimited(
     if has_header:
         names = tuple(cell.strip() for cell in first_cells)
     else:
-        names = tuple(str(number) for number in range(1, num_cells + 1))
+        names = tuple(str(position) for position in range(1, num_cells + 1))
     if len(head) == has_header:
         raise NoRowsError(f"{file.display_name}: has a header and no rows")
     if has_header and (duplicates := [name for name in names if names.count(name) > 1 and name]):
@@ -222,10 +225,10 @@ def read_delimited(
 
 
 def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
-    """Open a file of JSON lines: one object on each line, whose keys are the columns."""
+    """Open a file of JSON lines, with one object per line. The keys of the objects are the columns."""
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, line in read_text_lines(file, row_errors):
+        for line_number, line in read_text_lines(file, row_errors):
             if not line.strip():
                 continue
             column = reason = ""
@@ -237,10 +240,10 @@ def read_json_lines(file: TextFile, row_errors: RowErrors) -> Table:
                 column = str(getattr(error, "colno", ""))
                 reason = f"is not valid JSON: {getattr(error, 'msg', error)}"
             if reason:
-                bad = BadRow(file=file.display_name, line=number, column=column, reason=reason, text=line[:200])
+                bad = BadRow(file=file.display_name, line=line_number, column=column, reason=reason, text=line[:200])
                 row_errors.reject(bad)
             else:
-                yield number, value
+                yield line_number, value
 
     return _table_of_dicts(file.display_name, rows, row_errors)
 
@@ -279,7 +282,7 @@ def read_json_list(file: TextFile, row_errors: RowErrors) -> Table:
                 bad = BadRow(
                     file=file.display_name, line=line, column=f"[{index}]", reason=reason, text=str(value)[:200]
                 )
-                row_errors.reject(bad, number=index)
+                row_errors.reject(bad, index=index)
 
     return _table_of_dicts(file.display_name, rows, row_errors)
 
@@ -290,7 +293,7 @@ def _table_of_dicts(
     row_errors: RowErrors,
     label_names: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Table:
-    """Make a table of rows that are dicts; its columns are the keys of the first HEAD_ROWS rows."""
+    """Return a table of rows that are dicts. Its columns are the keys of the first HEAD_ROWS rows."""
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{name}: has no rows")
@@ -311,8 +314,8 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
     """Open a Parquet file, which is read in batches of rows.
 
     Raises:
-        NoRowsError: If it has no rows.
-        DataError: If it is damaged or unpacks to too many bytes.
+        NoRowsError: If the file has no rows.
+        DataError: If the file is damaged or unpacks to too many bytes.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -321,25 +324,26 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
     errors = (pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError)
 
     def rows(row_errors: RowErrors) -> Rows:
-        number = num_characters = 0
+        num_rows = num_characters = 0
         try:
             with ParquetFile(path, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS, use_threads=False):
                     for cells in _batch_rows(batch):
-                        number += 1
+                        num_rows += 1
                         num_characters += _text_size(cells)
                         if num_characters > UNCHECKED_BYTES and num_characters > MAX_COMPRESSION_RATIO * file_bytes:
-                            raise _compression_error(path, f"{num_characters:,} characters up to row {number:,}")
-                        yield number, cells
+                            raise _compression_error(path, f"{num_characters:,} characters up to row {num_rows:,}")
+                        yield num_rows, cells
         except HeedfulError:
             raise
         except errors as error:
-            raise DataError(f"{path}: cannot be read after row {number}: {error}") from None
+            raise DataError(f"{path}: cannot be read after row {num_rows}: {error}") from None
 
     try:
         with ParquetFile(path, pre_buffer=False) as file:
             unpacked_bytes = sum(file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups))
-            datasets_metadata, names = (file.schema_arrow.metadata or {}).get(b"huggingface"), file.schema_arrow.names
+            datasets_metadata = (file.schema_arrow.metadata or {}).get(b"huggingface")
+            names = file.schema_arrow.names
             file_bytes = path.stat().st_size
     except errors as error:
         raise DataError(f"{path}: is no Parquet file that can be read: {error}") from None
@@ -353,7 +357,7 @@ def read_parquet(path: Path, row_errors: RowErrors) -> Table:
 def _text_size(cells: dict[str, object]) -> int:
     """Count the characters of a row's texts and lists of texts.
 
-    The compressed size of a file says little about them, since its dictionary may have a long text once for many rows.
+    The size of the file does not bound this count, since a dictionary may store a long text once for many rows.
     """
     size = 0
     for value in cells.values():
@@ -374,7 +378,7 @@ def _compression_error(path: Path, size: str) -> HeedfulError:
 def _batch_rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch as dicts.
 
-    A time that Python cannot represent (nanoseconds, years past 9999) becomes the number that the file has for it.
+    A time that Python cannot represent (nanoseconds, years past 9999) becomes the integer that the file stores.
     """
     try:
         yield from batch.to_pylist()
@@ -384,7 +388,7 @@ def _batch_rows(batch: pyarrow.RecordBatch) -> Iterator[dict[str, object]]:
 
 
 def _to_python(scalar: pyarrow.Scalar) -> object:
-    """Convert a value of Arrow to Python; a value that Python cannot represent becomes its number or text."""
+    """Convert an Arrow value to Python. A value that Python cannot represent becomes the stored integer or a text."""
     import pyarrow
 
     try:
@@ -408,7 +412,7 @@ def _metadata_label_names(datasets_metadata: bytes | None) -> dict[str, tuple[st
 
 
 def class_label_names(feature: object) -> tuple[str, ...]:
-    """Return the label names of a feature of the `datasets` library, or of a list of features; () if it has none."""
+    """Return the label names of a feature, or list of features, of the `datasets` library; () if it has none."""
     for _ in range(3):
         names = feature.get("names") if isinstance(feature, Mapping) else getattr(feature, "names", None)
         if isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names):
@@ -431,15 +435,15 @@ class DatasetObject(Protocol):
 
 
 def read_dataset_object(name: str, data: DatasetObject, row_errors: RowErrors) -> Table:
-    """Open a `datasets.Dataset`, or an object with the same attributes, as a table with the label names it has."""
+    """Open a `datasets.Dataset`, or an object with the same attributes, as a table with the label names of the data."""
 
     def rows(row_errors: RowErrors) -> Rows:
-        for number, cells in enumerate(data, start=1):
+        for row_number, cells in enumerate(data, start=1):
             if isinstance(cells, Mapping):
-                yield number, dict(cells)
+                yield row_number, dict(cells)
             else:
                 reason = f"is {type(cells).__name__}, expected a mapping from columns to values"
-                row_errors.reject(BadRow(file=name, line=number, column="", reason=reason, text=str(cells)[:200]))
+                row_errors.reject(BadRow(file=name, line=row_number, column="", reason=reason, text=str(cells)[:200]))
 
     features = data.features or {}
     label_names = {column: names for column in features if (names := class_label_names(features[column]))}

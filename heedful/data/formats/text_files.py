@@ -1,4 +1,7 @@
-"""Text files as streams of lines and of JSON values: decompressed with a limit on the ratio, and decoded."""
+"""Text files as streams of lines and of JSON values: detection of the encoding, safe decompression, decoding.
+
+Every reader of text goes through this module, which guards against decompression bombs and huge rows.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from typing import IO, Any, BinaryIO, NoReturn
 from heedful.data.bad_rows import BadRow, RowErrors, shown
 from heedful.errors import DataError, HeedfulError
 
-MAX_ROW_BYTES = 10_000_000  # default limit of bytes in one row
-MAX_COMPRESSION_RATIO = 100  # decompressed bytes per compressed byte, at most
-UNCHECKED_BYTES = 10_000_000  # decompressed bytes below which the ratio is not checked
+MAX_ROW_BYTES = 10_000_000  # default maximum bytes in a row
+MAX_COMPRESSION_RATIO = 100  # maximum decompressed bytes per compressed byte
+UNCHECKED_BYTES = 10_000_000  # decompressed bytes up to which the ratio is not checked
 COMPRESSED = (".gz", ".xz", ".bz2", ".zip")  # suffixes of compressed files
 WORKBOOKS = (".xls", ".xlsx", ".ods")  # suffixes of spreadsheets, which are refused
-CHUNK_BYTES = 1 << 16  # bytes that are read at a time
-BYTE_ORDER_MARKS = (  # UTF-32 before UTF-16, whose mark is the beginning of that of UTF-32
+CHUNK_BYTES = 1 << 16  # bytes per read
+BYTE_ORDER_MARKS = (  # UTF-32 first, since its mark begins with the mark of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
@@ -36,7 +39,7 @@ BYTE_ORDER_MARKS = (  # UTF-32 before UTF-16, whose mark is the beginning of tha
 
 
 class NoRowsError(HeedfulError):
-    """A file has no rows."""
+    """Raised for a file without rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,7 @@ class TextFile:
 
     path: Path
     encoding: str
-    bom_bytes: int  # bytes of the byte order mark; 0: none
+    bom_bytes: int  # bytes of the byte order mark; 0: no mark
     max_row_bytes: int = MAX_ROW_BYTES
 
     @property
@@ -62,19 +65,19 @@ class TextFile:
 def detect_encoding(
     path: Path, *, encoding: str | None = None, max_row_bytes: int = MAX_ROW_BYTES
 ) -> tuple[TextFile, list[str]]:
-    """Detect the encoding of a file: that of its byte order mark, else the given one, else UTF-8.
+    """Detect the encoding of a file, by its byte order mark, else `encoding`, else UTF-8.
 
     Args:
         path: the file.
-        encoding: name of a Python codec; None: not given.
-        max_row_bytes: maximum number of bytes in a row.
+        encoding: name of a Python codec, or None.
+        max_row_bytes: maximum bytes in a row.
 
     Returns:
-        The file, and notes for the user.
+        The file with its encoding, and notes for the user.
 
     Raises:
         NoRowsError: If the file is empty.
-        DataError: If it is missing, a workbook, or its bytes do not fit the encoding.
+        DataError: If the file is missing or a workbook, or if its bytes do not fit the encoding.
     """
     check_file(path)
     if path.suffix.lower() in WORKBOOKS:
@@ -85,7 +88,8 @@ def detect_encoding(
     if not head:
         raise NoRowsError(f"{path}: is empty")
     notes = []
-    mark, name = b"", codec or "utf-8"
+    mark = b""
+    name = codec or "utf-8"
     for known_mark, encoding_of_mark in BYTE_ORDER_MARKS:
         if head.startswith(known_mark):
             mark, name = known_mark, encoding_of_mark
@@ -136,13 +140,13 @@ ByteStream = IO[bytes] | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File
 
 
 class _LimitedStream(io.RawIOBase):
-    """Decompressed bytes of a file; reading raises DataError if the file is damaged or unpacks to too many bytes.
+    """Decompressed bytes of a file. Reading raises DataError if the file is damaged or unpacks to too many bytes.
 
     Args:
         path: the file, for messages.
-        packed: its compressed bytes.
-        stream: its decompressed bytes.
-        size: number of its compressed bytes; None: as many as were read from `packed` so far.
+        packed: stream of the compressed bytes.
+        stream: stream of the decompressed bytes.
+        size: size of the compressed data in bytes. If None, the position in `packed` is used.
     """
 
     def __init__(self, path: Path, packed: BinaryIO, stream: ByteStream, size: int | None) -> None:
@@ -170,7 +174,7 @@ class _LimitedStream(io.RawIOBase):
 
 @contextmanager
 def _open_bytes(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file, compressed or not, to read its decompressed bytes."""
+    """Open a file, which may be compressed, as a stream of decompressed bytes."""
     with ExitStack() as stack:
         try:
             packed = stack.enter_context(path.open("rb"))
@@ -194,7 +198,7 @@ def _open_bytes(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[bytes], int]:
-    """Open the only file in a ZIP archive; return it with its compressed size in bytes."""
+    """Open the only file in a ZIP archive. Return the open file and its compressed size in bytes."""
     try:
         archive = stack.enter_context(zipfile.ZipFile(packed))
         members = [member for member in archive.infolist() if not member.is_dir()]
@@ -207,11 +211,11 @@ def _only_member(path: Path, packed: BinaryIO, stack: ExitStack) -> tuple[IO[byt
 
 # ---------------------------------------------------------------------------------------------------- lines
 
-Line = tuple[int, str, BadRow | None]  # number from 1; text with its line end; why it cannot be used, else None
+Line = tuple[int, str, BadRow | None]  # (line number from 1, text with its line end, bad row if it is unusable)
 
 
 def all_lines(file: TextFile) -> Iterator[Line]:
-    """Yield all lines of a file; a line that has a NUL, is undecodable or too long comes with a bad row.
+    """Yield all lines of a file. A line that has a NUL, is undecodable or is too long comes with a bad row.
 
     The text of a line that is too long is "".
     """
@@ -237,7 +241,7 @@ def all_lines(file: TextFile) -> Iterator[Line]:
 
 
 def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
-    """Yield all lines of UTF-16 or UTF-32; after an undecodable byte no line end is certain, so that it raises."""
+    """Yield all lines of UTF-16 or UTF-32. An undecodable byte raises DataError, since line ends are then unknown."""
     number = 0
     with io.TextIOWrapper(stream, encoding=file.encoding, newline="\n") as wide:
         try:
@@ -254,7 +258,7 @@ def _wide_lines(file: TextFile, stream: io.BufferedReader) -> Iterator[Line]:
 
 
 def read_text_lines(file: TextFile, row_errors: RowErrors) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text without line end) of each usable line; reject other lines as bad rows."""
+    """Yield (line number from 1, text without line end) for each usable line. Reject other lines as bad rows."""
     for number, text, bad in all_lines(file):
         if bad is None:
             yield number, text.rstrip("\r\n")
@@ -285,10 +289,10 @@ def _undecodable_row(file: TextFile, number: int, data: bytes, error: UnicodeDec
 
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build the dict of a JSON object; raise ValueError for a repeated key, since one of its values would be lost."""
+    """Build the dict of a JSON object. A repeated key raises ValueError, since one of its values would be lost."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        repeated = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        repeated = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
         raise ValueError(f'an object has the key "{repeated[:80]}" twice')
     return members
 
@@ -300,22 +304,23 @@ class JsonStream:
         self.file = file
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder(file.encoding)()
-        self._text = ""  # buffer: the characters that were decoded last
-        self._position = 0  # position in the buffer of the next character
-        self._at_end = False  # whether the buffer ends with the file
-        self._line, self._line_position = 1, 0  # line number at a position in the buffer, and that position
-        self._column_offset = 0  # characters that the buffer's first line has before the buffer
+        self._text = ""  # buffer of decoded characters
+        self._position = 0  # position of the next character in the buffer
+        self._at_end = False  # whether the end of the buffer is the end of the file
+        self._line = 1  # line number at `_line_position`
+        self._line_position = 0  # position in the buffer up to which line ends were counted
+        self._column_offset = 0  # characters of the buffer's first line that precede the buffer
         self._parse = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     @property
     def line(self) -> int:
-        """Line of the next value, from 1."""
+        """The line of the next value, from 1."""
         self._line += self._text.count("\n", self._line_position, self._position)
         self._line_position = self._position
         return self._line
 
     def peek(self) -> str:
-        """Return the next character that is not white space without consuming it; "" at the end of the file."""
+        """Return the next character that is not white space, without consuming it, or "" at the end of the file."""
         while True:
             while self._position < len(self._text) and self._text[self._position] in " \t\r\n":
                 self._position += 1
@@ -326,7 +331,7 @@ class JsonStream:
             self._read_more()
 
     def keys(self) -> Iterator[str]:
-        """Yield the keys of the next object; the caller must read each key's value before the next key."""
+        """Yield the keys of the next object. The caller must read the value of each key before the next key."""
         for _ in self._members("{", "}"):
             key = self.value()
             if not isinstance(key, str):
@@ -335,7 +340,7 @@ class JsonStream:
             yield key
 
     def elements(self) -> Iterator[int]:
-        """Yield the indices of the next list's elements; the caller must read each element before the next index."""
+        """Yield the indices of the elements of the next list. The caller must read each element before the next one."""
         yield from self._members("[", "]")
 
     def end(self) -> None:
@@ -349,13 +354,13 @@ class JsonStream:
         while True:
             try:
                 value, end = self._parse(self._text, self._position)
-                # a number like "1e+5" may be cut after "1": it is complete if a delimiter or 3 more characters follow
+                # a number such as "1e+5" may be cut after "1"; a delimiter or 3 more characters show that it is whole
                 may_be_cut = isinstance(value, int | float) and self._text[end : end + 1] not in " \t\r\n,]}"
                 if self._at_end or end + (3 if may_be_cut else 0) < len(self._text):
                     self._position = end
                     return value
             except json.JSONDecodeError as error:
-                # an error near the end of the buffer may come from a value that is cut there
+                # an error near the end of the buffer may be due to a value that is cut there
                 is_certain = error.pos < len(self._text) - 16 and not error.msg.startswith("Unterminated")
                 if self._at_end or is_certain:
                     self._position = error.pos
@@ -367,7 +372,7 @@ class JsonStream:
             self._read_more()
 
     def _members(self, opening: str, closing: str) -> Iterator[int]:
-        """Yield the indices of the members of a container with these brackets."""
+        """Yield the indices of the members of a container between two brackets."""
         self._expect(opening)
         index = 0
         while self.peek() != closing:
@@ -378,13 +383,13 @@ class JsonStream:
         self._expect(closing)
 
     def _expect(self, mark: str) -> None:
-        """Consume a character; raise DataError if it is not this mark."""
+        """Consume the next character, or raise DataError if it is not `mark`."""
         if self.peek() != mark:
             self._fail(f"expected {mark}")
         self._position += 1
 
     def _read_more(self) -> None:
-        """Drop the consumed characters from the buffer, and append as many as are left in it, at least one chunk."""
+        """Remove the consumed characters from the buffer, and append at least a chunk, or as much as the rest."""
         line = self.line
         newline = self._text.rfind("\n", 0, self._position)
         self._column_offset = self._position - newline - 1 + (self._column_offset if newline < 0 else 0)
@@ -397,7 +402,9 @@ class JsonStream:
                 f"{self.file.display_name}:{line}: a byte after this line is not valid {self.file.encoding}: "
                 f"{error.reason}"
             ) from None
-        self._text, self._position, self._line_position, self._at_end = rest + more, 0, 0, not data
+        self._text = rest + more
+        self._position = self._line_position = 0
+        self._at_end = not data
 
     def _fail(self, reason: str) -> NoReturn:
         """Raise DataError with the position of the next character."""
@@ -417,7 +424,7 @@ def open_json(file: TextFile) -> Iterator[JsonStream]:
 
 
 def read_head(file: TextFile) -> str:
-    """Decode the first 64 KiB of a file; undecodable bytes become U+FFFD."""
+    """Decode the first 64 KiB of a file. Undecodable bytes become U+FFFD."""
     with _open_bytes(file.path) as stream:
         stream.read(file.bom_bytes)
         return codecs.getincrementaldecoder(file.encoding)("replace").decode(stream.read(CHUNK_BYTES))

@@ -1,1 +1,1 @@
-"""Unlabelled data: rows of files as inputs of a model."""
+"""Unlabelled data: rows of files as inputs of a model, for `heedful predict` on files."""

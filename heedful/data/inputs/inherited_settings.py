@@ -1,4 +1,7 @@
-"""Data settings of a training run that apply to other files, by their formats and headers."""
+"""Inheritance of data settings from a training run to other files, such as inputs and evaluation data.
+
+Which settings apply depends on the formats and headers of the files.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from heedful.data.labelled.in_memory import is_in_memory
 from heedful.data.labelled.split_files import find_split_files
 from heedful.errors import HeedfulError
 
-NUMBERED_FORMATS = ("csv", "tsv")  # formats of tables whose columns may be set by number
+NUMBERED_FORMATS = ("csv", "tsv")  # formats of tables whose columns may be set by position
 NAMED_FORMATS = (*NUMBERED_FORMATS, "json", "jsonl", "parquet")  # formats of tables whose columns have names
 JSON_FORMATS = ("json", "jsonl", "squad")  # formats that are always UTF-8
 DEFAULT = DataSettings()
 
 
 def list_data_files(data: object) -> list[Path]:
-    """Return the files of data in any form that `heedful.data.read` accepts; [] for data in memory."""
+    """Return the files of data in any form that `heedful.data.read` accepts, or [] for data in memory."""
     if is_in_memory(data):
         return []
     match data:
@@ -55,13 +58,13 @@ def inherit_settings(
     """Return the data settings of a run that apply to other files.
 
     The format applies to files with the suffixes of the run's files. Encoding, delimiter, quoting and header apply to
-    files of the same format. Column numbers apply to CSV and TSV without a header. Corrections never apply.
+    files of the same format. Column positions apply to CSV and TSV without a header. Corrections never apply.
 
     Args:
         trained: settings of the run.
-        names: names of the run's files; empty: unknown.
+        names: names of the run's files, or empty if they are unknown.
         files: the other files.
-        chosen: settings given for the other files, which the caller lays over the result.
+        chosen: settings that the user sets for the other files. They take precedence; the caller merges them.
     """
     trained = replace(trained, corrections=None)
     run_files = [Path(name) for name in names]
@@ -90,11 +93,11 @@ def inherit_settings(
 
 
 def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]) -> DataSettings:
-    """Return data settings with column numbers replaced by names, if the data has a header.
+    """Return data settings with column positions replaced by names, if the data has a header.
 
     Args:
         settings: settings with which the data was read.
-        columns: names of its columns by role; "1", "2", ... without a header.
+        columns: column names of the data by role. Without a header they are "1", "2", ...
     """
     columns_by_role = dict(settings.columns or {})
     for role, keys in columns_by_role.items():
@@ -105,7 +108,7 @@ def columns_by_name(settings: DataSettings, columns: Mapping[str, Sequence[str]]
 
 
 def _same_suffix(path: Path, run_files: Sequence[Path], file_format: Format) -> bool:
-    """Whether a file has a suffix of the run's files, for which the format was set."""
+    """Whether a file has the suffix of one of the run's files, for which the format was set."""
     suffix = stem_and_suffix(path)[1]
     if not run_files:
         return FORMAT_BY_SUFFIX.get(suffix, file_format) == file_format
@@ -113,7 +116,7 @@ def _same_suffix(path: Path, run_files: Sequence[Path], file_format: Format) -> 
 
 
 def _keeps_encoding(formats: Set[Format | None], run_formats: Set[Format | None], files: Sequence[Path]) -> bool:
-    """Whether files have a run's encoding: all have its format, and none looks like UTF-8."""
+    """Whether a run's encoding applies to files: all have the run's format, and none looks like UTF-8."""
     if formats & {*JSON_FORMATS} or (run_formats and not formats <= run_formats):
         return False
     return not any(_is_utf8(path) for path in files)
@@ -130,7 +133,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _has_header(path: Path, trained: DataSettings, chosen: DataSettings, numbered: KeysByRole) -> bool:
-    """Whether a CSV or TSV file has a header, for columns that a run set by number; other files have none."""
+    """Whether a CSV or TSV file has a header, for columns that a run set by position. False for other files."""
     file_format = format_of(path, chosen.format or trained.format)
     if file_format not in NUMBERED_FORMATS or not numbered or trained.header:
         return False

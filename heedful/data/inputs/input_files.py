@@ -1,4 +1,7 @@
-"""Files whose rows are inputs of a model, without targets; a bad row yields an error in its place."""
+"""Files whose rows are inputs of a model, without targets. A bad row yields an error instead of an input.
+
+`open_inputs` opens files for `heedful predict`; `settings_for_inputs` derives their settings from a training run.
+"""
 
 from __future__ import annotations
 
@@ -33,63 +36,64 @@ from heedful.data.labelled.row_reader import fill_blank
 from heedful.errors import DataError, did_you_mean
 
 PAIR_ROLES = {"text_pair", "positive", "document"}  # roles of the second text of a pair
-MAX_CONSECUTIVE_BAD = 100_000  # consecutive bad rows of one file, at most
+MAX_CONSECUTIVE_BAD = 100_000  # maximum consecutive bad rows in a file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSpec:
-    """An input of a head: the roles of its columns, and how a row becomes an input."""
+    """A form of input: the roles of its columns, and a function that converts a row to the input."""
 
     needed: tuple[str, ...]  # roles of required columns
     optional: tuple[str, ...] = ()  # roles of optional columns
-    make: Callable[[RowReader, Cells], object]
+    make: Callable[[RowReader, Cells], object]  # converts the cells of a row to an input of an Engine
 
 
-def _text(read: RowReader, cells: Cells) -> object:
-    text, pair = read.text(cells, "text"), read.text_pair(cells)
-    return text if pair is None else (text, pair)
+def _text(reader: RowReader, cells: Cells) -> object:
+    text = reader.text(cells, "text")
+    text_pair = reader.text_pair(cells)
+    return text if text_pair is None else (text, text_pair)
 
 
-def _anchor_and_positive(read: RowReader, cells: Cells) -> object:
-    return read.text(cells, "anchor"), read.text(cells, "positive")
+def _anchor_and_positive(reader: RowReader, cells: Cells) -> object:
+    return reader.text(cells, "anchor"), reader.text(cells, "positive")
 
 
-def _query_and_document(read: RowReader, cells: Cells) -> object:
-    return read.text(cells, "query"), read.text(cells, "document")
+def _query_and_document(reader: RowReader, cells: Cells) -> object:
+    return reader.text(cells, "query"), reader.text(cells, "document")
 
 
-def _choices(read: RowReader, cells: Cells) -> object:
-    questions = read.value(cells, "question") if read.has("question") else None
+def _choices(reader: RowReader, cells: Cells) -> object:
+    questions = reader.value(cells, "question") if reader.has("question") else None
     if isinstance(questions, list):
-        raise CellError(read.name("question"), f"holds {len(questions)} questions: give each a row of its own")
-    value = read.value(cells, "candidates")
+        raise CellError(reader.name("question"), f"holds {len(questions)} questions: give each a row of its own")
+    value = reader.value(cells, "candidates")
     if isinstance(value, dict) and isinstance(cells, dict):  # {"text": [...], "label": ["A", ...]}
-        cells = {**cells, read.name("candidates"): value.get("text")}
-    candidates = list(read.texts(cells, "candidates"))
+        cells = {**cells, reader.name("candidates"): value.get("text")}
+    candidates = list(reader.texts(cells, "candidates"))
     if len(candidates) < 2:
-        raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
-    question = read.text(cells, "question") if read.has("question") else None
-    if not read.has("prompt"):
+        raise CellError(reader.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
+    question = reader.text(cells, "question") if reader.has("question") else None
+    if not reader.has("prompt"):
         return {"prompt": question, "choices": candidates}
     if question is not None:
         candidates = [fill_blank(question, candidate) for candidate in candidates]
-    return {"prompt": read.text(cells, "prompt"), "choices": candidates}
+    return {"prompt": reader.text(cells, "prompt"), "choices": candidates}
 
 
-TEXT = InputSpec(needed=("text",), make=lambda read, cells: read.text(cells, "text"))
+TEXT = InputSpec(needed=("text",), make=lambda reader, cells: reader.text(cells, "text"))
 TEXT_OR_PAIR = InputSpec(needed=("text",), optional=("text_pair",), make=_text)
 PAIR = InputSpec(needed=("text", "text_pair"), make=_text)
 ANCHOR_AND_POSITIVE = InputSpec(needed=("anchor", "positive"), make=_anchor_and_positive)
 QUERY_AND_DOCUMENT = InputSpec(needed=("query", "document"), make=_query_and_document)
-SOURCE = InputSpec(needed=("source",), make=lambda read, cells: read.text(cells, "source"))
-WORDS = InputSpec(needed=("words",), make=lambda read, cells: list(read.texts(cells, "words")))
+SOURCE = InputSpec(needed=("source",), make=lambda reader, cells: reader.text(cells, "source"))
+WORDS = InputSpec(needed=("words",), make=lambda reader, cells: list(reader.texts(cells, "words")))
 QUESTION_AND_CONTEXT = InputSpec(
     needed=("question", "context"),
-    make=lambda read, cells: {"question": read.text(cells, "question"), "context": read.text(cells, "context")},
+    make=lambda reader, cells: {"question": reader.text(cells, "question"), "context": reader.text(cells, "context")},
 )
 PROMPT_AND_CANDIDATES = InputSpec(needed=("prompt", "candidates"), optional=("question",), make=_choices)
 QUESTION_AND_CANDIDATES = InputSpec(needed=("question", "candidates"), make=_choices)
-INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by the kind of the head; the first spec with columns is used
+INPUT_SPECS: dict[str, tuple[InputSpec, ...]] = {  # by kind of head; the first one whose columns exist is used
     "masked_lm": (TEXT,),
     "next_sentence": (PAIR,),
     "pretraining": (TEXT_OR_PAIR,),
@@ -112,10 +116,10 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
         keys_by_role: columns that the user sets.
 
     Returns:
-        How a row becomes an input, and the columns of the table by role.
+        The form of the inputs, and the columns of the table by role.
 
     Raises:
-        DataError: If columns are unknown to this head, or a required column is missing.
+        DataError: If columns do not belong to this head, or if a required column is missing.
     """
     specs = [spec for spec in INPUT_SPECS[kind] if set(keys_by_role) <= {*spec.needed, *spec.optional}]
     if not specs:
@@ -150,21 +154,21 @@ def choose_spec(table: Table, kind: str, keys_by_role: KeysByRole) -> tuple[Inpu
 class InputRow(NamedTuple):
     """A row of a file with its position, and its cells or its error."""
 
-    number: int  # number of the row in its file, from 1
-    line: int  # number of its first line; in Parquet of the row
+    number: int  # row in the file, from 1
+    line: int  # first line of the row, from 1; in Parquet the row
     cells: Cells | None  # None: the row has an error
     error: str | None
-    path: str = ""  # path of the row's file in the folder, if each file of a folder is one text
+    path: str = ""  # file of the row, relative to the folder, if each file of a folder is one text
 
 
 class _CollectedErrors(RowErrors):
-    """Collects bad rows until they are read at their positions among the other rows."""
+    """Collects bad rows, so that they can be yielded at their positions among the usable rows."""
 
     def __init__(self) -> None:
         super().__init__(Skip())
         self.collected: list[BadRow] = []
 
-    def reject(self, bad: BadRow, *, number: int = 0, stage: str = "row") -> None:
+    def reject(self, bad: BadRow, *, index: int = 0, stage: str = "row") -> None:
         self.collected.append(bad)
         if len(self.collected) > MAX_CONSECUTIVE_BAD:
             raise DataError(
@@ -177,7 +181,7 @@ class InputFile:
 
     Args:
         path: the file or folder.
-        name: its name in messages.
+        name: name of the file or folder in messages.
         kind: kind of the head.
         settings: how the file is read.
 
@@ -187,14 +191,16 @@ class InputFile:
 
     def __init__(self, path: Path, name: str, kind: str, settings: DataSettings) -> None:
         self.is_folder = os.path.isdir(path)
-        self.path, self.name = (path if self.is_folder else CountingPath(path)), name
+        self.path = path if self.is_folder else CountingPath(path)
+        self.name = name
         self.stamp = file_stamp(path)
         self.size = self.stamp[0]  # bytes
-        self._rows_read, self._at_end = 0, False
+        self._rows_read = 0
+        self._at_end = False
         self._num_rows: int | None = None  # None: unknown
         self.table: Table | None = None  # None: the file has no rows
         self.roles: tuple[str, ...] = ()  # roles with columns
-        self.first_cells: list[str] = []  # sentences that show the first cells of columns without names
+        self.first_cells: list[str] = []  # descriptions of the first cells of columns without names
         row_errors = _CollectedErrors()
         try:
             self.table = open_input_table(self.path, settings, row_errors)
@@ -205,7 +211,7 @@ class InputFile:
             return
         keys_by_role = dict(settings.columns or {})
         if self.table.names == CONLL_COLUMNS:
-            keys_by_role.pop("words", None)  # the number of the column in the file, which is "words" in the table
+            keys_by_role.pop("words", None)  # a position in the file; the table has the column "words"
         self._spec, columns = choose_spec(self.table, kind, keys_by_role)
         self._reader = RowReader(self.table, columns, settings.max_row_bytes)
         self.roles = tuple(columns.names_by_role)
@@ -221,22 +227,22 @@ class InputFile:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns; an empty name becomes "column NUMBER"."""
+        """The names of the columns. An empty name becomes "column NUMBER"."""
         names = self.table.names if self.table is not None else ()
-        return tuple(name or f"column {number}" for number, name in enumerate(names, start=1))
+        return tuple(name or f"column {position}" for position, name in enumerate(names, start=1))
 
     @cached_property
     def display_names(self) -> dict[str, str]:
-        """Names of the columns in `names`, by their names in the file."""
+        """The names of the columns in `names`, by their names in the file."""
         return dict(zip(self.table.names if self.table is not None else (), self.names, strict=True))
 
     @cached_property
     def name_set(self) -> frozenset[str]:
-        """Names of the columns, for fast lookup."""
+        """The names of the columns, for fast lookup."""
         return frozenset(self.names)
 
     def cells_by_name(self, cells: Cells) -> dict[str, object]:
-        """Return the cells of a row by the columns' names in `names`."""
+        """Return the cells of a row by column name, as in `names`."""
         if not isinstance(cells, dict):
             return dict(zip(self.names, cells, strict=False))
         if "" not in cells:
@@ -245,7 +251,7 @@ class InputFile:
 
     @property
     def fraction_read(self) -> float:
-        """Fraction of the file that was read (0-1): of its rows if their number is known, else of its bytes."""
+        """The fraction of the file that was read (0-1), by rows if their count is known, else by bytes."""
         if self._at_end:
             return 1.0
         if self._num_rows is None:
@@ -253,10 +259,12 @@ class InputFile:
         return self._rows_read / max(self._num_rows, 1)
 
     def rows(self) -> Iterator[InputRow]:
-        """Yield all rows in order, a bad row with its error."""
+        """Yield all rows in order. A bad row has an error instead of cells."""
         if self.table is None:
             return
-        row_errors, number, self._at_end = _CollectedErrors(), 0, False
+        number = 0
+        self._at_end = False
+        row_errors = _CollectedErrors()
         usable_rows = self.table.rows(row_errors)
         while True:
             row = next(usable_rows, None)
@@ -282,7 +290,7 @@ class InputFile:
         return f"{self.name}/{row.path}" if row.path else self.name
 
     def engine_input(self, row: InputRow) -> tuple[object, str | None]:
-        """Return (input, error) of a row; one of them is None."""
+        """Return (input, None) for a usable row, or (None, error) for a bad one."""
         if row.cells is None:
             return None, row.error
         try:
@@ -292,7 +300,7 @@ class InputFile:
 
 
 def _describe_first_cells(table: Table, columns: Columns) -> Iterator[str]:
-    """Yield a sentence with the first cell of each column without a name, which lets the user see a wrong choice."""
+    """Yield a description of the first cell of each column without a name, so that users notice a wrong column."""
     first_row = table.first_row
     if isinstance(first_row, list) and table.names[:1] == ("1",):
         for role, names in columns.names_by_role.items():
@@ -303,16 +311,19 @@ def _describe_first_cells(table: Table, columns: Columns) -> Iterator[str]:
 def input_files(
     files: Sequence[Path], file_format: Format | None, kind: str, exclude: Path | None
 ) -> list[tuple[Path, str]]:
-    """List files, files in folders, and folders with one text per file, each with its path in the given folder.
+    """List files, files in folders, and folders with one text per file.
 
     Args:
         files: files and folders.
-        file_format: the format; None: by the names of the files.
-        kind: kind of the head; only token classification reads CoNLL.
+        file_format: the format. If None, the names of the files decide.
+        kind: kind of the head. Only token classification accepts CoNLL.
         exclude: folder of predictions, whose files are skipped.
 
+    Returns:
+        (path, path relative to its folder, or its name) for each file or folder of texts.
+
     Raises:
-        DataError: If there are no files, or `exclude` is in a folder of texts.
+        DataError: If there are no files, or if `exclude` is in a folder of texts.
     """
     conll_suffixes = [suffix for suffix, name in FORMAT_BY_SUFFIX.items() if name == "conll"]
     suffixes = [*TEXT_SUFFIXES, *(conll_suffixes if kind == "token_classification" else [])]
@@ -334,7 +345,7 @@ def input_files(
 
 
 def _has_text_files(folder: Path, file_format: Format | None, suffixes: Sequence[str]) -> bool:
-    """Whether each file in a folder is one text: by the format that is set, or since no file has a known suffix."""
+    """Whether each file in a folder is one text, by the format setting, or because no file has a known suffix."""
     if file_format == "class-folders":
         return any(True for _ in list_text_files(folder))
     if file_format is not None or any(stem_and_suffix(path)[1] in suffixes for path in folder.rglob("*")):
@@ -351,10 +362,10 @@ def open_inputs(
         files: files and folders.
         kind: kind of the head.
         settings: how the files are read.
-        exclude: folder of predictions, whose files are skipped; None: none.
+        exclude: folder of predictions, whose files are skipped. If None, no files are skipped.
 
     Raises:
-        DataError: If a file is given twice or cannot be read, or files have columns of different roles.
+        DataError: If a file is given twice or cannot be read, or if files have columns with different roles.
     """
     listed = input_files([Path(file) for file in files], settings.format, kind, exclude)
     seen: set[Path] = set()
@@ -364,7 +375,7 @@ def open_inputs(
         seen.add(path.resolve())
     names = [name for _, name in listed]
     are_plain = [format_of(path, settings.format) == "text" for path, _ in listed]
-    # columns that are set belong to the tables among the files
+    # if some files are tables, the settings of columns are for these
     plain_settings = settings if all(are_plain) else replace(settings, columns=None)
     opened = [
         InputFile(path, str(path) if names.count(name) > 1 else name, kind, plain_settings if is_plain else settings)
@@ -405,15 +416,16 @@ def settings_for_inputs(
     exclude: Path | None = None,
     names: Iterable[str] = (),
 ) -> DataSettings:
-    """Return the data settings of a run that apply to unlabelled inputs of its head.
+    """Return the data settings of a training run that apply to unlabelled inputs.
 
     Args:
         trained: data settings of the run.
-        kind: kind of its head.
+        kind: kind of the trained head.
         files: the input files.
-        chosen: settings given for them; columns of the run that cannot be combined with these are left out.
+        chosen: settings that the user sets for the input files. Columns of the run that cannot be combined with the
+            chosen columns are left out.
         exclude: folder of predictions, whose files are skipped.
-        names: names of the files of the run.
+        names: names of the files that the run was trained on.
     """
     file_format = chosen.format or (trained.format if trained.format in LAYOUTS else None)
     paths = [path for path, _ in input_files(files, file_format, kind, exclude)]
@@ -429,6 +441,6 @@ def settings_for_inputs(
     columns = {role: keys for role, keys in (trained.columns or {}).items() if role in possible_roles}
     if not table_formats:
         columns = {}
-    if kind == "token_classification":  # column numbers of CoNLL do not apply to tables
+    if kind == "token_classification":  # column positions of CoNLL do not apply to tables
         columns = {role: keys for role, keys in columns.items() if not has_number(keys)}
     return without_split_settings(replace(trained, columns=columns or None))

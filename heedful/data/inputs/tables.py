@@ -1,4 +1,4 @@
-"""Tables of unlabelled inputs, also from formats of labelled data: CoNLL, SQuAD's JSON, folders of text files."""
+"""Tables of unlabelled inputs, including formats of labelled data: CoNLL, SQuAD's JSON, folders of text files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from heedful.data.labelled.class_folders import list_text_files, read_text_file
 from heedful.data.labelled.data_file import (
     FORMAT_BY_SUFFIX,
     DataSettings,
-    column_number,
+    column_position,
     is_squad,
     open_table,
     stem_and_suffix,
 )
 
-CONLL_COLUMNS, SQUAD_COLUMNS = ("words", "lines"), ("id", "question", "context")
-BLANK = " \t\r\n\v\f"  # white space that makes a blank line
+CONLL_COLUMNS = ("words", "lines")
+SQUAD_COLUMNS = ("id", "question", "context")
+BLANK = " \t\r\n\v\f"  # white space that a blank line may contain
 
 
 def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
@@ -42,7 +43,7 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
         if file_format == "conll" or (
             settings.format is None and file_format != "json" and conll.is_conll(read_head(file))
         ):
-            word = column_number(file, settings, "words", 1)
+            word = column_position(file, settings, "words", 1)
             header = conll.has_header(read_head(file), word) if settings.header is None else settings.header
             return conll_table(file, word, header, row_errors)
     return open_table(path, settings, row_errors)
@@ -51,7 +52,7 @@ def open_input_table(path: Path, settings: DataSettings, row_errors: RowErrors) 
 def _make_table(
     display_name: str, names: tuple[str, ...], rows: Callable[[RowErrors], Rows], row_errors: RowErrors, note: str
 ) -> Table:
-    """Make a table with these columns and rows; raise NoRowsError without any row."""
+    """Return a table with these columns and rows; raise NoRowsError if there are no rows."""
     first = next(rows(row_errors), None)
     if first is None:
         raise NoRowsError(f"{display_name}: has no rows")
@@ -59,15 +60,15 @@ def _make_table(
 
 
 def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) -> Table:
-    """Open CoNLL as a table with the columns words and lines; tags are optional.
+    """Open a CoNLL file as a table with the columns words and lines. Tags are optional.
 
-    `lines` are the lines of a sentence in the file. Lines outside sentences belong to the sentence before them, and
-    those of an unreadable sentence to the next one, so that all lines together are the file, but for two cases: an
-    unreadable sentence at the end, and a sentence that is too long, are missing.
+    The column lines has the lines of the sentence in the file. Lines between sentences belong to the sentence before
+    them, and lines of an unreadable sentence to the sentence after it. So the lines of all rows are the whole file,
+    except an unreadable sentence at the end and sentences that are too long.
 
     Args:
         file: the file.
-        word: number of the word column, from 1.
+        word: position of the word column, from 1.
         header: whether the first line names the columns.
         row_errors: handles bad sentences.
     """
@@ -75,11 +76,12 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
     def rows(row_errors: RowErrors) -> Rows:
         words: list[str] = []
         lines: list[str] = []
-        start = 0  # number of the sentence's first line
+        start = 0  # first line of the sentence
         size = 0  # characters of the sentence
         bad: BadRow | None = None  # the first bad line of the sentence
-        sentence_ended, is_header_next = False, header
-        for number, text, bad_line in all_lines(file):
+        sentence_ended = False
+        is_header_next = header
+        for line_number, text, bad_line in all_lines(file):
             cells = conll.split_columns(text.strip(BLANK)) if bad_line is None else ["?"]
             if is_header_next or not cells[0] or cells[0] == conll.DOCUMENT_BORDER:
                 is_header_next = is_header_next and (not cells[0] or cells[0] == conll.DOCUMENT_BORDER)
@@ -93,7 +95,7 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
                     yield start, {"words": words, "lines": "".join(lines)}
                     lines = []
                 words, size, bad, sentence_ended = [], 0, None, False
-            start = start if words or bad else number
+            start = start if words or bad else line_number
             size += len(text)
             if size > conll.max_sentence_chars(file):
                 lines.clear()
@@ -102,7 +104,7 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
                 reason = _line_problem(cells, word)
             lines.append(text)
             if bad_line is not None or reason:
-                reported = BadRow(file=file.display_name, line=number, column="", reason=reason, text=text[:200])
+                reported = BadRow(file=file.display_name, line=line_number, column="", reason=reason, text=text[:200])
                 bad = bad or bad_line or reported
             elif bad is None:
                 words.append(cells[word - 1])
@@ -116,14 +118,14 @@ def conll_table(file: TextFile, word: int, header: bool, row_errors: RowErrors) 
 
 
 def _line_problem(cells: list[str], word: int) -> str:
-    """Return why the cells of a line have no word; "" if they have one."""
+    """Return why the cells of a line have no word, or "" if they have one."""
     if len(cells) < word:
         return f"has {len(cells)} columns, and the words are in column {word}"
     return "" if cells[word - 1] else "has an empty word"
 
 
 def squad_table(file: TextFile, row_errors: RowErrors) -> Table:
-    """Open SQuAD's JSON as a table with the columns id, question and context; answers are optional."""
+    """Open SQuAD's JSON as a table with the columns id, question and context. Answers are optional."""
     note = f"{file.path.name}: questions and contexts of SQuAD's JSON"
 
     def rows(row_errors: RowErrors) -> Rows:
@@ -133,7 +135,7 @@ def squad_table(file: TextFile, row_errors: RowErrors) -> Table:
 
 
 def folder_table(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
-    """Open a folder as a table with the columns path and text: a row for each file, whose path is in the folder."""
+    """Open a folder as a table with a row for each file: its path relative to the folder, and its text."""
 
     def rows(row_errors: RowErrors) -> Rows:
         for path in list_text_files(folder):
@@ -145,7 +147,7 @@ def folder_table(folder: Path, settings: DataSettings, row_errors: RowErrors) ->
 
 
 def file_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
-    """Open a file as a table with the column text and one row, the whole file."""
+    """Open a file as a table with the column text and a single row, which has the whole file."""
 
     def rows(row_errors: RowErrors) -> Rows:
         if (text := read_text_file(path, settings, row_errors)) is not None:

@@ -1,1 +1,1 @@
-"""Labelled data: files, folders and objects in memory as splits of typed examples."""
+"""Labelled data: files, folders and objects in memory, read as splits of typed examples."""

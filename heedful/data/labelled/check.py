@@ -1,4 +1,4 @@
-"""The report on a dataset before training: counts, duplicates, leaks, contradictions, lengths, odd characters."""
+"""The report of `heedful check` on a dataset: counts, duplicates, leaks, contradictions, lengths, odd characters."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ODD_PATTERNS: dict[str, re.Pattern[str]] = {  # kinds of characters that are pro
     "Windows-1252 read as Latin-1 (U+0080 to U+009F)": re.compile("[\x80-\x9f]"),
     "markup like <br /> or &amp;": re.compile(r"</?[a-zA-Z]{1,10}(?: [^<>]{0,100})?/?>|&(?:[a-z]{2,6}|#\d{2,5});"),
 }
-UNEVEN_RATIO = 10  # ratio of the most frequent label to the rarest above which the report mentions it
-MAX_PLACES = 3  # positions that a line lists
-MIN_DOUBTED_LABELS = 20  # labels from which the label column may be doubted: small data may have fewer, all different
-PERCENTILES = (50, 90, 99, 100)  # of the lengths
-MAX_LABELS = 20  # labels in the table
-NOUNS = {  # kind of problem to its singular and plural; the worst kind first
+UNEVEN_RATIO = 10  # the report mentions a larger ratio of the most frequent label to the rarest
+MAX_PLACES = 3  # maximum positions on a line of the report
+MIN_DOUBTED_LABELS = 20  # minimum labels for doubts about the label column, since small data may have no repeated label
+PERCENTILES = (50, 90, 99, 100)  # percentiles of lengths
+MAX_LABELS = 20  # maximum labels in the table
+NOUNS = {  # singular and plural of each kind of problem, the worst kind first
     "leak": ("leak", "leaks"),
     "label-column": ("doubtful label column", "doubtful label columns"),
     "bad-row": ("bad row", "bad rows"),
@@ -58,15 +58,15 @@ NOUNS = {  # kind of problem to its singular and plural; the worst kind first
 class SplitReport:
     """Findings in one split."""
 
-    examples: int  # number of examples
-    labels: Mapping[str, int]  # number of examples by label, in the dataset's order; entities by type, answers by index
-    repeated: int  # examples whose texts an earlier example has exactly
-    alike: int  # examples whose texts an earlier example has, ignoring case and punctuation
+    examples: int  # count of examples
+    labels: Mapping[str, int]  # counts by label, in the dataset's order; for tags by entity type
+    repeated: int  # examples with exactly the texts of an earlier example
+    alike: int  # examples with the texts of an earlier example, ignoring case and punctuation
     contradicting: int  # texts with different targets, ignoring case and punctuation
     empty: int  # examples with an empty text
-    lengths: tuple[int, ...]  # lengths at the percentiles 50, 90, 99, 100; () without examples
+    lengths: tuple[int, ...]  # lengths at the percentiles 50, 90, 99, 100; (): no examples
     too_long: int  # examples above the maximum length
-    odd: Mapping[str, int]  # number of examples by kind of odd characters
+    odd: Mapping[str, int]  # examples by kind of odd characters
     places: Mapping[str, tuple[str, ...]]  # first positions (FILE:LINE) by kind of finding
 
 
@@ -75,22 +75,22 @@ class Leak:
     """Texts that two splits share."""
 
     splits: tuple[str, str]
-    texts: int  # number of exactly equal texts
-    alike: int  # number of equal texts, ignoring case and punctuation
-    groups: int  # number of shared contexts, prompts, queries or sources
+    texts: int  # exactly equal texts
+    alike: int  # equal texts, ignoring case and punctuation
+    groups: int  # shared contexts, prompts, queries or sources
     places: tuple[tuple[str, str], ...]  # first positions (FILE:LINE) in both splits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A kind of finding in a split, a file or a pair of splits that a person should see before training."""
+    """A problem in a split, a file or a pair of splits that a person should see before training."""
 
     kind: str  # a key of NOUNS
-    count: int  # number of examples, texts or rows with the problem
-    message: str  # what and where it is
+    count: int  # examples, texts or rows with the problem
+    message: str  # description with positions
 
     def line(self) -> str:
-        """Return the line of the report about the problem."""
+        """Return the problem as a line of the report."""
         return f"! {NOUNS[self.kind][self.count != 1]}: {self.message}"
 
 
@@ -101,16 +101,16 @@ class DataReport:
     stated: tuple[str, ...]  # sentences about how the data was read
     splits: Mapping[str, SplitReport]
     leaks: tuple[Leak, ...]
-    bad: Mapping[str, int]  # number of skipped rows by file
-    bad_rows: tuple[BadRow, ...]  # the first of the skipped rows
-    repairs: Mapping[str, int]  # number of repaired cells by kind of repair
+    bad: Mapping[str, int]  # skipped rows by file
+    bad_rows: tuple[BadRow, ...]  # the first skipped rows
+    repairs: Mapping[str, int]  # repaired cells by kind of repair
     unit: str  # unit of lengths
     limit: int  # maximum length
-    doubt: str = ""  # why the label column may be wrong; "": it seems right
+    doubt: str = ""  # reason why the label column may be wrong; "": no doubt
     problems: tuple[Problem, ...] = ()  # in the order of NOUNS
 
     def verdict(self) -> str:
-        """Summarise the problems: the number of their kinds, and the count of each."""
+        """Return a summary: how many kinds of problems there are, and the count of each."""
         counts: Counter[str] = Counter()
         for problem in self.problems:
             counts[problem.kind] += problem.count
@@ -136,10 +136,10 @@ class DataReport:
 
 @dataclass(slots=True)
 class _Tally:
-    """Hashes, lengths and positions of the examples of a split, about 50 bytes for each example."""
+    """Hashes, lengths and positions of the examples of a split, in about 50 bytes per example."""
 
     lines: array[int] = field(default_factory=lambda: array("Q"))
-    files: array[int] = field(default_factory=lambda: array("L"))  # indices of files, in `names`
+    files: array[int] = field(default_factory=lambda: array("L"))  # indices of files, the values of `names`
     exact: array[int] = field(default_factory=lambda: array("Q"))  # hashes of the texts
     alike: array[int] = field(default_factory=lambda: array("Q"))  # hashes of the normalised texts
     groups: array[int] = field(default_factory=lambda: array("Q"))  # hashes of contexts, prompts, queries or sources
@@ -149,7 +149,7 @@ class _Tally:
     odd: Counter[str] = field(default_factory=Counter)
     empty: int = 0
     are_lines_shared: bool = False  # whether a line may have several examples
-    are_files_examples: bool = False  # whether each file is one example; it is shown with its folder
+    are_files_examples: bool = False  # whether each file is one example; positions then have the folder
     places: dict[str, list[str]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)  # index of each file
 
@@ -174,7 +174,7 @@ class _Tally:
                 self.note_last(kind)
 
     def note_last(self, kind: str) -> None:
-        """Add the position of the last example to those of a kind of finding."""
+        """Add the position of the last example to the positions of a kind of finding."""
         places = self.places.setdefault(kind, [])
         if len(places) < MAX_PLACES:
             places.append(self.place(len(self.lines) - 1))
@@ -189,7 +189,7 @@ class _Tally:
 
 
 def count_example_words(example: Example) -> int:
-    """Count the words that a model reads at once for an example: with only the longest candidate or document."""
+    """Count the words of the longest model input for an example: with the longest candidate or document only."""
     if isinstance(example, ChoiceExample | RankExample):
         prompt, *candidates = example.texts
         return len(prompt.split()) + max(len(text.split()) for text in candidates)
@@ -197,7 +197,7 @@ def count_example_words(example: Example) -> int:
 
 
 def labels_of_example(example: Example) -> Sequence[str]:
-    """Return the labels that an example adds to the counts: of tags, the types of its entities."""
+    """Return the labels that an example adds to the counts. For tags they are the types of the entities."""
     match example:
         case LabelledExample():
             return (example.label,)
@@ -215,11 +215,11 @@ def labels_of_example(example: Example) -> Sequence[str]:
 
 
 def label_column_warning(labels: Mapping[str, int], examples: int) -> str:
-    """Return a message if the labels of train look like ids or texts, else "".
+    """Return a warning if the labels of train look like ids or texts, else "".
 
     Args:
-        labels: number of examples of each label in train.
-        examples: number of examples in all splits.
+        labels: counts of examples in train by label.
+        examples: count of examples in all splits.
     """
     num_labels = sum(count > 0 for count in labels.values())
     if num_labels < MIN_DOUBTED_LABELS or 2 * num_labels <= max(examples, sum(labels.values())):
@@ -242,7 +242,7 @@ def check(
 
     Args:
         source: the dataset.
-        limit: maximum length; longer examples are reported as long.
+        limit: maximum length, above which examples are reported as long.
         length: function that returns the length of an example.
         unit: unit of `length`, for the report.
     """
@@ -292,7 +292,7 @@ def _split_report(tally: _Tally, kind: type[Example], label_order: Sequence[str]
     lengths, alike = _as_array(tally.lengths), _as_array(tally.alike)
     _, first_indices = np.unique(alike, return_index=True)
     places = dict(tally.places)
-    # the target is one of the texts of a Seq2SeqExample, so that its sources are compared
+    # the target of a Seq2SeqExample is among its texts, so only sources are compared
     num_contradicting, contradicting = _find_contradictions(
         _as_array(tally.groups) if kind is Seq2SeqExample else alike, _as_array(tally.targets)
     )
@@ -317,14 +317,14 @@ def _split_report(tally: _Tally, kind: type[Example], label_order: Sequence[str]
 
 
 def _find_contradictions(texts: NDArray[np.uint64], targets: NDArray[np.uint64]) -> tuple[int, NDArray[np.int64]]:
-    """Find texts that examples have with different targets.
+    """Find texts that occur with different targets.
 
     Args:
         texts: hash of each example's text, [examples].
         targets: hash of each example's target, [examples].
 
     Returns:
-        The number of such texts, and the index of the first example with each of the first MAX_PLACES texts.
+        The count of such texts, and the index of the first example of each of the first MAX_PLACES texts.
     """
     order = np.lexsort((targets, texts))
     differ = (np.diff(texts[order]) == 0) & (np.diff(targets[order]) != 0)
@@ -335,7 +335,7 @@ def _find_contradictions(texts: NDArray[np.uint64], targets: NDArray[np.uint64])
 
 
 def _leaks(tallies: Mapping[str, _Tally]) -> Iterator[Leak]:
-    """Yield the leaks between each two splits that share texts."""
+    """Yield a leak for every two splits that share texts."""
     for first, second in combinations(tallies, 2):
         left, right = tallies[first], tallies[second]
         alike, in_left, in_right = np.intersect1d(_as_array(left.alike), _as_array(right.alike), return_indices=True)
@@ -371,7 +371,7 @@ def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Ite
         ),
         ("empty", split.empty, "with an empty text", "empty"),
         ("long", split.too_long, f"longer than {limit:,} {unit}", "too long"),
-        *(("odd", number, f"with {what}", what) for what, number in split.odd.items()),
+        *(("odd", count, f"with {what}", what) for what, count in split.odd.items()),
     ):
         if count:
             places = f": {', '.join(split.places[finding])}" if split.places.get(finding) else ""
@@ -380,7 +380,7 @@ def _split_problems(name: str, split: SplitReport, unit: str, limit: int) -> Ite
 
 
 def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
-    """Yield the lines of a table with a column for each split: number of examples, lengths, labels."""
+    """Yield the lines of a table with a column for each split: count of examples, lengths, labels."""
     rows = [["", *splits], ["examples", *(f"{split.examples:,}" for split in splits.values())]]
     for index, percentile in enumerate(("half up to", "90 % up to", "99 % up to", "the longest")):
         cells = [f"{split.lengths[index]:,}" if split.lengths else "" for split in splits.values()]
@@ -390,14 +390,14 @@ def _table_lines(splits: Mapping[str, SplitReport], unit: str) -> Iterator[str]:
         rows.append([f"label {shown(label)}", *(f"{split.labels.get(label, 0):,}" for split in splits.values())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for title, *cells in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield "  ".join([title.ljust(widths[0]), *numbers])
+        aligned_cells = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield "  ".join([title.ljust(widths[0]), *aligned_cells])
     if len(labels) > MAX_LABELS:
         yield f"and {len(labels) - MAX_LABELS:,} more labels"
 
 
 def _leak_text(leak: Leak) -> str:
-    """Describe a leak, with the first positions of its texts."""
+    """Describe a leak, with the positions of the first shared texts."""
     shared = []
     if leak.alike:
         shared.append(f"{leak.alike:,} texts but for case and punctuation ({leak.texts:,} exactly)")

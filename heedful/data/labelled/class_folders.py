@@ -1,4 +1,7 @@
-"""Labels from names: class files with a text on each line, and class folders with a text in each file."""
+"""Labels from names: class files with a text on each line, and class folders with a text in each file.
+
+`heedful.data.read` looks for these layouts before it looks for files of splits.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from heedful.errors import DataError, HeedfulError
 
 Layout = Literal["class-files", "class-folders"]
 LAYOUTS: tuple[Layout, ...] = ("class-files", "class-folders")
-UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # names of folders that are no classes
-MAX_CLASS_FILES = 1000  # class files of a dataset, at most
+UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}  # names of folders that are not classes
+MAX_CLASS_FILES = 1000  # maximum class files in a dataset
 ClassesBySplit = dict[str, list[tuple[str, Path]]]  # (label, file or folder) of each class, by split
 
 
@@ -49,11 +52,11 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
 
     Args:
         folder: the folder.
-        settings: a set format decides on the layout.
-        kind: class of the examples; only LabelledExample has such layouts; None: detected.
+        settings: settings, whose format decides on the layout if it is set.
+        kind: class of the examples. Only LabelledExample has such layouts. If None, it is detected.
 
     Returns:
-        None if the folder has neither layout, or one file for each split.
+        The layout, or None if the folder has neither layout, or has one file for each split.
     """
     if not _is_class_layout_allowed(settings, kind):
         return None
@@ -83,12 +86,15 @@ def find_in_folder(folder: Path, settings: DataSettings, kind: type[Example] | N
 def find_in_paths(
     sources_by_split: Mapping[str, Sequence[object]], settings: DataSettings, kind: type[Example] | None
 ) -> ClassLayout | None:
-    """Find class files or class folders among the paths of each split; None if they have neither layout.
+    """Find class files or class folders among the paths of each split.
 
     Args:
         sources_by_split: paths, or data in memory, of each split.
-        settings: a set format decides on the layout.
-        kind: class of the examples; None: detected.
+        settings: settings, whose format decides on the layout if it is set.
+        kind: class of the examples. If None, it is detected.
+
+    Returns:
+        The layout, or None if the paths have neither layout.
     """
     if not _is_class_layout_allowed(settings, kind):
         return None
@@ -116,12 +122,12 @@ def find_in_paths(
 
 
 def _is_class_layout_allowed(settings: DataSettings, kind: type[Example] | None) -> bool:
-    """Whether labels may be names, by the format that is set and the class of the examples."""
+    """Whether labels may be names of files or folders, by the format setting and the class of the examples."""
     return settings.format in LAYOUTS or (settings.format is None and kind in (None, LabelledExample))
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    """List the folders and files in a folder, sorted, without hidden ones and those that describe the data."""
+    """List the folders and the files in a folder, sorted, without hidden ones and files that describe the data."""
     try:
         with os.scandir(folder) as entries:
             paths = sorted((Path(entry.path), entry.is_dir()) for entry in entries if not entry.name.startswith("."))
@@ -132,7 +138,7 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _may_be_text(file: Path) -> bool:
-    """Whether a file may be plain text by its suffix: ".txt", an unknown one, or none."""
+    """Whether a file may be plain text by its suffix, which is ".txt", unknown or missing."""
     return FORMAT_BY_SUFFIX.get(stem_and_suffix(file)[1]) in (None, "text")
 
 
@@ -156,7 +162,7 @@ def _has_unlabelled_lines(files: Mapping[str, Sequence[Path]]) -> bool:
 
 
 def _detect_in_folders(folders_by_split: Mapping[str, list[Path]], settings: DataSettings) -> ClassLayout | None:
-    """Find class files or class folders in the folders of each split; None if they have neither or both."""
+    """Find class files or class folders in the folders of each split. Return None if they have neither or both."""
     class_folders: ClassesBySplit = {}
     class_files: dict[str, list[Path]] = {}
     notes: list[str] = []
@@ -187,7 +193,7 @@ def _detect_in_folders(folders_by_split: Mapping[str, list[Path]], settings: Dat
 
 
 def _look_like_class_files(files: Mapping[str, list[Path]]) -> bool:
-    """Whether files without a set format are class files: plain text, and named alike or with a suffix of text."""
+    """Whether files are class files if no format is set: plain text, with similar names or a suffix of text."""
     names = [_split_name(stem_and_suffix(path)[0]) for paths in files.values() for path in paths]
     common_words = _common_prefix_length(names) + _common_prefix_length([name[::-1] for name in names])
     suffixes = {stem_and_suffix(path)[1] for paths in files.values() for path in paths}
@@ -195,7 +201,7 @@ def _look_like_class_files(files: Mapping[str, list[Path]]) -> bool:
 
 
 def _holds_texts(folder: Path, settings: DataSettings) -> bool:
-    """Whether the first file in a folder is named like a text; an unknown suffix counts if the format is set."""
+    """Whether the first file in a folder is named like a text. If a format is set, any unknown suffix is accepted."""
     is_text = _may_be_text if settings.format else is_named_as_text
     try:
         with os.scandir(folder) as entries:
@@ -208,7 +214,7 @@ def _holds_texts(folder: Path, settings: DataSettings) -> bool:
 
 
 def _unused_note(paths: Sequence[Path]) -> list[str]:
-    """Return the note that paths are not used; [] without such paths."""
+    """Return the note that paths are not used, as a list, or [] if there are no such paths."""
     names = [path.name for path in paths]
     return [f"not used: {', '.join(names[:10])}{' and more' if len(names) > 10 else ''}"] if names else []
 
@@ -217,14 +223,15 @@ def _label_by_file_name(files: Mapping[str, Sequence[Path]]) -> ClassesBySplit:
     """Label files by their names, without names of splits and without the first and last words that all names share.
 
     Raises:
-        DataError: If there are too many files, or two files of a split have the same label.
+        DataError: If there are too many files, or if two files of a split have the same label.
     """
     if (count := sum(map(len, files.values()))) > MAX_CLASS_FILES:
         raise DataError(f"{count:,} files, each with the texts of a class; expected at most {MAX_CLASS_FILES:,}")
     words_by_path = {path: _split_name(stem_and_suffix(path)[0]) for paths in files.values() for path in paths}
     names = list(words_by_path.values())
     min_words = min(map(len, names))
-    num_first = min(_common_prefix_length(names), min_words - 1)  # a label has one word or more
+    # words that all names share at their beginning and end; at least one word remains as label
+    num_first = min(_common_prefix_length(names), min_words - 1)
     num_last = min(_common_prefix_length([name[::-1] for name in names]), min_words - 1 - num_first)
     splits: ClassesBySplit = {}
     for split, paths in files.items():
@@ -262,7 +269,7 @@ def open_classes(
     """Open each class as a data file of its split.
 
     Raises:
-        DataError: If the task needs other examples, or columns are set.
+        DataError: If the task needs examples of another class, or if columns are set.
     """
     folder = next(path for classes in layout.splits.values() for _, path in classes).parent
     if kind not in (None, LabelledExample):
@@ -304,7 +311,7 @@ def _read_class_folder(folder: Path, label: str, settings: DataSettings, row_err
 
 
 def read_text_files(folder: Path, settings: DataSettings, row_errors: RowErrors) -> Iterator[tuple[Path, str]]:
-    """Yield (path, text) of each file in a folder; an unreadable file is a bad row."""
+    """Yield (path, text) for each file in a folder. An unreadable file is a bad row."""
     folders, files = _list_folder(folder)
     if folders:
         raise DataError(f"{folder}: holds the folder {folders[0].name}; expected only files, each with one text")
@@ -314,11 +321,11 @@ def read_text_files(folder: Path, settings: DataSettings, row_errors: RowErrors)
 
 
 def list_text_files(folder: Path, ancestors: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield the text files in the leaf folders below a folder; files beside folders are skipped.
+    """Yield the text files in the leaf folders below a folder. Files beside folders are skipped.
 
     Args:
         folder: the folder.
-        ancestors: resolved paths of the folders above it; a link to one of them is skipped.
+        ancestors: resolved paths of the folders above. A link to one of them is skipped.
     """
     resolved = folder.resolve()
     if resolved in ancestors:
@@ -334,14 +341,14 @@ def read_text_file(path: Path, settings: DataSettings, row_errors: RowErrors) ->
     """Read a file as one text, without line ends at its end.
 
     Returns:
-        "" if the file is empty; None if it is unreadable, and was rejected as a bad row.
+        The text, which is "" if the file is empty, or None if the file is unreadable and was rejected as a bad row.
     """
     try:
         file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
     except NoRowsError:
         return ""
     except HeedfulError as error:
-        if not str(error).startswith(f"{path}: "):  # a setting is wrong, such as an unknown encoding, not the file
+        if not str(error).startswith(f"{path}: "):  # the error is in a setting, such as an unknown encoding
             raise
         reason = str(error).removeprefix(f"{path}: ")
         row_errors.reject(BadRow(file=str(path), line=1, column="", reason=reason, text=""))

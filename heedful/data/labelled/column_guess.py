@@ -1,4 +1,4 @@
-"""Guess the columns of a table without a header from its cells."""
+"""Guesses of the roles of columns from their cells, for tables without a header."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from itertools import islice, pairwise
 from heedful.data.bad_rows import RowErrors, Skip, shown
 from heedful.data.formats.tables import HEAD_ROWS, Table
 
-MIN_ROWS = 4  # minimum number of rows, the first included, to distinguish labels from texts
-MAX_LABEL_CHARS = 60  # characters
+MIN_ROWS = 4  # minimum rows, including the first, for telling labels and texts apart
+MAX_LABEL_CHARS = 60  # maximum characters of a label
 GUESSED_ROLES = ("text", "label", "score")  # roles that can be guessed
 
 
@@ -20,53 +20,53 @@ GUESSED_ROLES = ("text", "label", "score")  # roles that can be guessed
 class ColumnGuess:
     """Candidate columns of each role in a table without a header."""
 
-    columns: Mapping[str, tuple[int, ...]]  # role to numbers of columns, from 1
-    num_values: Mapping[int, int]  # number of different cells in each column, by number of the column
+    columns: Mapping[str, tuple[int, ...]]  # positions of candidate columns, from 1, by role
+    num_values: Mapping[int, int]  # count of different cells by position of the column
     doubt: str = ""  # message if the first row may be a header; "": it is data
 
     @property
     def sure(self) -> dict[str, tuple[str, ...]]:
-        """The columns of roles with exactly one candidate, named by number; {} if the first row may be a header."""
+        """The position, as text, of each role with exactly one candidate; {} if the first row may be a header."""
         if self.doubt:
             return {}
-        return {role: (str(numbers[0]),) for role, numbers in self.columns.items() if len(numbers) == 1}
+        return {role: (str(positions[0]),) for role, positions in self.columns.items() if len(positions) == 1}
 
     def __str__(self) -> str:
-        """Describe the candidates, and the options that choose them; "" without candidates."""
-        descriptions = [self._describe(role, numbers) for role, numbers in self.columns.items() if numbers]
+        """Describe the candidates and the options that choose them, or return "" without candidates."""
+        descriptions = [self._describe(role, positions) for role, positions in self.columns.items() if positions]
         if not descriptions:
             return ""
         text = " and ".join(descriptions)
         return f"{text[0].upper()}{text[1:]}: say {_options(self.columns)}"
 
-    def _describe(self, role: str, numbers: Sequence[int]) -> str:
-        if len(numbers) > 1:
-            return f"columns {', '.join(map(str, numbers))} look like the {role}"
-        values = f" ({self.num_values[numbers[0]]} values)" if role == "label" else ""
-        return f"column {numbers[0]} looks like the {role}{values}"
+    def _describe(self, role: str, positions: Sequence[int]) -> str:
+        if len(positions) > 1:
+            return f"columns {', '.join(map(str, positions))} look like the {role}"
+        values = f" ({self.num_values[positions[0]]} values)" if role == "label" else ""
+        return f"column {positions[0]} looks like the {role}{values}"
 
 
 def _options(columns: Mapping[str, Sequence[int]]) -> str:
     """Return the command-line options that choose columns."""
-    return " ".join(_option(role, numbers) for role, numbers in columns.items())
+    return " ".join(_option(role, positions) for role, positions in columns.items())
 
 
-def _option(role: str, numbers: Sequence[int]) -> str:
-    if role == "text" and len(numbers) > 1:
-        return f"--data.columns.{role}='{[*numbers]}' (joined)"
-    return f"--data.columns.{role}={numbers[0] if len(numbers) == 1 else 'NUMBER'}"
+def _option(role: str, positions: Sequence[int]) -> str:
+    if role == "text" and len(positions) > 1:
+        return f"--data.columns.{role}='{[*positions]}' (joined)"
+    return f"--data.columns.{role}={positions[0] if len(positions) == 1 else 'NUMBER'}"
 
 
 def has_no_header(table: Table) -> bool:
-    """Whether a table has columns without names, since its file has no header."""
+    """Whether the columns of a table have no names because its file has no header."""
     return isinstance(table.first_row, list) and table.names[:1] == ("1",)
 
 
 def guess_columns(table: Table, roles: Sequence[str], used_columns: Sequence[str] = ()) -> ColumnGuess | None:
     """Guess the columns of roles from the cells of the first rows.
 
-    Labels are short and repeat; texts have several words and are mostly different; scores are numbers that do not just
-    count the rows.
+    Labels are short and repeat. Texts have several words and are mostly different. Scores are numbers other than row
+    numbers.
 
     Args:
         table: the table.
@@ -74,26 +74,27 @@ def guess_columns(table: Table, roles: Sequence[str], used_columns: Sequence[str
         used_columns: names of columns that already have a role.
 
     Returns:
-        None if the table has a header, or one of the roles is not in GUESSED_ROLES.
+        The guess, or None if the table has a header or one of the roles is not in GUESSED_ROLES.
     """
     if not has_no_header(table) or not {*roles} <= {*GUESSED_ROLES}:
         return None
     rows = [cells for _, cells in islice(table.rows(RowErrors(Skip())), HEAD_ROWS) if isinstance(cells, list)]
     first, *below = rows or [[]]
-    candidates = [number for number in range(1, len(table.names) + 1) if str(number) not in used_columns]
-    cells = {number: [row[number - 1].strip() for row in below if number <= len(row)] for number in candidates}
+    candidates = [position for position in range(1, len(table.names) + 1) if str(position) not in used_columns]
+    cells = {position: [row[position - 1].strip() for row in below if position <= len(row)] for position in candidates}
     is_role = {"text": _is_text, "label": _is_label, "score": _is_score}
     columns: dict[str, tuple[int, ...]] = {}
+    guessed: set[int] = set()  # positions of columns with a role
     for role in sorted(roles, key=("label", "score", "text").index):
-        guessed = {number for numbers in columns.values() for number in numbers}
         columns[role] = tuple(n for n in candidates if n not in guessed and is_role[role](cells[n]))
+        guessed |= {*columns[role]}
     if [*roles] == ["text"] and len(candidates) == 1 and not columns["text"]:
         columns["text"] = (candidates[0],)
-    guessed = {number for numbers in columns.values() for number in numbers}
+        guessed.add(candidates[0])
     may_have_header = table.header is None and any(
-        number <= len(first) and _looks_like_name(first[number - 1].strip(), cells[number])
-        for number in candidates
-        if number in guessed
+        position <= len(first) and _looks_like_name(first[position - 1].strip(), cells[position])
+        for position in candidates
+        if position in guessed
     )
     doubt = ""
     if may_have_header:
@@ -102,13 +103,13 @@ def guess_columns(table: Table, roles: Sequence[str], used_columns: Sequence[str
         doubt += f", else columns by number: {_options(columns)}"
     return ColumnGuess(
         columns={role: columns[role] for role in roles},
-        num_values={number: len({*values}) for number, values in cells.items()},
+        num_values={position: len({*values}) for position, values in cells.items()},
         doubt=doubt,
     )
 
 
 def _is_label(values: Sequence[str]) -> bool:
-    """Whether a column has labels; the values are its cells without the first row."""
+    """Whether a column has labels, by its cells below the first row."""
     counts = Counter(values)
     return (
         len(values) >= MIN_ROWS - 1
@@ -119,7 +120,7 @@ def _is_label(values: Sequence[str]) -> bool:
 
 
 def _is_text(values: Sequence[str]) -> bool:
-    """Whether a column has texts; the values are its cells without the first row."""
+    """Whether a column has texts, by its cells below the first row."""
     num_words = sum(len(value.split()) for value in values)
     if len(values) < MIN_ROWS - 1:
         return False
@@ -127,7 +128,7 @@ def _is_text(values: Sequence[str]) -> bool:
 
 
 def _is_score(values: Sequence[str]) -> bool:
-    """Whether a column has scores; the values are its cells without the first row."""
+    """Whether a column has scores, by its cells below the first row."""
     return len({*values}) > 1 and all(map(_is_number, values)) and not _are_row_numbers(values)
 
 
@@ -147,7 +148,7 @@ def _is_number(value: str) -> bool:
 
 
 def _looks_like_name(first: str, below: Sequence[str]) -> bool:
-    """Whether the first cell of a column differs from the cells below it as the name of the column would."""
+    """Whether the first cell of a column looks like the name of the column, unlike the cells below it."""
     if not below or first in below:
         return False
     if all(map(_is_number, below)):

@@ -1,4 +1,7 @@
-"""Columns of a table and the roles they have in an example ("text", "label"): by settings, by name, or by cells."""
+"""Roles of columns ("text", "label"): which column of a table has which role, by settings, by names, or by cells.
+
+`resolve_columns` finds the columns; a `RowReader` then reads the cells of each row by role.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ from heedful.data.formats.tables import HEAD_ROWS, Cells, Table
 from heedful.data.labelled.column_guess import ColumnGuess, guess_columns, has_no_header
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
-Key = str | int  # name of a column, or its number from 1
+Key = str | int  # name of a column, or its position from 1
 KeysByRole = Mapping[str, Key | Sequence[Key]]  # columns that the user sets, by role
 NamesByRole = Mapping[str, tuple[str, ...]]
 
-COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, compared without case
+COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # known column names by role, compared without case
     "text": ("text", "sentence", "sentence1", "premise", "question1", "review", "content", "comment", "tweet"),
     "text_pair": ("text_pair", "pair", "text2", "sentence2", "hypothesis", "question2"),
     "label": ("label", "class", "category", "sentiment", "intent", "topic", "gold_label", "is_duplicate"),
@@ -59,7 +62,7 @@ COLUMN_NAMES: dict[str, tuple[str, ...]] = {  # role to known column names, comp
     "source": ("source", "input", "article", "document", "dialogue", "src", "text"),
     "target": ("target", "output", "summary", "rewritten", "translation", "highlights", "tgt"),
 }
-NUMBERED_COLUMNS = {  # roles that may have several columns with numbered names, to the pattern of these names
+NUMBERED_COLUMNS = {  # pattern of numbered names, for roles that may have several columns
     "candidates": re.compile(r"(?i)(?:candidate|choice|option|ending)_?(\d+)"),
     "negative": re.compile(r"(?i)(?:hard_)?negatives?_?(\d*)"),
 }
@@ -74,9 +77,9 @@ GUESSED_KINDS = (  # kinds of examples that are tried for unknown data, in this 
     Seq2SeqExample,
     TextExample,
 )
-# names of targets: a first row with one of them is a header, since labels have other names
+# a first row with one of these names of targets is a header, since labels are not called so
 TARGET_NAMES = {"label", "labels", "gold_label", "score", "tags", "ner_tags"}
-HEADER_ROLES = (  # a first row with known names of all roles in a line is a header; "positive" alone may be a label
+HEADER_ROLES = (  # a first row with known names for all roles of one tuple is a header ("positive" may be a label)
     ("text",),
     ("words",),
     ("question", "context"),
@@ -89,11 +92,11 @@ MULTI_COLUMN_ROLES = {  # roles that may have several columns
     *("text", "text_pair", "question", "context", "source", "target", "anchor", "positive", "prompt"),  # joined
     *("labels", "words", "candidates", "negative"),  # listed
 }
-SEPARATOR = "|"  # between labels or candidates in one cell
+SEPARATOR = "|"  # separates labels or candidates in one cell
 
 
 class MissingColumnError(HeedfulError):
-    """No column has a required role."""
+    """Raised if no column has a required role."""
 
     def __init__(self, message: str, role: str) -> None:
         super().__init__(message)
@@ -101,7 +104,7 @@ class MissingColumnError(HeedfulError):
 
 
 class _AmbiguousError(HeedfulError):
-    """Several columns could have the same role."""
+    """Raised if several columns could have the same role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +118,7 @@ class Columns:
 
     @property
     def note(self) -> str:
-        """The columns of each role in a sentence for the user."""
+        """A sentence for the user about the columns of each role."""
         roles = (f"{role}={' + '.join(map(_describe_column, names))}" for role, names in self.names_by_role.items())
         text = f"columns: {', '.join(roles)}"
         if self.guessed:
@@ -134,9 +137,9 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
     """Whether the first row of a file names its columns.
 
     Args:
-        cells: the first row.
-        header: the setting; None: decide by the names.
-        keys_by_role: columns that the user sets; a column that is set by name means that there is a header.
+        cells: cells of the first row.
+        header: the setting `header`. If None, the names decide.
+        keys_by_role: columns that the user sets. A column that is set by name implies a header.
     """
     if header is not None:
         return header
@@ -148,14 +151,14 @@ def is_header(cells: Sequence[str], header: bool | None, keys_by_role: KeysByRol
             if 0 < int(key) <= len(names):
                 if _is_known_name(names[int(key) - 1], role):
                     return True
-                names[int(key) - 1] = ""  # a label or text of this column may equal a known name
+                names[int(key) - 1] = ""  # a label or text in this column may happen to equal a known name
     if TARGET_NAMES & {*names}:
         return True
     return any(all(any(_is_known_name(name, role) for name in names) for role in roles) for roles in HEADER_ROLES)
 
 
 def _is_known_name(name: str, role: str) -> bool:
-    """Whether a lower-case name of a column is known for a role."""
+    """Whether a lower-case column name is a known name for a role."""
     return name in COLUMN_NAMES.get(role, ()) or _is_numbered(name, role)
 
 
@@ -168,12 +171,12 @@ def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: Keys
 
     Args:
         table: the table.
-        kind: class of the examples; None: the first class of GUESSED_KINDS whose columns are in the table.
+        kind: class of the examples. If None, the first class of GUESSED_KINDS whose columns are in the table.
         keys_by_role: columns that the user sets.
 
     Raises:
         MissingColumnError: If a required role has no column.
-        DataError: If a role or column is unknown, or several columns could have a role.
+        DataError: If a role or column is unknown, or if several columns could have a role.
     """
     if kind is not None:
         return _resolve(table, kind, keys_by_role)
@@ -198,17 +201,21 @@ def resolve_columns(table: Table, kind: type[Example] | None, keys_by_role: Keys
 
 
 def _may_be_list(table: Table, column: str) -> bool:
-    """Whether the first cell of a column is a list; any cell of a table without types may be one."""
+    """Whether the cells of a column may be lists, by the first row. In a table without types any cell may be a list."""
     return isinstance(table.first_row, list) or isinstance(table.first_row.get(column), list)
 
 
 def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Columns:
-    """Find the columns of each role of a class of examples; errors as of `resolve_columns`."""
+    """Find the columns of each role of a class of examples; raises the same errors as `resolve_columns`."""
     names_by_role = _find_needed(table, kind, keys_by_role)
     if kind is ChoiceExample and not {"prompt", "question"} & set(names_by_role):
         raise _missing_column_error(table, "prompt")
-    unused, guessed = unused_columns(table, names_by_role), guessed_roles(table, names_by_role, keys_by_role)
-    columns = Columns(kind=kind, names_by_role=names_by_role, unused=unused, guessed=guessed)
+    columns = Columns(
+        kind=kind,
+        names_by_role=names_by_role,
+        unused=unused_columns(table, names_by_role),
+        guessed=guessed_roles(table, names_by_role, keys_by_role),
+    )
     if kind is PairExample and {"score", "negative"} <= {*names_by_role}:
         column = _describe_column(names_by_role["score"][0])
         raise DataError(
@@ -222,7 +229,10 @@ def _resolve(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> Col
 
 
 def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) -> dict[str, tuple[str, ...]]:
-    """Find the columns of the needed roles, else of the alternative ones; columns that are set decide between them."""
+    """Find the columns of the needed roles, or of the alternative roles if the needed ones are missing.
+
+    If the user sets the column of a role that only one of both has, that one is chosen.
+    """
     if kind.alternative and set(keys_by_role) & ({*kind.alternative} - {*kind.needed}):
         return find_columns(table, kind.alternative, kind.optional, keys_by_role)
     try:
@@ -234,7 +244,7 @@ def _find_needed(table: Table, kind: type[Example], keys_by_role: KeysByRole) ->
 
 
 def _check_unused_labels(table: Table, names: Sequence[str]) -> None:
-    """Raise DataError if an unused column has labels of pairs: all pairs would be trained as positive pairs.
+    """Raise DataError if an unused column has labels of pairs, since all pairs would be trained as positive pairs.
 
     Args:
         table: the table.
@@ -256,17 +266,17 @@ def _check_unused_labels(table: Table, names: Sequence[str]) -> None:
 def find_columns(
     table: Table, needed: tuple[str, ...], optional: tuple[str, ...], keys_by_role: KeysByRole
 ) -> dict[str, tuple[str, ...]]:
-    """Find the columns of required and optional roles; the result has the roles that have columns.
+    """Return the names of columns by role, for the required and optional roles that have columns.
 
     Args:
         table: the table.
         needed: the required roles.
         optional: the optional roles.
-        keys_by_role: columns that the user sets; the columns of other roles are found by name, or guessed.
+        keys_by_role: columns that the user sets. The columns of other roles are found by name, or guessed.
 
     Raises:
         MissingColumnError: If a required role has no column.
-        DataError: If a role or column is unknown, or a role has too many columns.
+        DataError: If a role or column is unknown, or if a role has too many columns.
         HeedfulError: If several columns could have a role.
     """
     roles = (*needed, *optional)
@@ -313,7 +323,7 @@ def guessed_roles(table: Table, names_by_role: NamesByRole, keys_by_role: KeysBy
 
 
 def _find_by_name(table: Table, role: str, used: set[str]) -> tuple[str, ...]:
-    """Return the columns with a known name of a role: all numbered ones in order, else those without another role."""
+    """Return the columns with a known name of a role: all numbered ones in order, else all without another role."""
     if numbered := [name for name in table.names if _is_numbered(name, role)]:
         return tuple(sorted(numbered, key=lambda name: int(NUMBERED_COLUMNS[role].sub(r"\1", name) or 0)))
     free = [name for name in table.names if name not in used]
@@ -330,17 +340,17 @@ def column_option(role: str, name: str) -> str:
 
 
 def column_keys(keys: Key | Sequence[Key]) -> tuple[Key, ...]:
-    """Return the names or numbers of one role's columns as a tuple."""
+    """Return the names or positions of one role's columns as a tuple."""
     return (keys,) if isinstance(keys, str | int) else tuple(keys)
 
 
 def has_number(keys: Key | Sequence[Key]) -> bool:
-    """Whether some column is set by number."""
+    """Whether some column is set by its position."""
     return any(isinstance(key, int) or key.isdecimal() for key in column_keys(keys))
 
 
 def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
-    """Return the names of columns that are set by name or number; raise DataError if the table lacks one."""
+    """Return the names of columns that are set by name or position; raise DataError if the table lacks one."""
     names = []
     for key in column_keys(keys):
         if isinstance(key, str) and key.isdecimal() and key not in table.names:
@@ -365,7 +375,7 @@ def _resolve_keys(table: Table, keys: Key | Sequence[Key]) -> tuple[str, ...]:
 
 
 def _missing_column_error(table: Table, role: str, guess: ColumnGuess | None = None) -> MissingColumnError:
-    """Make the error that a role has no column, with what the user can set."""
+    """Return the error that a role has no column, with advice on what to set."""
     question = f"{table.display_name}: which column is the {role}?"
     if has_no_header(table):
         if guess is not None and guess.doubt:
@@ -386,15 +396,15 @@ def _missing_column_error(table: Table, role: str, guess: ColumnGuess | None = N
 
 
 class RowReader:
-    """Reads the values of a row by role; a value that cannot be used raises CellError."""
+    """Reads the values of a row by role. A value that cannot be used raises CellError."""
 
     def __init__(self, table: Table, columns: Columns, max_text_chars: int) -> None:
         self.label_names = {role: table.label_names.get(names[0], ()) for role, names in columns.names_by_role.items()}
         self._max_text_chars = max_text_chars
         self._keys_by_role: dict[str, list[tuple[Any, str]]] = {}  # (index or key of the cell, name of the column)
         for role, names in columns.names_by_role.items():
-            by_number = isinstance(table.first_row, list)
-            self._keys_by_role[role] = [(table.names.index(name) if by_number else name, name) for name in names]
+            by_index = isinstance(table.first_row, list)
+            self._keys_by_role[role] = [(table.names.index(name) if by_index else name, name) for name in names]
 
     def has(self, role: str) -> bool:
         """Whether the role has a column."""
@@ -405,7 +415,7 @@ class RowReader:
         return self._keys_by_role[role][0][1]
 
     def values(self, cells: Cells, role: str) -> list[tuple[object, str]]:
-        """Return (value, name of the column) for each column of a role."""
+        """Return (value, column name) for each column of a role."""
         values = []
         for key, name in self._keys_by_role[role]:
             try:
@@ -419,11 +429,11 @@ class RowReader:
         return self.values(cells, role)[0][0]
 
     def text(self, cells: Cells, role: str) -> str:
-        """Return the text of a role; several columns are joined by spaces."""
+        """Return the text of a role. The texts of several columns are joined by spaces."""
         return " ".join(self.check_text(value, name) for value, name in self.values(cells, role))
 
     def check_text(self, value: object, name: str) -> str:
-        """Return a value if it is a usable text, else raise CellError with the name of its column."""
+        """Return a value if it is a usable text, or raise CellError with the column name."""
         if not isinstance(value, str):
             raise CellError(name, "is missing" if value is None else f"is {shown(value)}, expected text")
         if len(value) > self._max_text_chars:
@@ -431,11 +441,11 @@ class RowReader:
         return check_surrogates(value, name)
 
     def text_pair(self, cells: Cells) -> str | None:
-        """Return the second text of a pair; None if it has no column."""
+        """Return the second text of a pair, or None if it has no column."""
         return self.text(cells, "text_pair") if self.has("text_pair") else None
 
     def texts(self, cells: Cells, role: str) -> tuple[str, ...]:
-        """Return the texts of a role with several: of its columns, of a list, or of one cell, separated by bars."""
+        """Return the texts of a role: from several columns, from a list, or from one cell with bars between texts."""
         values = self.values(cells, role)
         if len(values) > 1:
             while role in NUMBERED_COLUMNS and values and values[-1][0] in (None, ""):
@@ -454,7 +464,7 @@ class RowReader:
         return tuple(self.check_text(text, f"{name}[{index}]") for index, text in enumerate(value))
 
     def text_list(self, cells: Cells, role: str) -> tuple[str, ...]:
-        """Return the texts of several columns, of a list, or the one text of a cell; () if it is empty."""
+        """Return the texts of several columns or of a list, or the one text of a cell, or () for an empty cell."""
         values = self.values(cells, role)
         if len(values) > 1:
             return self.texts(cells, role)
@@ -470,8 +480,8 @@ class RowReader:
 
         Args:
             value: value of the cell.
-            name: name of its column, for messages.
-            label_names: names of labels by index; empty: the data has none.
+            name: name of the cell's column, for messages.
+            label_names: names of labels by index, or empty if the data has no such names.
         """
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -490,11 +500,11 @@ class RowReader:
         return text
 
     def number(self, cells: Cells, role: str) -> float:
-        """Return the finite number in a role's first column."""
+        """Return the number in a role's first column, which must be finite."""
         return self._parse_number(*self.values(cells, role)[0])
 
     def numbers(self, cells: Cells, role: str) -> tuple[float, ...]:
-        """Return the finite numbers of a list, or the one number of a cell."""
+        """Return the numbers of a list, or the one number of a cell, which must be finite."""
         value, name = self.values(cells, role)[0]
         value = parse_list_cell(value, name)
         values = value if isinstance(value, list | tuple) else [value]

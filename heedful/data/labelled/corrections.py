@@ -1,4 +1,7 @@
-"""Corrections of labels: a CSV file of examples that a person has reviewed, which is applied when data is read."""
+"""Corrections of labels: a CSV file of examples that a person has reviewed, applied when data is read.
+
+`heedful check --label-errors` writes the file; the setting `data.corrections` applies it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from heedful.data.formats.csv_escape import escape_cell
 from heedful.data.labelled.data_file import DataFile, DataSettings, open_table
 from heedful.errors import DataError, did_you_mean
 
-CORRECTED_LABEL, DATA_LABEL = "label", "given_label"  # columns: the label that a person edits, the label in the data
+CORRECTED_LABEL = "label"  # column of the label that a person edits
+DATA_LABEL = "given_label"  # column of the label in the data
 REQUIRED_COLUMNS = ("text", CORRECTED_LABEL, DATA_LABEL)
-MAX_LISTED_LABELS = 20  # labels that an error message lists
+MAX_LISTED_LABELS = 20  # maximum labels listed in an error message
 CorrectionKey = tuple[str, str, str]  # (text, second text, label in the data) of an example, as normalised cells
 
 
@@ -27,13 +31,13 @@ class Corrections:
     labels: Mapping[CorrectionKey, str]  # corrected labels by example; "": the example is left out
 
     def apply(self, example: LabelledExample) -> LabelledExample | None:
-        """Return the example with its corrected label, or as it is; None if it is to be left out."""
+        """Return the example with its corrected label, unchanged without a correction, or None if it is left out."""
         label = self.labels.get(_key(example.text, example.text_pair or "", example.label), example.label)
         return replace(example, label=label) if label else None
 
 
 def _normalise_cell(text: str) -> str:
-    """Return a text in the form in which cells are compared: escaped, with single spaces, as spreadsheets save it."""
+    """Normalise a text for comparison with cells of a spreadsheet: escaped, with single spaces."""
     return " ".join(escape_cell(text).split())
 
 
@@ -42,7 +46,7 @@ def _key(text: str, text_pair: str, label: str) -> CorrectionKey:
 
 
 def read_corrections(path: str | Path) -> Corrections:
-    """Read a file that `write_review_file` wrote and a person edited; rows whose label was not edited are ignored.
+    """Read a file that `write_review_file` wrote and a person edited. Rows with an unchanged label are ignored.
 
     Raises:
         DataError: If the file cannot be read, lacks a column, or corrects an example in two ways.
@@ -59,15 +63,15 @@ def read_corrections(path: str | Path) -> Corrections:
     labels: dict[CorrectionKey, str] = {}
     for line, cells in table.rows(row_errors):
         row = cells if isinstance(cells, dict) else dict(zip(names, cells, strict=True))
-        text, text_pair, given_label, label = (
-            str(row.get(name) or "") for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
+        text, text_pair, data_label, label = (
+            _unescape(str(row.get(name) or "")) for name in ("text", "text_pair", DATA_LABEL, CORRECTED_LABEL)
         )
-        key = _unescape(text), _unescape(text_pair), _unescape(given_label)
-        label = _unescape(label).strip()
-        if labels.setdefault(_key(*key), label) != label:
+        label = label.strip()
+        key = _key(text, text_pair, data_label)
+        if labels.setdefault(key, label) != label:
             raise DataError(
-                f"{path}:{line}: {shown(key[0])} with the label {shown(key[2])} is corrected to {shown(label)}, and to "
-                f"{shown(labels[_key(*key)])} in an earlier row: give both rows the same label"
+                f"{path}:{line}: {shown(text)} with the label {shown(data_label)} is corrected to {shown(label)}, and "
+                f"to {shown(labels[key])} in an earlier row: give both rows the same label"
             )
     return Corrections(
         name=path.name, labels={key: label for key, label in labels.items() if _normalise_cell(label) != key[2]}
@@ -82,7 +86,7 @@ def _unescape(cell: str) -> str:
 def apply_corrections(
     files_by_split: Mapping[str, tuple[DataFile, ...]], corrections: Corrections
 ) -> dict[str, tuple[DataFile, ...]]:
-    """Apply corrections to the examples of all files; each changed example is counted as a repair.
+    """Apply corrections to the examples of all files. Each changed example is counted as a repair.
 
     Raises:
         DataError: If an example has no label or several, or no example has one of the corrected labels.
@@ -99,8 +103,9 @@ def apply_corrections(
 
 
 def _require_known_labels(files: Iterable[DataFile], corrections: Corrections) -> None:
-    """Raise DataError for a corrected label that no example has; files are read until all labels were seen."""
-    unseen, known = {*corrections.labels.values()} - {""}, set[str]()
+    """Raise DataError for a corrected label that no example has. Files are read until all labels have occurred."""
+    unseen = {*corrections.labels.values()} - {""}
+    known = set[str]()
     for file in files:
         unseen -= {*file.labels}
         known |= {*file.labels}
@@ -126,12 +131,12 @@ def _correct_file(file: DataFile, corrections: Corrections) -> DataFile:
     """Return a file whose examples are corrected when they are read."""
 
     def read(row_errors: RowErrors) -> Iterator[Example]:
-        for number, example in enumerate(file.read(row_errors)):
+        for index, example in enumerate(file.read(row_errors)):
             assert isinstance(example, LabelledExample)
             corrected = corrections.apply(example)
             if corrected != example:
                 kind = f"labels corrected by {corrections.name}" if corrected else f"left out by {corrections.name}"
-                row_errors.count_repair(kind, example.file, example.line, number)
+                row_errors.count_repair(kind, example.file, example.line, index)
             if corrected:
                 yield corrected
 
@@ -142,7 +147,7 @@ def write_review_file(path: Path, columns: Iterable[str], rows: Iterable[Mapping
     """Write rows as a CSV file for spreadsheets: UTF-8 with a byte order mark, formulas escaped.
 
     Raises:
-        DataError: If the file exists, since it may hold a person's work, or cannot be written.
+        DataError: If the file exists, since it may contain a person's work, or if it cannot be written.
     """
     names = list(columns)
     try:

@@ -1,4 +1,7 @@
-"""One file, or one object in memory, with examples: its format, its columns and how it is read."""
+"""One data file, or one object in memory: settings, detection of format and columns, and reading of examples.
+
+A `Dataset` opens each of its files with `open_data_file`. `open_table` opens files without roles of columns.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ Format = Literal[
     "squad",
     "glue",
 ]
-OPTIONAL_ROLES = {  # roles that may have no column; either all files of a dataset have one for them, or none has
+OPTIONAL_ROLES = {  # roles for which either all files of a dataset have a column, or none
     *("text_pair", "score", "prompt", "question", "negative", "document", "teacher_scores"),
 }
 PLAIN_TEXT_NOTE = "one text on each line; empty lines are left out"
@@ -79,7 +82,7 @@ FORMAT_BY_SUFFIX: dict[str, Format] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSettings:
-    """How data is read; None: detected and reported."""
+    """How data is read. A setting that is None is detected and reported."""
 
     format: Format | None = None  # file format; None: by the file's name and first lines
     # column of each role, by name or by number from 1; several columns are joined (texts) or listed (labels, choices)
@@ -118,20 +121,20 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFile:
-    """A file or object with examples; each call of `read` starts from its first row."""
+    """A file or object with examples. Each call of `read` starts from the first row."""
 
     display_name: str  # name of the file or object in messages
     kind: type[Example]
     read: Callable[[RowErrors], Iterator[Example]]
     notes: tuple[str, ...]  # sentences for the user about what was detected
     labels: tuple[str, ...] = ()  # label names that come with the data, in order
-    optional_roles: frozenset[str] = frozenset()  # optional roles with columns, the same ones in all files of a dataset
-    # names of columns by role; "1", "2", ... without a header
+    optional_roles: frozenset[str] = frozenset()  # optional roles with columns; equal for all files of a dataset
+    # column names by role; without a header "1", "2", ...
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def stem_and_suffix(path: Path) -> tuple[str, str]:
-    """Split a file's name into its stem and the suffix of its format ("" if unknown), without a suffix of compression.
+    """Split the name of a file into stem and suffix, without a suffix of compression. An unknown suffix becomes "".
 
     >>> stem_and_suffix(Path("folder/dev-v1.1.json.gz")), stem_and_suffix(Path("eng.train"))
     (('dev-v1.1', '.json'), ('eng.train', ''))
@@ -142,7 +145,7 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
 
 
 def format_of(path: Path, requested: Format | None) -> Format | None:
-    """Return the format of a file: the requested one, else that of its suffix; None if the suffix is unknown."""
+    """Return the requested format, else the format of the file's suffix, or None if the suffix is unknown."""
     return requested or FORMAT_BY_SUFFIX.get(stem_and_suffix(path)[1])
 
 
@@ -151,12 +154,12 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
 
     Args:
         path: the file.
-        kind: class of the examples; None: detected.
+        kind: class of the examples. If None, it is detected.
         settings: how the file is read.
-        row_errors: handles bad rows among those that are examined.
+        row_errors: handles bad rows among the rows that are examined.
 
     Raises:
-        DataError: If the file cannot be read, or has no examples of that class.
+        DataError: If the file cannot be read, or has no examples of the class.
         MissingColumnError: If a required role has no column.
     """
     if settings.format == "parquet" or (settings.format is None and stem_and_suffix(path)[1] == ".parquet"):
@@ -187,10 +190,10 @@ def open_data_file(path: Path, kind: type[Example] | None, settings: DataSetting
 
 
 def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Table:
-    """Open a file as a table whose columns have no roles; each line of plain text is a row.
+    """Open a file as a table whose columns have no roles. Each line of plain text is a row.
 
     Raises:
-        DataError: If the file cannot be read, or is CoNLL or SQuAD's JSON.
+        DataError: If the file cannot be read, or is in CoNLL format or SQuAD's JSON.
     """
     suffix = stem_and_suffix(path)[1]
     if settings.format == "parquet" or (settings.format is None and suffix == ".parquet"):
@@ -217,7 +220,7 @@ def open_table(path: Path, settings: DataSettings, row_errors: RowErrors) -> Tab
         what = "SQuAD's JSON" if file_format == "json" else file_format
         raise DataError(f"{path}: {what} is no table: make it CSV, TSV, JSON lines or Parquet, a row for each input")
     table = _open_rows(file, file_format, settings, row_errors)
-    # the keys of the first row are the columns; rows with other keys are reported when they are read
+    # the keys of the first row are the columns; a row with other keys is reported when it is read
     names = tuple(table.first_row) if isinstance(table.first_row, dict) else table.names
     return replace(table, names=names, notes=(*notes, *table.notes))
 
@@ -253,9 +256,9 @@ def from_table(
 
     Args:
         table: the table.
-        kind: class of the examples; None: detected from the columns.
+        kind: class of the examples. If None, it is detected from the columns.
         settings: how the data is read.
-        notes: sentences for the user, before those of the table.
+        notes: sentences for the user, before the notes of the table.
     """
     columns = resolve_columns(table, kind, settings.columns or {})
     if "label" in columns.names_by_role and isinstance(table.first_row, dict):
@@ -280,7 +283,7 @@ def from_table(
 
 
 def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
-    """Return the label names that come with a table; () if it has none."""
+    """Return the label names that come with a table, or () if it has none."""
     for role in ("label", "labels"):
         if role in columns.names_by_role:
             return table.label_names.get(columns.names_by_role[role][0], ())
@@ -291,10 +294,10 @@ def _label_names(table: Table, columns: Columns) -> tuple[str, ...]:
 
 
 def read_texts(file: TextFile, row_errors: RowErrors) -> Iterator[TextExample]:
-    """Yield one text per line; empty lines are skipped."""
-    for number, line in read_text_lines(file, row_errors):
+    """Yield one text per line. Empty lines are skipped."""
+    for line_number, line in read_text_lines(file, row_errors):
         if line.strip():
-            yield TextExample(file=file.display_name, line=number, text=line)
+            yield TextExample(file=file.display_name, line=line_number, text=line)
 
 
 def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
@@ -305,7 +308,7 @@ def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
         head = read_head(file)
         has_tsv_header = file_format == "tsv" and is_header(head.split("\n", 1)[0].split("\t"), None, {})
         looks_like_conll = conll.is_conll(head) or conll.has_header(head, blank_lines=True)
-        # a task that needs tags reads any file as CoNLL that has no header of TSV
+        # for a task that needs tags, any file without a header of TSV is CoNLL
         if kind in (None, TaggedExample) and (looks_like_conll or (kind is TaggedExample and not has_tsv_header)):
             return "conll"
     if file_format in (None, "text"):
@@ -318,12 +321,15 @@ def _detect_format(file: TextFile, kind: type[Example] | None) -> Format:
 
 
 def _detect_labelled_format(file: TextFile, kind: type[Example] | None, *, guess: bool) -> Format | None:
-    """Detect labelled texts or tab-separated columns in a file whose suffix does not decide; None if it has neither.
+    """Detect labelled texts or tab-separated columns in a file whose suffix does not decide the format.
 
     Args:
         file: the file.
-        kind: class of the examples; None: any.
+        kind: class of the examples. If None, any class is possible.
         guess: whether weak evidence is enough, since the file cannot have another format.
+
+    Returns:
+        The format, or None if the file has neither.
     """
     may_have_labels = kind in (None, LabelledExample, MultiLabelExample)
     if may_have_labels and label_text.is_label_text(file, strict=True):
@@ -347,7 +353,8 @@ def _delimited_table(
     file: TextFile, file_format: Literal["csv", "tsv"], settings: DataSettings, row_errors: RowErrors
 ) -> Table:
     """Open a CSV or TSV file, with the delimiter and quoting that are set or detected."""
-    delimiter, notes = settings.delimiter or ("\t" if file_format == "tsv" else ","), []
+    notes = []
+    delimiter = settings.delimiter or ("\t" if file_format == "tsv" else ",")
     if settings.delimiter is None and file_format == "csv":
         first_line = read_head(file).split("\n", 1)[0]
         if "," not in first_line and (separator := max(";\t", key=first_line.count)) in first_line:
@@ -372,7 +379,7 @@ def _delimited_table(
 
 
 def is_json_lines(file: TextFile) -> bool:
-    """Whether the first line of a .json file is an object and others follow, as in JSON lines."""
+    """Whether a .json file contains JSON lines: the first line is an object, and other lines follow."""
     first_line, newline, rest = read_head(file).lstrip().partition("\n")
     try:
         return bool(newline and rest.strip()) and isinstance(json.loads(first_line), dict)
@@ -403,7 +410,8 @@ def _open_squad(file: TextFile, kind: type[Example] | None, settings: DataSettin
 
 def _open_conll(file: TextFile, kind: type[Example] | None, settings: DataSettings, notes: list[str]) -> DataFile:
     _require_kind(file, kind, TaggedExample, "words with tags")
-    word, tag = column_number(file, settings, "words", 1), column_number(file, settings, "tags", 0)
+    word = column_position(file, settings, "words", 1)
+    tag = column_position(file, settings, "tags", 0)
     check_column_roles(file.display_name, "columns without names", settings, ("words", "tags"))
     header = conll.has_header(read_head(file), word, tag) if settings.header is None else settings.header
     if header:
@@ -422,9 +430,9 @@ def check_column_roles(name: str, what: str, settings: DataSettings, allowed: tu
 
     Args:
         name: name of the file, for messages.
-        what: what the file has, for messages.
+        what: description of the file's contents, for messages.
         settings: settings with columns.
-        allowed: roles of columns that the format has.
+        allowed: roles of the columns that the format has.
     """
     if extra_roles := [role for role in settings.columns or {} if role not in allowed]:
         raise DataError(
@@ -432,8 +440,8 @@ def check_column_roles(name: str, what: str, settings: DataSettings, allowed: tu
         )
 
 
-def column_number(file: TextFile, settings: DataSettings, role: str, default: int) -> int:
-    """Return the number of a CoNLL column, from 1; 0: the last one."""
+def column_position(file: TextFile, settings: DataSettings, role: str, default: int) -> int:
+    """Return the position of a CoNLL column, from 1, or 0 for the last one."""
     key = (settings.columns or {}).get(role, default)
     if isinstance(key, str) and key.isdecimal():
         key = int(key)
@@ -443,7 +451,7 @@ def column_number(file: TextFile, settings: DataSettings, role: str, default: in
 
 
 def _require_kind(file: TextFile, kind: type[Example] | None, file_kind: type[Example], what: str) -> None:
-    """Raise DataError if a task needs other examples than those of a file; `what` names these in the message."""
+    """Raise DataError if a task needs other examples than a file has; `what` describes those of the file."""
     if kind not in (None, file_kind):
         assert kind is not None
         raise DataError(f"{file.display_name}: holds {what}, but this task needs {kind.about} in each example")

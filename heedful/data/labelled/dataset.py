@@ -1,4 +1,4 @@
-"""Datasets: splits of typed examples, streamed from files, folders or objects in memory."""
+"""Dataset: splits of typed examples, streamed from files, folders or objects in memory. `read` opens one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from heedful.data.tag_schemes import to_iob2, unknown_labels
 from heedful.errors import DataError, HeedfulError, did_you_mean
 
 Kind = TypeVar("Kind", bound=Example, covariant=True)
-MAX_LABELS = 10_000  # different labels, at most
+MAX_LABELS = 10_000  # maximum different labels
 TARGET_ROLES = ("label", "labels", "score", "tags", "answers", "answer")  # roles that a test split may lack
 
 
 class Dataset(Generic[Kind]):
-    """Splits of examples of one class, which are read from their files each time they are iterated."""
+    """Splits of examples of one class. Each iteration reads the files anew."""
 
     def __init__(
         self,
@@ -49,32 +49,31 @@ class Dataset(Generic[Kind]):
         self.settings = settings
         self.row_errors = row_errors  # counts bad rows and repairs of the rows read so far
         self.layout: class_folders.Layout | None = None  # set if labels are names of files or folders
-        self.known_labels: tuple[str, ...] = ()  # labels of a model, others make bad rows; (): those of the first split
+        # labels that a model knows; an example with another label is a bad row; (): labels of the first split
+        self.known_labels: tuple[str, ...] = ()
         self._files_by_split = dict(files_by_split)
         self._notes = tuple(notes)
-        has_train_only = "train" in files_by_split and "dev" not in files_by_split
-        self.has_generated_dev = (
-            has_train_only and settings.dev_fraction > 0
-        )  # whether a part of train is the dev split
+        lacks_dev = "train" in files_by_split and "dev" not in files_by_split
+        self.has_generated_dev = lacks_dev and settings.dev_fraction > 0  # whether a part of train is the dev split
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits: train, dev, test, then others."""
+        """The names of the splits: train, dev, test, then others."""
         names = [*self._files_by_split, *(["dev"] if self.has_generated_dev else [])]
         order = ("train", "dev", "dev-mismatched", "test")
         return tuple(sorted(names, key=lambda name: order.index(name) if name in order else len(order)))
 
     @property
     def names_by_split(self) -> dict[str, tuple[str, ...]]:
-        """Paths of files, or names of objects, of each split."""
+        """The paths of files, or names of objects, of each split."""
         return {split: tuple(file.display_name for file in files) for split, files in self._files_by_split.items()}
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Labels in order, from one pass over the first split; () if the examples have none.
+        """The labels in order, from one pass over the first split, or () if the examples have no labels.
 
-        Label names that come with the data keep their order; other labels are sorted, numbers by value. The labels of
-        tags are those of IOB2, O first. The first split is train, with the generated dev split.
+        Label names that come with the data keep their order. Other labels are sorted, numbers by value. Tags are
+        converted to IOB2, with O first. The first split is train, including a generated dev split.
 
         Raises:
             DataError: If there are too many different labels.
@@ -98,7 +97,7 @@ class Dataset(Generic[Kind]):
 
     @cached_property
     def stated(self) -> tuple[str, ...]:
-        """Sentences for the user about what was detected."""
+        """Sentences for the user about everything that was detected."""
         notes = list(self._notes)
         if self.kind is TaggedExample:
             notes.append(self._tag_scheme.note)
@@ -111,9 +110,9 @@ class Dataset(Generic[Kind]):
         return tuple(notes)
 
     def examples(self, split: str) -> Iterator[Kind]:
-        """Yield the examples of a split in the order of its files; an example with an unknown label is a bad row.
+        """Yield the examples of a split in the order of its files. An example with an unknown label is a bad row.
 
-        The known labels are `known_labels`, else the names that come with the data, else the labels of the first split.
+        Known labels are `known_labels`, else the names that come with the data, else the labels of the first split.
 
         Raises:
             DataError: If there is no such split.
@@ -129,7 +128,7 @@ class Dataset(Generic[Kind]):
         elif self._label_names or file_split != self._first_split:
             known = frozenset(self.labels)
         across_schemes = self.kind is TaggedExample and bool(self.known_labels)
-        for number, example in enumerate(self._read_with_iob2(file_split)):
+        for index, example in enumerate(self._read_with_iob2(file_split)):
             if unknown := unknown_labels(_labels_of(example), known, tags=across_schemes) if known else []:
                 bad = BadRow(
                     file=example.file,
@@ -138,7 +137,7 @@ class Dataset(Generic[Kind]):
                     reason=self._unknown_label_reason(unknown[0]),
                     text=example.texts[0][:200],
                 )
-                self.row_errors.reject(bad, number=number, stage="label")
+                self.row_errors.reject(bad, index=index, stage="label")
                 continue
             if is_part_of_train:
                 is_dev = in_dev_split(example, self.settings.dev_fraction, self.settings.seed)
@@ -157,28 +156,28 @@ class Dataset(Generic[Kind]):
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Column names of each role in the first file; "1", "2", ... without a header."""
+        """The column names of each role in the first file. Without a header they are "1", "2", ..."""
         return dict(self._files_by_split[self._first_split][0].columns)
 
     @property
     def _first_split(self) -> str:
-        """Name of the split whose labels are learned: train, else the first one."""
+        """The name of the split that defines the labels: train, else the first one."""
         return "train" if "train" in self._files_by_split else next(iter(self._files_by_split))
 
     @property
     def _label_names(self) -> tuple[str, ...]:
-        """Label names that come with the data, or ()."""
+        """The label names that come with the data, or ()."""
         if self.kind not in (LabelledExample, MultiLabelExample):
             return ()
         return self._files_by_split[self._first_split][0].labels
 
     @cached_property
     def _tag_scheme(self) -> conll.TagScheme:
-        """Tagging scheme of the first split."""
+        """The tagging scheme of the first split."""
         return conll.detect_scheme(self._read_split(self._first_split))
 
     def _read_with_iob2(self, split: str) -> Iterator[Kind]:
-        """Yield the examples in the files of a split, with tags in IOB2."""
+        """Yield the examples in the files of a split, with tags converted to IOB2."""
         if self.kind is not TaggedExample or not self._tag_scheme.name:
             yield from self._read_split(split)
             return
@@ -192,7 +191,7 @@ class Dataset(Generic[Kind]):
 
 
 def _labels_of(example: Example) -> tuple[str, ...]:
-    """Return the labels or tags of an example; () if it has neither."""
+    """Return the labels or tags of an example, or () if it has neither."""
     match example:
         case LabelledExample():
             return (example.label,)
@@ -209,7 +208,7 @@ def _list_labels(labels: Sequence[str]) -> str:
 
 
 def cut_labels(file: DataFile, mark: str | None) -> DataFile:
-    """Cut the labels of a file at a mark (the setting `label_until`); None: leave them whole."""
+    """Cut the labels of a file at a mark, which is the setting `label_until`. If it is None, nothing is cut."""
     if mark is None or file.kind not in (LabelledExample, MultiLabelExample):
         return file
 
@@ -251,12 +250,12 @@ def read(
     *,
     on_bad_row: BadRowPolicy = RAISE,
 ) -> Dataset[Example]:
-    """Open a dataset; its examples are read when they are iterated.
+    """Open a dataset. Examples are read when they are iterated.
 
     Args:
         data: a folder, a file, several files, a mapping from splits to files, or data in memory. Several files are
-            assigned to splits by their names, or all to train if no name has a split.
-        kind: class of the examples; None: detected from the columns.
+            assigned to splits by their names, or all to train if no name contains a split.
+        kind: class of the examples. If None, it is detected from the columns.
         settings: how files are read.
         on_bad_row: policy for rows that cannot be used.
 
@@ -301,13 +300,13 @@ def _open_splits(
     settings: DataSettings,
     row_errors: RowErrors,
 ) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
-    """Open the files and objects of each split; a test split without targets is left out.
+    """Open the files and objects of each split. A test split without targets is left out.
 
     Returns:
         The files of each split, and notes about splits that are left out.
 
     Raises:
-        MissingColumnError: If a split has no column for a required role, or no split is left.
+        MissingColumnError: If a split has no column for a required role, or if no split is left.
     """
     files_by_split: dict[str, tuple[DataFile, ...]] = {}
     notes: list[str] = []
@@ -387,10 +386,10 @@ def _open_class_layout(
 def dataset_for_task(
     kind: type[Example], data: object, settings: DataSettings, on_bad_row: BadRowPolicy
 ) -> Dataset[Example]:
-    """Open a dataset for a task; classification becomes multi-label if rows have lists of labels.
+    """Open a dataset for a task. Classification becomes multi-label if rows have lists of labels.
 
     Raises:
-        DataError: As `read`; also if a setting would change nothing.
+        DataError: For the same reasons as `read`, and for a setting that would change nothing.
     """
     if kind is LabelledExample and _have_label_lists(data, settings):
         kind = MultiLabelExample
@@ -405,7 +404,7 @@ def _have_label_lists(data: object, settings: DataSettings) -> bool:
         return True
     try:
         return read(data, None, replace(settings, corrections=None), on_bad_row=Skip()).kind is MultiLabelExample
-    except HeedfulError:  # reported when the data is read for the task
+    except HeedfulError:  # will be reported when the data is read for the task
         return False
 
 
@@ -448,7 +447,7 @@ def _make_dataset(
 
 
 def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]:
-    """Return the paths and objects of each split, train first, and notes for the user."""
+    """Divide data into the paths and objects of each split, train first. Return them with notes for the user."""
     if isinstance(data, str | Path) or is_in_memory(data):
         return {"train": (data,)}, []
     if isinstance(data, Mapping):
@@ -466,7 +465,7 @@ def _split_data(data: object) -> tuple[dict[str, tuple[object, ...]], list[str]]
 
 
 def _to_sources(data: object) -> tuple[object, ...]:
-    """Return the paths and objects of one split as a tuple; raise DataError for anything else."""
+    """Return the paths and objects of one split as a tuple. Other values raise DataError."""
     sources = (data,) if isinstance(data, str | Path) or is_in_memory(data) else data
     if (
         isinstance(sources, Sequence)

@@ -1,4 +1,4 @@
-"""Folders of GLUE's tasks (Wang et al. 2019): their files and columns."""
+"""Folders of GLUE's tasks (Wang et al. 2019) as labelled data: their files and columns, recognised by their names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from heedful.data.labelled.data_file import DataFile, DataSettings, check_column
 from heedful.data.labelled.row_reader import read_examples
 from heedful.errors import DataError
 
-Keys = dict[str, str | int]  # role to column, by name or by number from 1
-PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}  # split to file
+Keys = dict[str, str | int]  # column by role, as a name or a position from 1
+PLAIN_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}  # file by split
 MNLI_FILES = {
     "train": "train.tsv",
     "dev": "dev_matched.tsv",
@@ -34,13 +34,13 @@ class GlueLayout:
     columns: Keys
     header: bool = True  # whether the files have a header
     kind: type[Example] = LabelledExample
-    files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)  # split to file
-    note: str = ""  # a sentence for the user; "": none
+    files: dict[str, str] = field(default_factory=lambda: PLAIN_FILES)  # file by split
+    note: str = ""  # sentence for the user; "": no note
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelledTest:
-    """A test file with labels, which test.tsv lacks."""
+    """A test file with labels, used instead of test.tsv, which has none."""
 
     file: str
     columns: Keys
@@ -48,7 +48,7 @@ class LabelledTest:
 
 
 _SENTENCES: Keys = {"text": "sentence1", "text_pair": "sentence2"}
-PAIR_ROLES = {"text": "anchor", "text_pair": "positive"}  # role in a ScoredExample to role in a PairExample
+PAIR_ROLES = {"text": "anchor", "text_pair": "positive"}  # role in a PairExample by role in a ScoredExample
 _MRPC: Keys = {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"}
 LAYOUTS: dict[str, GlueLayout] = {
     "CoLA": GlueLayout(columns={"text": 4, "label": 2}, header=False),
@@ -68,11 +68,11 @@ LABELLED_TESTS = {
     "MRPC": LabelledTest(file="msr_paraphrase_test.txt", columns=_MRPC, header=True),
     "STS-B": LabelledTest(file="original/sts-test.tsv", columns={"text": 6, "text_pair": 7, "score": 5}, header=False),
 }
-MRPC_ORIGINAL = "msr_paraphrase_train.txt"  # train and dev of MRPC in one file
+MRPC_ORIGINAL = "msr_paraphrase_train.txt"  # file with train and dev of MRPC
 
 
 def task_of(folder: Path) -> str | None:
-    """Return the GLUE task that a folder is named after; None if no task is, or the folder lacks its files."""
+    """Return the GLUE task that a folder is named after, or None if there is no such task or its files are missing."""
     if not any(os.path.isfile(folder / name) for name in ("train.tsv", "dev.tsv", "dev_matched.tsv")):
         return None
     tasks = {task.replace("-", "").casefold(): task for task in LAYOUTS}
@@ -82,10 +82,10 @@ def task_of(folder: Path) -> str | None:
 def open_task(
     folder: Path, task: str, kind: type[Example] | None, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[dict[str, tuple[DataFile, ...]], list[str]]:
-    """Open the splits of a task's folder; a test split without labels is left out.
+    """Open the splits of a task's folder. A test split without labels is left out.
 
     Returns:
-        The file of each split, and notes for the user.
+        The files of each split, and notes for the user.
 
     Raises:
         DataError: If the task needs examples of another class, or a file cannot be read.
@@ -131,11 +131,11 @@ def _open_file(
     Args:
         path: the file.
         kind: class of the examples.
-        columns: column of each role of `kind`, or of a ScoredExample.
+        columns: column of each role of `kind` or of a ScoredExample.
         header: whether the file has a header.
         settings: encoding and row limit.
-        row_errors: handles bad rows among the first two.
-        is_wanted: whether the row with these cells is read; None: all are.
+        row_errors: handles bad rows among the first two rows.
+        is_wanted: whether a row is read, by its cells. If None, all rows are read.
     """
     table, resolved, notes = _open_table(path, kind, columns, header, settings, row_errors)
 
@@ -152,8 +152,8 @@ def _open_table(
     path: Path, kind: type[Example], columns: Keys, header: bool, settings: DataSettings, row_errors: RowErrors
 ) -> tuple[Table, Columns, list[str]]:
     file, notes = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
-    numbers = [key for key in columns.values() if isinstance(key, int)]
-    min_cells = max(numbers) if numbers else None
+    positions = [key for key in columns.values() if isinstance(key, int)]
+    min_cells = max(positions) if positions else None
     table = read_delimited(
         file, row_errors, delimiter="\t", quoted=False, is_header=lambda _: header, min_cells=min_cells
     )
@@ -167,7 +167,7 @@ def _open_table(
 def _add_missing_pairs(
     folder: Path, files_by_split: dict[str, tuple[DataFile, ...]], settings: DataSettings, row_errors: RowErrors
 ) -> list[str]:
-    """Add the pairs of MRPC's original file that neither train nor dev has to train; return notes for the user."""
+    """Add pairs of MRPC's original file to train if neither train nor dev has them. Return notes for the user."""
 
     def id_pairs(path: Path) -> Iterator[tuple[str, ...]]:
         table, _, _ = _open_table(path, LabelledExample, _MRPC, True, settings, row_errors)

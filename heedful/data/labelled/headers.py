@@ -1,4 +1,4 @@
-"""Decide whether a table's first row is a header, if neither a setting nor known column names decide it."""
+"""Decisions whether the first row of a table is a header, if neither a setting nor known column names decide."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from heedful.errors import DataError
 
 COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,2}")  # a possible column name
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?", re.ASCII)
-EXAMINED_ROWS = 20  # rows after the first that are examined
-MIN_TEXT_WORDS = 3  # minimum number of words in a cell that is a text and not a name
+EXAMINED_ROWS = 20  # rows after the first one that are examined
+MIN_TEXT_WORDS = 3  # minimum words in a cell that is a text and not a name
 
 
 def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a first row looks like column names, unlike the rows below it.
 
-    All of its cells must be possible names, and some column must have only numbers below its name, or only texts below
-    a name of one word.
+    All of its cells must be possible names. Some column must have only numbers below its name, or only texts below a
+    name of one word.
 
     >>> may_be_header(["id", "phrase"], [["1", "Who wrote it?"], ["2", "Rain again"]])
     True
@@ -41,7 +41,7 @@ def may_be_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def check_header(table: Table) -> None:
-    """Raise DataError if the first row of a table without a header looks like a header: it would be read as data."""
+    """Raise DataError if the first row of a table without a header looks like a header that would be read as data."""
     first, *below = [cells for _, cells in islice(table.rows(RowErrors(Skip())), EXAMINED_ROWS + 1)]
     if may_be_header(list(first), [list(cells) for cells in below]):
         names = ", ".join(map(shown, first))
@@ -52,22 +52,22 @@ def check_header(table: Table) -> None:
 
 
 def names_known_roles(first: Sequence[str], columns: Mapping[str, Key | Sequence[Key]]) -> bool:
-    """Whether a first row is a header, for columns that were set by number for another file.
+    """Whether a first row is a header, for columns that were set by position for another file.
 
-    It is a header by `is_header`, or if all the numbered columns have known names, or if all cells are single words and
-    one of them is the first known name of a role.
+    The row is a header by `is_header`, or if all columns in these positions have known names, or if all cells are
+    single words and one of them is the first known name of a role.
 
     Args:
         first: cells of the row.
-        columns: numbers of the columns, by role.
+        columns: positions of columns, from 1, by role.
     """
     if is_header(first, None, columns):
         return True
     names = [cell.strip().casefold() for cell in first]
     known_names = {name for role in columns for name in COLUMN_NAMES.get(role, ())}
     indices = [int(key) - 1 for keys in columns.values() for key in column_keys(keys)]
-    numbered_names = [names[index] for index in indices if index < len(names)]
-    if numbered_names and all(name in known_names for name in numbered_names):
+    names_at_positions = [names[index] for index in indices if index < len(names)]
+    if names_at_positions and all(name in known_names for name in names_at_positions):
         return True
     preferred_names = {COLUMN_NAMES[role][0] for role in columns if role in COLUMN_NAMES}
     are_words = all(COLUMN_NAME.fullmatch(name) and " " not in name for name in names)

@@ -1,6 +1,6 @@
-"""Data in memory: frames of pandas, polars and pyarrow, lists of dicts, and a pair (inputs, targets).
+"""Data in memory as labelled data: frames of pandas, polars and pyarrow, lists of dicts, and pairs (inputs, targets).
 
-The libraries are not imported; their objects are recognised by their methods.
+The libraries are not imported. Their objects are recognised by their methods.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heedful.data.examples import (
 from heedful.data.formats.tables import DatasetObject
 from heedful.errors import DataError
 
-PAIR_COLUMNS: dict[type[Example], tuple[str, str]] = {  # columns of the inputs and targets of a pair
+PAIR_COLUMNS: dict[type[Example], tuple[str, str]] = {  # column names for a pair (inputs, targets)
     LabelledExample: ("text", "label"),
     MultiLabelExample: ("text", "labels"),
     ScoredExample: ("text", "score"),
@@ -34,11 +34,11 @@ PAIR_COLUMNS: dict[type[Example], tuple[str, str]] = {  # columns of the inputs 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InMemoryRows:
-    """Rows in memory with the interface of a `datasets.Dataset`; each iteration starts from the first row."""
+    """Rows in memory with the interface of a `datasets.Dataset`. Each iteration starts from the first row."""
 
     column_names: tuple[str, ...]
     source: object  # a frame, or rows as mappings from columns to values
-    features: None = None  # `datasets.Dataset` has label names here
+    features: None = None  # label names, which only a `datasets.Dataset` has
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         for row in _iterate_rows(self.source):
@@ -55,10 +55,11 @@ def to_dataset_object(value: object, kind: type[Example] | None) -> DatasetObjec
 
     Args:
         value: data for which `is_in_memory` is true.
-        kind: class of the examples, which decides what the targets of a pair are; None: labels, or lists of labels.
+        kind: class of the examples, which decides the column names for a pair (inputs, targets). If None, targets are
+            labels or lists of labels.
 
     Raises:
-        DataError: If inputs and targets differ in number, or examples of that class need more than a pair.
+        DataError: If there are not equally many inputs and targets, or if the class needs more than a pair.
     """
     if isinstance(value, DatasetObject):
         return value

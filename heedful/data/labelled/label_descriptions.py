@@ -11,7 +11,7 @@ from heedful.errors import DataError
 
 
 def read_label_descriptions(path: Path) -> dict[str, str]:
-    """Read the description of each label, in the order of the file.
+    """Return the description of each label, in the order of the file.
 
     Raises:
         DataError: If the file cannot be read, has another form, or describes a label twice.

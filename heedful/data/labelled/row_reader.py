@@ -1,4 +1,7 @@
-"""Read the rows of a table as examples: one function for each class of examples, which yields their fields."""
+"""Conversion of the rows of a table to examples, with one function for each class of examples.
+
+A data file calls `read_examples`. The functions read cells by their roles, through a `RowReader`.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ from heedful.data.formats.tables import Cells, Table
 from heedful.data.labelled.columns import SEPARATOR, Columns, RowReader
 
 
-def _text_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    yield {"text": read.text(cells, "text")}
+def _text_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    yield {"text": reader.text(cells, "text")}
 
 
-def _label_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    value, name = read.values(cells, "label")[0]
-    label = read.label(value, name, read.label_names["label"])
-    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "label": label}
+def _label_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    value, name = reader.values(cells, "label")[0]
+    label = reader.label(value, name, reader.label_names["label"])
+    yield {"text": reader.text(cells, "text"), "text_pair": reader.text_pair(cells), "label": label}
 
 
-def _labels_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    values = read.values(cells, "labels")
+def _labels_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    values = reader.values(cells, "labels")
     labels: list[str] = []
     if len(values) > 1:  # one column per label
         for value, name in values:
@@ -47,12 +50,16 @@ def _labels_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]
     else:
         ((value, name),) = values
         label_values = _split_labels(value, name)
-        labels = [read.label(label_value, name, read.label_names["labels"]) for label_value in label_values]
-    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "labels": tuple(dict.fromkeys(labels))}
+        labels = [reader.label(label_value, name, reader.label_names["labels"]) for label_value in label_values]
+    yield {
+        "text": reader.text(cells, "text"),
+        "text_pair": reader.text_pair(cells),
+        "labels": tuple(dict.fromkeys(labels)),
+    }
 
 
 def _split_labels(value: object, name: str) -> Sequence[object]:
-    """Return the labels in a cell: a list, or texts separated by bars; none if it is empty or missing."""
+    """Return the labels in a cell: a list, or texts separated by bars. An empty or missing cell has no labels."""
     value = parse_list_cell(value, name)
     if isinstance(value, list | tuple):
         return value
@@ -63,70 +70,80 @@ def _split_labels(value: object, name: str) -> Sequence[object]:
     raise CellError(name, f"is {shown(value)}, expected a list of labels")
 
 
-def _score_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    yield {"text": read.text(cells, "text"), "text_pair": read.text_pair(cells), "score": read.number(cells, "score")}
+def _score_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    yield {
+        "text": reader.text(cells, "text"),
+        "text_pair": reader.text_pair(cells),
+        "score": reader.number(cells, "score"),
+    }
 
 
-def _tag_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    words, (value, name) = read.texts(cells, "words"), read.values(cells, "tags")[0]
+def _tag_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    words = reader.texts(cells, "words")
+    value, name = reader.values(cells, "tags")[0]
     value = parse_list_cell(value, name)
     tag_values = value.split() if isinstance(value, str) else value
     if not isinstance(tag_values, list | tuple):
         raise CellError(name, "is missing" if tag_values is None else f"is {shown(value)}, expected a list of tags")
-    tags = tuple(read.label(tag, f"{name}[{index}]", read.label_names["tags"]) for index, tag in enumerate(tag_values))
+    tags = tuple(
+        reader.label(tag, f"{name}[{index}]", reader.label_names["tags"]) for index, tag in enumerate(tag_values)
+    )
     if len(tags) != len(words):
         raise CellError(name, f"has {len(tags)} tags for {len(words)} words")
     yield {"words": words, "tags": tags}
 
 
-def _question_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    context, value, name = read.text(cells, "context"), read.value(cells, "answers"), read.name("answers")
+def _question_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    context = reader.text(cells, "context")
+    value = reader.value(cells, "answers")
+    name = reader.name("answers")
     texts: object = None
     starts: object = None
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
     elif isinstance(value, list) and all(isinstance(answer, dict) for answer in value):
-        texts, starts = ([answer.get(key) for answer in value] for key in ("text", "answer_start"))
+        texts = [answer.get("text") for answer in value]
+        starts = [answer.get("answer_start") for answer in value]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         raise CellError(name, f"is {shown(value)}, expected lists of the same length under text and answer_start")
-    pairs = [(read.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
-    impossible = read.value(cells, "impossible") if read.has("impossible") else not pairs
+    pairs = [(reader.check_text(text, f"{name}.text"), start) for text, start in zip(texts, starts, strict=True)]
+    impossible = reader.value(cells, "impossible") if reader.has("impossible") else not pairs
     spans, repairs = align_answers(pairs, context, impossible in (True, 1, "1", "true", "True"))
-    question = read.text(cells, "question")
-    id_text = str(read.value(cells, "id")) if read.has("id") else ""
+    question = reader.text(cells, "question")
+    id_text = str(reader.value(cells, "id")) if reader.has("id") else ""
     fields = {"id": id_text, "question": question, "context": context, "answers": spans, "impossible": not spans}
     yield fields | {"repairs": repairs}
 
 
-def _choice_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    questions = read.value(cells, "question") if read.has("question") else None
+def _choice_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    questions = reader.value(cells, "question") if reader.has("question") else None
     if isinstance(questions, list):  # one passage with several questions
-        options, answers = read.value(cells, "candidates"), read.value(cells, "answer")
-        lists = [values for values in (options, answers) if isinstance(values, list) and len(values) == len(questions)]
+        columns = (reader.value(cells, "candidates"), reader.value(cells, "answer"))
+        lists = [values for values in columns if isinstance(values, list) and len(values) == len(questions)]
         if len(lists) < 2:
             raise CellError(
-                read.name("answer"), f"expected {len(questions)} answers and lists of options, one a question"
+                reader.name("answer"), f"expected {len(questions)} answers and lists of options, one a question"
             )
-        for number, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
-            where = f"[{number}]"
-            question = read.check_text(question, read.name("question") + where)
+        for index, (question, texts, answer) in enumerate(zip(questions, *lists, strict=True)):
+            question = reader.check_text(question, f"{reader.name('question')}[{index}]")
+            name = f"{reader.name('candidates')}[{index}]"
             if not isinstance(texts, list):
-                raise CellError(read.name("candidates") + where, f"is {shown(texts)}, expected a list of texts")
-            candidates = tuple(read.check_text(candidate, read.name("candidates") + where) for candidate in texts)
-            yield _one_choice(read, cells, question, candidates, answer, ())
+                raise CellError(name, f"is {shown(texts)}, expected a list of texts")
+            candidates = tuple(reader.check_text(candidate, name) for candidate in texts)
+            yield _one_choice(reader, cells, question, candidates, answer, ())
         return
-    question = read.text(cells, "question") if read.has("question") else None
+    question = reader.text(cells, "question") if reader.has("question") else None
     marks: Sequence[object] = ()
-    value = read.value(cells, "candidates")
+    value = reader.value(cells, "candidates")
     if isinstance(value, dict):  # {"text": [...], "label": ["A", ...]}
         marks = value.get("label") or ()
         if isinstance(cells, dict):
-            cells = {**cells, read.name("candidates"): value.get("text")}
-    yield _one_choice(read, cells, question, read.texts(cells, "candidates"), read.value(cells, "answer"), marks)
+            cells = {**cells, reader.name("candidates"): value.get("text")}
+    yield _one_choice(reader, cells, question, reader.texts(cells, "candidates"), reader.value(cells, "answer"), marks)
 
 
 def _one_choice(
-    read: RowReader,
+    reader: RowReader,
     cells: Cells,
     question: str | None,
     candidates: tuple[str, ...],
@@ -136,22 +153,22 @@ def _one_choice(
     """Return the fields of one ChoiceExample.
 
     Args:
-        read: reads the row.
-        cells: the row.
-        question: question about the prompt, which is joined with each candidate; None: no question.
+        reader: reads cells by role.
+        cells: cells of the row.
+        question: question about the prompt, which is joined with each candidate. If None, there is no question.
         candidates: the candidates.
-        answer: the correct candidate, as `parse_correct_index` reads it.
-        marks: marks of the candidates, such as "A"; empty: they have none.
+        answer: the correct candidate, in a form that `parse_correct_index` accepts.
+        marks: marks of the candidates, such as "A", or empty if the candidates have no marks.
     """
     if len(candidates) < 2:
-        raise CellError(read.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
-    correct = parse_correct_index(answer, candidates, marks, read.name("answer"))
-    if not read.has("prompt"):
+        raise CellError(reader.name("candidates"), f"has {len(candidates)} candidates, expected two or more")
+    correct = parse_correct_index(answer, candidates, marks, reader.name("answer"))
+    if not reader.has("prompt"):
         assert question is not None
         return {"prompt": question, "candidates": candidates, "answer": correct}
     if question is not None:
         candidates = tuple(fill_blank(question, candidate) for candidate in candidates)
-    return {"prompt": read.text(cells, "prompt"), "candidates": candidates, "answer": correct}
+    return {"prompt": reader.text(cells, "prompt"), "candidates": candidates, "answer": correct}
 
 
 def fill_blank(question: str, option: str) -> str:
@@ -170,7 +187,7 @@ def parse_correct_index(answer: object, candidates: Sequence[str], marks: Sequen
     Args:
         answer: value of the cell.
         candidates: the candidates.
-        marks: marks of the candidates; a text must be one of them if there are any.
+        marks: marks of the candidates. If there are any, a textual answer must be one of them.
         name: name of the cell's column, for messages.
 
     Raises:
@@ -182,8 +199,8 @@ def parse_correct_index(answer: object, candidates: Sequence[str], marks: Sequen
         if not marks:
             matches |= {index for index, candidate in enumerate(candidates) if candidate.strip() == answer}
             letter_index = ord(answer) - ord("A") if len(answer) == 1 and "A" <= answer <= "Z" else -1
-            number = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
-            matches |= {index for index in (letter_index, number) if 0 <= index < len(candidates)}
+            digit_index = int(answer[:9]) if answer.isascii() and answer.isdigit() else -1
+            matches |= {index for index in (letter_index, digit_index) if 0 <= index < len(candidates)}
         if len(matches) != 1:
             raise CellError(name, f"is {shown(answer)}, which is {'several' if matches else 'none'} of the candidates")
         answer = matches.pop()
@@ -195,11 +212,11 @@ def parse_correct_index(answer: object, candidates: Sequence[str], marks: Sequen
     return answer
 
 
-def _pair_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    score = read.number(cells, "score") if read.has("score") else None
-    negatives = read.text_list(cells, "negative") if read.has("negative") else ()
-    scores = _teacher_scores(read, cells, 1 + len(negatives)) if read.has("teacher_scores") else ()
-    anchor, positive = read.text(cells, "anchor"), read.text(cells, "positive")
+def _pair_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    score = reader.number(cells, "score") if reader.has("score") else None
+    negatives = reader.text_list(cells, "negative") if reader.has("negative") else ()
+    scores = _teacher_scores(reader, cells, 1 + len(negatives)) if reader.has("teacher_scores") else ()
+    anchor, positive = reader.text(cells, "anchor"), reader.text(cells, "positive")
     yield {
         "anchor": anchor,
         "positive": positive,
@@ -209,43 +226,46 @@ def _pair_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
     }
 
 
-def _rank_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    if read.has("negative"):
-        negatives = read.text_list(cells, "negative")
+def _rank_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    if reader.has("negative"):
+        negatives = reader.text_list(cells, "negative")
         if not negatives:
-            raise CellError(read.name("negative"), "is empty, expected a text that is not relevant to the query")
-        documents = (read.text(cells, "positive"), *negatives)
+            raise CellError(reader.name("negative"), "is empty, expected a text that is not relevant to the query")
+        documents = (reader.text(cells, "positive"), *negatives)
         relevance = (1.0, *(0.0 for _ in negatives))
     else:
-        documents, relevance = (read.text(cells, "document"),), (read.number(cells, "relevance"),)
+        documents = (reader.text(cells, "document"),)
+        relevance = (reader.number(cells, "relevance"),)
         if relevance[0] < 0:
-            raise CellError(read.name("relevance"), f"is {relevance[0]:g}, expected 0 for an irrelevant text, or more")
-    scores = _teacher_scores(read, cells, len(documents)) if read.has("teacher_scores") else ()
+            raise CellError(
+                reader.name("relevance"), f"is {relevance[0]:g}, expected 0 for an irrelevant text, or more"
+            )
+    scores = _teacher_scores(reader, cells, len(documents)) if reader.has("teacher_scores") else ()
     yield {
-        "query": read.text(cells, "query"),
+        "query": reader.text(cells, "query"),
         "documents": documents,
         "relevance": relevance,
         "teacher_scores": scores,
     }
 
 
-def _teacher_scores(read: RowReader, cells: Cells, num_documents: int) -> tuple[float, ...]:
+def _teacher_scores(reader: RowReader, cells: Cells, num_documents: int) -> tuple[float, ...]:
     """Return the teacher's score of each document.
 
-    A row may have margins instead, which are the score of the first document minus that of each other one; they become
-    scores with 0 for the first document.
+    A row may have margins instead: the score of the first document minus the score of each other document. Margins are
+    converted to scores with 0 for the first document.
     """
-    numbers = read.numbers(cells, "teacher_scores")
+    numbers = reader.numbers(cells, "teacher_scores")
     if len(numbers) == num_documents - 1 > 0:
         return (0.0, *(-margin for margin in numbers))
     if len(numbers) != num_documents:
         expected = f"{num_documents} scores, or {num_documents - 1} margins" if num_documents > 1 else "1 score"
-        raise CellError(read.name("teacher_scores"), f"has {len(numbers)} numbers, expected {expected}")
+        raise CellError(reader.name("teacher_scores"), f"has {len(numbers)} numbers, expected {expected}")
     return numbers
 
 
-def _seq2seq_fields(read: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
-    yield {"text": read.text(cells, "source"), "rewritten": read.text(cells, "target")}
+def _seq2seq_fields(reader: RowReader, cells: Cells) -> Iterator[dict[str, object]]:
+    yield {"text": reader.text(cells, "source"), "rewritten": reader.text(cells, "target")}
 
 
 ReadFields = Callable[[RowReader, Cells], Iterator[dict[str, object]]]
@@ -264,27 +284,27 @@ READ_FIELDS: dict[type[Example], ReadFields] = {  # other classes implement `Exa
 
 
 def read_examples(table: Table, columns: Columns, row_errors: RowErrors, max_text_chars: int) -> Iterator[Example]:
-    """Yield the examples in the rows of a table; a row with an unusable cell is a bad row.
+    """Yield the examples in the rows of a table. A row with an unusable cell is a bad row.
 
     Args:
         table: the table.
-        columns: its columns by role, and the class of the examples.
+        columns: columns of the table by role, and the class of the examples.
         row_errors: handles bad rows and counts repairs.
-        max_text_chars: maximum number of characters in a text.
+        max_text_chars: maximum characters in a text.
     """
     reader = RowReader(table, columns, max_text_chars)
     read_fields: ReadFields = READ_FIELDS.get(columns.kind) or columns.kind.from_cells
-    for number, (line, cells) in enumerate(table.rows(row_errors)):
+    for row_index, (line, cells) in enumerate(table.rows(row_errors)):
         try:
             fields_of_examples = list(read_fields(reader, cells))
         except CellError as error:
             text = "\t".join(cells) if isinstance(cells, list) else shown(cells)
             bad = BadRow(file=table.display_name, line=line, column=error.column, reason=error.reason, text=text[:200])
-            row_errors.reject(bad, number=number, stage="cells")
+            row_errors.reject(bad, index=row_index, stage="cells")
             continue
         for fields in fields_of_examples:
             repairs = fields.pop("repairs", ())
             assert isinstance(repairs, list | tuple)
             for index, kind in enumerate(repairs):
-                row_errors.count_repair(kind, table.display_name, line, number * 1000 + min(index, 999))
+                row_errors.count_repair(kind, table.display_name, line, row_index * 1000 + min(index, 999))
             yield columns.kind(file=table.display_name, line=line, **fields)

@@ -1,4 +1,4 @@
-"""Files of the train, dev and test splits, recognised by their names."""
+"""Recognition of the files of the train, dev and test splits by their names, and of SPLIT=FILE arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from heedful.data.labelled.data_file import stem_and_suffix
 from heedful.errors import DataError
 
-SPLIT_BY_WORD: dict[str, str] = {  # lower-case word in a file's name to the split
+SPLIT_BY_WORD: dict[str, str] = {  # split by lower-case word in a file's name
     "train": "train",
     "training": "train",
     "dev": "dev",
@@ -22,13 +22,13 @@ SPLIT_BY_WORD: dict[str, str] = {  # lower-case word in a file's name to the spl
     "testb": "test",
 }
 IGNORED = {"license", "license.txt", "readme", "readme.md", "readme.txt"}  # files that describe the data
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # stem of a shard: name, number of the shard, number of shards
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # stem of a shard: name, index of the shard, how many shards
 
 
 def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
     """Find the files of each split in a folder.
 
-    "train.csv" is preferred to "my-train.csv"; a split may have shards, called "train-00000-of-00002.parquet".
+    "train.csv" is preferred to "my-train.csv". A split may have shards such as "train-00000-of-00002.parquet".
 
     Returns:
         The files of each split, train first, and notes for the user.
@@ -40,7 +40,7 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
         files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: cannot be read: {error.strerror}") from None
-    candidates: dict[str, dict[str, list[Path]]] = {}  # split to name (as of parse_split_name) to files
+    candidates: dict[str, dict[str, list[Path]]] = {}  # files by split and by the name from `parse_split_name`
     for path in files:
         if path.name.casefold() in IGNORED:
             continue
@@ -64,7 +64,9 @@ def find_split_files(folder: Path) -> tuple[dict[str, tuple[Path, ...]], list[st
 
 
 def parse_split_name(path: Path) -> tuple[str, str]:
-    """Return the split in a file's name ("" if none), and the name without shard ("" if it is the split alone).
+    """Return (split, name) of a file: "" as split if the name has none, and "" as name if it is only the split.
+
+    The name is without the suffixes and the index of the shard.
 
     >>> names = "my-train.csv", "dev-00000-of-00002.parquet", "constraint.csv"
     >>> [parse_split_name(Path(name)) for name in names]
@@ -121,10 +123,10 @@ def parse_data_arguments(words: Sequence[Path]) -> Path | Sequence[Path] | Mappi
     """Parse the data arguments of a command: files and folders, or SPLIT=FILE for all files.
 
     Returns:
-        A single path as it is, several as a sequence, or the files of each split.
+        A single path, a sequence of paths, or the files of each split.
 
     Raises:
-        DataError: If only some arguments are SPLIT=FILE.
+        DataError: If some arguments are SPLIT=FILE and some are not.
 
     >>> parse_data_arguments([Path("a.csv")]), parse_data_arguments([Path("train=a.csv"), Path("valid=b.csv")])
     (PosixPath('a.csv'), {'train': [PosixPath('a.csv')], 'dev': [PosixPath('b.csv')]})
@@ -142,7 +144,7 @@ def parse_data_arguments(words: Sequence[Path]) -> Path | Sequence[Path] | Mappi
 
 
 def _files_of_split(folder: Path, split: str, files_by_name: Mapping[str, list[Path]]) -> tuple[Path, ...]:
-    """Choose the files of a split: those named as the split alone, else those of the only other name."""
+    """Choose the files of a split: the files named exactly like the split, else the files of the only other name."""
     paths = files_by_name[""] if "" in files_by_name else next(iter(files_by_name.values()))
     shards = [SHARD.fullmatch(stem_and_suffix(path)[0]) for path in paths]
     shard_counts = {shard.group(3) for shard in shards if shard}

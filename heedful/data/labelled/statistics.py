@@ -1,4 +1,7 @@
-"""Statistics of a dataset from one pass: counts, labels, scores; and checks that it can be learned from."""
+"""Statistics of a dataset from one pass (counts, labels, scores), and checks that a model can learn from it.
+
+Runs compute them before training, and plan the training with them.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from heedful.data.labelled.dataset import Dataset
 from heedful.data.tag_schemes import OUTSIDE
 from heedful.errors import DataError
 
-MAX_ABS_SCORE = 1e30  # largest absolute score that can be trained on, in float32
-MIN_RELATIVE_STD = 100 * 2.0**-23  # least std of scores / largest absolute score, since biases are float32
+MAX_ABS_SCORE = 1e30  # maximum absolute score for training in float32
+MIN_RELATIVE_STD = 100 * 2.0**-23  # minimum of std of scores / maximum absolute score, since biases are float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,26 +38,26 @@ class DatasetStats:
     Fields without "by split" describe the first split: train, unless other splits are evaluated alone.
     """
 
-    counts: dict[str, int]  # number of examples by split
-    labels: Counter[str]  # number of examples, or of words, by label
+    counts: dict[str, int]  # examples by split
+    labels: Counter[str]  # examples, or words, by label
     # labels that the first split lacks, by split; splits without such labels are left out
     unseen_labels: Mapping[str, Counter[str]] = field(default_factory=dict)
     min_score: float | None = None  # None: the examples have no scores
     max_score: float | None = None
     score_mean: float = 0.0
     score_std: float = 1.0
-    constant_score_splits: tuple[str, ...] = ()  # splits whose scores are all equal: no correlation is defined
+    constant_score_splits: tuple[str, ...] = ()  # splits with constant scores, for which no correlation is defined
     splits_with_unanswerable: tuple[str, ...] = ()  # splits with questions that have no answer
     num_characters: Mapping[str, int] = field(default_factory=dict)  # characters of all texts, by split
     num_documents: int = 0  # documents of all queries
     max_relevance: float = 0.0  # highest relevance of a document
-    # number of queries whose documents differ in relevance, by split; {}: the examples are not queries
+    # queries whose documents differ in relevance, by split; {}: the examples are not queries
     num_rankable_queries: Mapping[str, int] = field(default_factory=dict)
-    has_teacher_scores: bool = False  # whether a teacher has scored all documents, or the texts of all pairs
+    has_teacher_scores: bool = False  # whether all documents, or the texts of all pairs, have teacher scores
 
     @property
     def non_empty_splits(self) -> tuple[str, ...]:
-        """Splits with examples."""
+        """The splits with examples."""
         return tuple(split for split, count in self.counts.items() if count)
 
     @property
@@ -83,13 +86,13 @@ class _ScoreStats:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 1 if it would be 0, since scores are divided by it."""
+        """The population standard deviation, or 1 if it is 0, since scores are divided by it."""
         return sqrt(self.sum_of_squares / self.count) if self.sum_of_squares else 1.0
 
 
 @dataclass(slots=True)
 class _SplitStats:
-    """Statistics of one split, from one pass; the fields are those of `DatasetStats`."""
+    """Statistics of one split, from one pass. The fields are explained in `DatasetStats`."""
 
     count: int = 0
     num_characters: int = 0
@@ -162,9 +165,9 @@ def compute_stats(dataset: Dataset[Example], splits: Sequence[str]) -> DatasetSt
 
 
 def _unseen_labels(labels: Mapping[str, Counter[str]], *, are_tags: bool) -> dict[str, Counter[str]]:
-    """Return the labels of each split that the first split lacks; splits without such labels are left out.
+    """Return the labels of each split that the first split lacks. Splits without such labels are left out.
 
-    Tags I-x are not reported, since they continue an entity whose first tag B-x is.
+    Tags I-x are not reported, since they continue entities whose tag B-x is reported.
     """
     first, *other_splits = labels
     unseen: dict[str, Counter[str]] = {}
@@ -196,10 +199,11 @@ def split_warnings(stats: DatasetStats) -> list[str]:
 
 
 def dev_split_problem(dataset: Dataset[Example], stats: DatasetStats) -> str:
-    """Return why no dev split can be generated from train; "" if it can, or a dev split was given."""
+    """Return why no dev split can be generated from train, or "" if it can or if there is a dev split already."""
     if not dataset.has_generated_dev:
         return ""
-    train, dev = (stats.counts.get(split, 0) for split in ("train", "dev"))
+    train = stats.counts.get("train", 0)
+    dev = stats.counts.get("dev", 0)
     if not train or not dev:
         groups = {QuestionExample: "contexts", ChoiceExample: "prompts", RankExample: "queries"}
         share = f"{'none' if train else 'all'} of the {train + dev:,} examples"
@@ -214,7 +218,7 @@ def dev_split_problem(dataset: Dataset[Example], stats: DatasetStats) -> str:
 
 
 def check_learnable(dataset: Dataset[Example], stats: DatasetStats) -> None:
-    """Raise DataError if nothing can be learned from train: a single label, constant scores, or scores beyond float32.
+    """Raise DataError if train has a single label, constant scores or scores beyond float32, so nothing can be learned.
 
     Args:
         dataset: the dataset.
@@ -247,7 +251,7 @@ def _check_labels(dataset: Dataset[Example], stats: DatasetStats) -> None:
 
 
 def _check_scores(kind: type[Example], stats: DatasetStats, min_score: float, max_score: float) -> None:
-    """Raise DataError if scores are constant, too large for float32, or too close to each other for it."""
+    """Raise DataError if scores are constant, or too large or too close to each other for float32."""
     max_abs_score = max(abs(min_score), abs(max_score))
     if kind is ScoredExample and max_abs_score > MAX_ABS_SCORE:
         raise DataError(

@@ -1,1 +1,1 @@
-"""Data of retrieval: documents, queries, relevance judgments and rankings, in BEIR's and TREC's formats."""
+"""Retrieval data: documents, queries, relevance judgments and rankings, in the formats of BEIR and TREC."""

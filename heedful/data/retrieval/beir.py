@@ -1,4 +1,4 @@
-"""Folders of retrieval data in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+"""BeirFolder: retrieval data in BEIR's layout, which is corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BeirFolder:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits that have relevance judgments, test and dev first."""
+        """The names of the splits with relevance judgments, test and dev first."""
         names = sorted(path.stem for path in (self.folder / QRELS).glob("*.tsv"))
         return tuple(sorted(names, key=lambda name: (*PREFERRED_SPLITS, name).index(name)))
 
@@ -41,10 +41,10 @@ class BeirFolder:
         return read_judgments(self.folder / QRELS / f"{split}.tsv")
 
     def queries(self, split: str) -> dict[str, str]:
-        """Return the texts of the queries that a split has judgments of, by query id.
+        """Return the texts of the queries with judgments in a split, by query id.
 
         Raises:
-            DataError: If the text of a judged query is missing.
+            DataError: If the text of a query with judgments is missing.
         """
         texts = {query.id: query.text for query in read_documents([self.folder / BEIR_QUERIES])}
         judged = self.judgments(split)
@@ -54,7 +54,7 @@ class BeirFolder:
 
 
 def beir_folder(data: object) -> BeirFolder | None:
-    """Return the folder at a path if it has BEIR's layout; None for anything else."""
+    """Return the folder at a path if it has BEIR's layout, or None for anything else."""
     if not isinstance(data, str | Path):
         return None
     folder = Path(data)

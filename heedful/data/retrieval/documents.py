@@ -1,4 +1,4 @@
-"""Documents to search, from text files (one document each) and from rows of tables."""
+"""Documents for search indices and retrieval: a text file is one document, and so is each row of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heedful.data.formats.text_files import COMPRESSED, NoRowsError, check_file,
 from heedful.data.labelled.data_file import DataSettings, open_table
 from heedful.errors import DataError
 
-TEXT_SUFFIXES = (".txt", ".md", ".rst")  # suffixes of files that are one document
+TEXT_SUFFIXES = (".txt", ".md", ".rst")  # suffixes of files with a single document
 TABLE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")  # suffixes of files with a document per row
 # names of columns, the preferred one first
 ID_COLUMNS = ("_id", "id", "doc_id", "docno")
@@ -22,27 +22,27 @@ BEIR_CORPUS, BEIR_QUERIES = "corpus.jsonl", "queries.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A text with its id and its title."""
+    """A text with an id and a title."""
 
     id: str  # unique in a collection
     text: str
-    title: str = ""  # "": none
+    title: str = ""  # "": no title
 
     @property
     def content(self) -> str:
-        """The text that is searched: the title, if there is one, then the text on the next line."""
+        """The text that is indexed: the title, if there is one, and the text on the next line."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 def read_documents(paths: Sequence[Path]) -> Iterator[Document]:
     """Yield the documents of files and of the files in folders.
 
-    A text file is one document; its id is its path relative to the given folder. A row of a table is one document, with
-    the columns `id` (or `_id`), `text` and `title`; without a column of ids, its id is FILE:LINE. In a folder of BEIR's
-    layout only the corpus is read.
+    A text file is one document, whose id is the path of the file relative to its folder. A row of a table is one
+    document, with the columns `id` (or `_id`), `text` and `title`. Without a column of ids, the id is FILE:LINE. In a
+    folder of BEIR's layout only the corpus is read.
 
     Raises:
-        DataError: If a file is missing or unreadable, or a row has no text.
+        DataError: If a file is missing or unreadable, or if a row has no text.
     """
     for path, name in document_files(paths):
         yield from _row_documents(path, name) if _suffix(path) in TABLE_SUFFIXES else _text_document(path, name)
@@ -52,10 +52,10 @@ def document_files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
     """List files, and the files with a known suffix in folders, sorted.
 
     Returns:
-        Each file with its path relative to the given folder; the name of a file that was given itself.
+        (path, path relative to its folder) for each file. For a file that is not from a folder it is (path, name).
 
     Raises:
-        DataError: If a file is missing, or a folder has no documents.
+        DataError: If a file is missing, or if a folder has no documents.
     """
     listed: list[tuple[Path, str]] = []
     for path in paths:
@@ -81,13 +81,13 @@ def document_files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def _suffix(path: Path) -> str:
-    """Return the lower-case suffix of a file; the suffix of a compression is skipped."""
+    """Return the lower-case suffix of a file, without a suffix of compression."""
     name = Path(path.name.removesuffix(path.suffix)) if path.suffix in COMPRESSED else path
     return name.suffix.lower()
 
 
 def _text_document(path: Path, name: str) -> Iterator[Document]:
-    """Yield the document of a text file; nothing if it has no text."""
+    """Yield the document of a text file, or nothing if the file has no text."""
     try:
         file, _ = detect_encoding(path)
     except NoRowsError:
@@ -106,7 +106,8 @@ def _row_documents(path: Path, name: str) -> Iterator[Document]:
         return
     for line, cells in table.rows(row_errors):
         row = dict(zip(table.names, cells, strict=False)) if isinstance(cells, list) else cells
-        text, title = _first_cell(row, TEXT_COLUMNS), _first_cell(row, TITLE_COLUMNS)
+        text = _first_cell(row, TEXT_COLUMNS)
+        title = _first_cell(row, TITLE_COLUMNS)
         if not isinstance(text, str):
             reason = f"has no text: expected a column {' or '.join(TEXT_COLUMNS)}, got {shown(list(row)[:8])}"
             row_errors.reject(BadRow(file=str(path), line=line, column="", reason=reason, text=""))
@@ -119,5 +120,5 @@ def _row_documents(path: Path, name: str) -> Iterator[Document]:
 
 
 def _first_cell(row: Mapping[str, object], names: Sequence[str]) -> object:
-    """Return the cell of the first of these columns that the row has, else None."""
+    """Return the cell of the first column among `names` that the row has, or None if it has none."""
     return next((row[name] for name in names if name in row), None)

@@ -1,4 +1,4 @@
-"""Files of relevance judgments (qrels) and rankings (runs) in TREC's formats."""
+"""Reading and writing of relevance judgments (qrels) and rankings (runs) in TREC's formats."""
 
 from __future__ import annotations
 
@@ -23,63 +23,64 @@ def read_judgments(path: Path) -> dict[str, dict[str, int]]:
         The relevance of documents, by query id and document id.
 
     Raises:
-        DataError: If a line has another form, or a document has two different judgments for a query.
+        DataError: If a line has another form, or if a document has two different judgments for a query.
     """
     judgments: dict[str, dict[str, int]] = {}
-    for number, line in _lines(path):
-        tabs = line.count("\t") == 2
-        match line.split("\t") if tabs else line.split():
+    for line_number, line in _lines(path):
+        has_tabs = line.count("\t") == 2
+        match line.split("\t") if has_tabs else line.split():
             case [*cells] if tuple(cells) == BEIR_HEADER and not judgments:
                 continue
-            case [query, document, relevance] if tabs:
+            case [query, document, relevance] if has_tabs:
                 pass
             case [query, _, document, relevance]:
                 pass
             case _:
-                raise _error(path, number, line, "QUERY 0 DOCUMENT RELEVANCE, or the three columns of BEIR")
+                raise _error(path, line_number, line, "QUERY 0 DOCUMENT RELEVANCE, or the three columns of BEIR")
         try:
             value = int(relevance)
         except ValueError:
-            raise _error(path, number, line, "a whole number as relevance") from None
+            raise _error(path, line_number, line, "a whole number as relevance") from None
         if judgments.setdefault(query, {}).setdefault(document, value) != value:
-            raise _error(path, number, line, f"one relevance of document {shown(document)} for query {shown(query)}")
+            expected = f"one relevance of document {shown(document)} for query {shown(query)}"
+            raise _error(path, line_number, line, expected)
     if not judgments:
         raise DataError(f"{path}: has no relevance judgments; expected lines of QUERY 0 DOCUMENT RELEVANCE")
     return judgments
 
 
 def ranking_file_of(run: str | Path) -> Path | None:
-    """Return the path of a TREC run, which is a file; None for a folder or the name of a model on the hub."""
+    """Return the path of a TREC run, which is a file, or None for a folder or the name of a model on the hub."""
     return Path(run) if Path(run).is_file() else None
 
 
 def read_rankings(path: Path) -> dict[str, dict[str, float]]:
     """Read a TREC run, with lines of QUERY Q0 DOCUMENT RANK SCORE TAG.
 
-    The rank is ignored: scores rank the documents, as in trec_eval.
+    Ranks are ignored. Documents are ranked by their scores, as in trec_eval.
 
     Returns:
         The scores of documents, by query id and document id.
 
     Raises:
-        DataError: If a line has another form, or a query has a document twice.
+        DataError: If a line has another form, or if a query has a document twice.
     """
     rankings: dict[str, dict[str, float]] = {}
-    for number, line in _lines(path):
+    for line_number, line in _lines(path):
         match line.split():
             case [query, _, document, _, score, _]:
                 pass
             case _:
-                raise _error(path, number, line, "QUERY Q0 DOCUMENT RANK SCORE TAG")
+                raise _error(path, line_number, line, "QUERY Q0 DOCUMENT RANK SCORE TAG")
         try:
             value = float(score)
         except ValueError:
             value = math.nan
         if math.isnan(value):
-            raise _error(path, number, line, "a number as score")
+            raise _error(path, line_number, line, "a number as score")
         ranking = rankings.setdefault(query, {})
         if document in ranking:
-            raise _error(path, number, line, f"document {shown(document)} once for query {shown(query)}")
+            raise _error(path, line_number, line, f"document {shown(document)} once for query {shown(query)}")
         ranking[document] = value
     if not rankings:
         raise DataError(f"{path}: has no ranking; expected lines of QUERY Q0 DOCUMENT RANK SCORE TAG")
@@ -87,21 +88,21 @@ def read_rankings(path: Path) -> dict[str, dict[str, float]]:
 
 
 def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]]], tag: str) -> None:
-    """Write a TREC run with the documents of each query, the best first; the file appears complete or not at all.
+    """Write a TREC run with the documents of each query, best first. The file appears complete or not at all.
 
     Args:
         path: the file.
-        rankings: id of each query, and the scores of its documents by document id.
-        tag: name of the system that ranked them.
+        rankings: (query id, scores of documents by document id) for each query.
+        tag: name of the system that ranked the documents.
 
     Raises:
-        DataError: If an id has white space, which the format cannot represent, or the file cannot be written.
+        DataError: If an id has white space, which the format cannot represent, or if the file cannot be written.
     """
 
     def lines() -> Iterator[bytes]:
         for query, ranking in rankings:
-            ranks = sorted(ranking, key=lambda document: (ranking[document], document), reverse=True)
-            for rank, document in enumerate(ranks, start=1):
+            documents = sorted(ranking, key=lambda document: (ranking[document], document), reverse=True)
+            for rank, document in enumerate(documents, start=1):
                 for field in (query, document, tag):
                     if len(field.split()) != 1:
                         raise DataError(f"{path}: the id {shown(field)} has white space, which a TREC run cannot have")
@@ -115,10 +116,11 @@ def write_rankings(path: Path, rankings: Iterable[tuple[str, Mapping[str, float]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Return the lines of a file that are not blank, with their numbers from 1."""
+    """Return (line number from 1, text) for each line of a file that is not blank."""
     file, _ = detect_encoding(path)
-    return ((number, line) for number, line in read_text_lines(file, RowErrors(Raise())) if line.strip())
+    lines = read_text_lines(file, RowErrors(Raise()))
+    return ((line_number, line) for line_number, line in lines if line.strip())
 
 
-def _error(path: Path, number: int, line: str, expected: str) -> DataError:
-    return DataError(f"{path}:{number}: {shown(line)}: expected {expected}")
+def _error(path: Path, line_number: int, line: str, expected: str) -> DataError:
+    return DataError(f"{path}:{line_number}: {shown(line)}: expected {expected}")

@@ -37,8 +37,8 @@ class ScoringObjective(Protocol):
     def batch(self, samples: Sequence[Sample], keys: Sequence[int]) -> Batch:
         """Collate samples into a batch."""
 
-    def scores(self, loaded: ModelBundle, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return the head's scores; `rows` are the last hidden states if they are known, else they are computed."""
+    def scores(self, loaded: ModelBundle, batch: Batch, hidden_states: Tensor | None = None) -> Tensor:
+        """Return the head's scores. If the last `hidden_states` of the batch are None, they are computed."""
 
     def target_losses(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each target."""

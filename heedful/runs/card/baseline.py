@@ -15,7 +15,7 @@ def baseline_before_training(splits: Mapping[str, JsonObject]) -> JsonObject:
     """Return the model's scores before training, as the entry "baseline" of results.json.
 
     Args:
-        splits: By split, "numbers" of the model before training and perhaps their "intervals".
+        splits: Entries by split, with "numbers" of the model before training and optional "intervals".
     """
     scores = {}
     for split, entry in splits.items():
@@ -27,8 +27,9 @@ def baseline_before_training(splits: Mapping[str, JsonObject]) -> JsonObject:
 
 
 def baseline_lines(results: JsonObject) -> list[str]:
-    """A line for each split with the metric of the run and of its baseline; [] if the run has no baseline."""
-    baseline, metric = results.get("baseline"), results["metric"]
+    """Return a line for each split with the metric of the run and of its baseline, or [] without a baseline."""
+    baseline = results.get("baseline")
+    metric = results["metric"]
     if baseline is None:
         return []
     if "why" in baseline:
@@ -43,13 +44,13 @@ def baseline_lines(results: JsonObject) -> list[str]:
 
 
 def _format_score(metric: str, numbers: JsonObject) -> str:
-    """A metric in percent if it is a share, else as a number."""
+    """Format a metric in percent if it is a share, else as a number."""
     value = as_float(numbers[metric])
     return f"{100 * value:.1f} %" if metric_bounds(metric) == (0.0, 1.0) else format_number(value)
 
 
 def _cost_in_parentheses(baseline: JsonObject, scored_rows: int, all_rows: int | None) -> str:
-    """Seconds and rows of a bag of words, in parentheses; "" for the model before training."""
+    """Format seconds and rows of a bag of words in parentheses, or return "" for the model before training."""
     if "seconds" not in baseline:
         return ""
     parts = [f"in {baseline['seconds']:.1f} s" if baseline["seconds"] >= 0.05 else "in less than 0.1 s"]
@@ -61,19 +62,22 @@ def _cost_in_parentheses(baseline: JsonObject, scored_rows: int, all_rows: int |
 
 
 def baseline_warning(results: JsonObject) -> str:
-    """Return a sentence if the run is not better than a bag of words; "" if it is, or has no such baseline.
+    """Return a warning if the run is not better than a bag of words, or "" if it is better or has no such baseline.
 
     The run is better if the 95 % interval of the difference is above 0. The interval comes from bootstrap replicates of
-    the same examples, of test, or of dev without test.
+    the same examples of test, or of dev if there is no test split.
     """
-    baseline, headline = results.get("baseline"), headline_split(results)
+    baseline = results.get("baseline")
+    headline = headline_split(results)
     if baseline is None or headline is None or "difference" not in baseline["splits"].get(headline[0], {}):
         return ""
     difference = baseline["splits"][headline[0]]["difference"]
-    low, high = (as_float(difference[end]) for end in ("low", "high"))
+    low = as_float(difference["low"])
+    high = as_float(difference["high"])
     if low > 0:
         return ""
-    split, name = headline[0], baseline["name"]
+    split = headline[0]
+    name = baseline["name"]
     if low == high == 0:
         return f"On {split} the model and {name} score the same: the split is too small or too easy to compare them"
     comparison = "is worse than" if high < 0 else "is not measurably better than"
@@ -83,7 +87,7 @@ def baseline_warning(results: JsonObject) -> str:
 
 
 def baseline_csv_rows(results: JsonObject) -> list[JsonObject]:
-    """The row of the baseline for results.csv, with the columns of an evaluation; [] if there is no baseline."""
+    """Return the row of the baseline for results.csv, with the columns of an evaluation, or [] without a baseline."""
     baseline = results.get("baseline")
     if baseline is None or not baseline["splits"]:
         return []

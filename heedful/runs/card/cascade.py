@@ -13,12 +13,13 @@ CASCADE = "cascade.json"
 
 
 def cascade_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """The header of a table, and a row for each stage and for the cascade; `report` is the content of cascade.json."""
+    """Return the header of a table and its rows, for each stage and the cascade, from the contents of cascade.json."""
     metric = report["metric"]
     header = ["", "answers", "from probability", f"{metric} alone", "95 % interval", "served in", "texts/s"]
     rows = []
     for model in (*report["stages"], report["cascade"] | {"name": "cascade", "precision": ""}):
-        share, interval = model.get("share"), model["interval"]
+        share = model.get("share")
+        interval = model["interval"]
         rows.append(
             [
                 model["name"],
@@ -34,14 +35,14 @@ def cascade_table(report: JsonObject) -> tuple[list[str], list[list[str]]]:
 
 
 def _format_threshold(threshold: float | None) -> str:
-    """The least probability with which a stage answers; "" if it answers all texts that it gets."""
+    """Format the minimum probability with which a stage answers, or return "" if it answers all texts."""
     if not threshold:
         return ""
     return "never" if threshold > 1 else f"{threshold:.4f}"
 
 
 def cascade_sentence(report: JsonObject) -> str:
-    """Summarise cascade.json in two sentences."""
+    """Return a summary of cascade.json in two sentences."""
     metric, delta, stages = report["metric"], report["delta_vs_teacher"], report["stages"]
     shares = [f"the {stage['name']} answers {100 * stage['share']:.1f} %" for stage in stages]
     ratio = report["cascade"]["texts_per_second"] / stages[-1]["texts_per_second"]
@@ -56,7 +57,7 @@ def cascade_sentence(report: JsonObject) -> str:
 
 
 def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
-    """Say whether the reported rows confirm that the cascade loses at most `max_loss` of accuracy (a share)."""
+    """Return a clause that says whether the reported rows confirm a loss of accuracy of at most `max_loss` (0-1)."""
     if delta["low"] >= -max_loss:
         return "the reported rows confirm it"
     if delta["high"] < -max_loss:
@@ -65,7 +66,7 @@ def _loss_verdict(delta: JsonObject, max_loss: float) -> str:
 
 
 def cascade_section(folder: Path) -> list[list[str]]:
-    """The section of the model card on the cascade; [] if the run has no cascade."""
+    """Return the section of the model card on the cascade, or [] if the run has no cascade."""
     if not (folder / CASCADE).is_file():
         return []
     report = read_run_json(folder / CASCADE)

@@ -1,4 +1,7 @@
-"""The model card of a fine-tuned model: what it does, its quality, speed and limits, and how it was trained."""
+"""The model card of a fine-tuned model: its task, quality, speed, limits and training.
+
+Each private function yields the parts of one section. A part is a list of lines.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,21 @@ from heedful.tasks.metrics import format_metric
 from heedful.tasks.specs import SPECS
 
 MISTAKES_HEADING = "## The worst mistakes on dev"  # heading of the section that quotes the data
-MAX_MISTAKES = 5  # mistakes that are quoted
-PLOTS = ("confusion", "calibration", "coverage")  # plots that the card shows
-MAX_QUOTED_CHARS = 240  # characters of a quoted text
-MAX_UNFOLDED_ROWS = 30  # rows above which a table is folded
-KEY_METRIC_COUNT = 4  # metrics that are not folded: that of the run, then the first ones of KEY_METRICS
+MAX_MISTAKES = 5  # maximum quoted mistakes
+PLOTS = ("confusion", "calibration", "coverage")  # plots in the card
+MAX_QUOTED_CHARS = 240  # maximum characters of a quoted text
+MAX_UNFOLDED_ROWS = 30  # maximum rows of a table that is not folded
+KEY_METRIC_COUNT = 4  # unfolded metrics: the metric of the run, then the first ones of KEY_METRICS
 KEY_METRICS = (
     *("accuracy", "f1", "macro_f1", "exact", "spearman", "pearson", "bleu", "precision", "recall", "mrr"),
     *("matthews", "ece", "loss", "mse"),
 )
-MIN_CLASS_EXAMPLES = 30  # examples of a class below which the card calls its scores rough
-PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # key of a split -> name of its rows
+MIN_CLASS_EXAMPLES = 30  # minimum examples of a class for scores that the card does not call rough
+PER_CLASS = {"classes": "class", "labels": "label", "types": "type of entity"}  # name of a row by key of the metrics
 
 
 def write_finetuned_card(folder: Path) -> Path:
-    """Write folder/model/README.md from the results of the run. The text depends on the files of the run only.
+    """Write folder/model/README.md from the results of the run. The text depends only on files of the run.
 
     Raises:
         RunError: If the run has no results or no model.
@@ -72,9 +75,10 @@ def write_finetuned_card(folder: Path) -> Path:
 
 
 def _card_parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    """Yield the paragraphs and tables of the card, each a list of lines; [] for a part that is left out."""
+    """Yield the paragraphs and tables of the card, each as a list of lines. A part that is left out is []."""
     config = read_folder_json(folder / "model" / "config.json", max_bytes=1 << 26)
-    model_type, has_encoder = config.get("model_type"), config.get("is_encoder_decoder") is True
+    model_type = config.get("model_type")
+    has_encoder = config.get("is_encoder_decoder") is True
     heedful_only = isinstance(model_type, str) and model_type.split("-")[0] == "heedful"
     yield _front_matter(results, heedful_only)
     yield _summary(results)
@@ -103,7 +107,7 @@ def _card_parts(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 
 def _front_matter(results: JsonObject, heedful_only: bool) -> list[str]:
-    """Front matter for the Hugging Face hub: YAML, in which texts are quoted as JSON."""
+    """Return the front matter for the Hugging Face hub, which is YAML with texts quoted as JSON."""
     task = SPECS[results["task"]].card
     headline = headline_split(results)
     numbers = headline[1] if headline else {}
@@ -120,7 +124,7 @@ def _front_matter(results: JsonObject, heedful_only: bool) -> list[str]:
 
 
 def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> list[str]:
-    """The scores as the `model-index` of the hub, which shows them beside a model.
+    """Return the scores as the `model-index` of the hub, which shows them beside a model.
 
     The data set is called "local data", since its name may be private.
     """
@@ -148,8 +152,10 @@ def _model_index(name: str, pipeline: str, split: str, numbers: JsonObject) -> l
 
 
 def _summary(results: JsonObject) -> list[str]:
-    """The title, and a paragraph: task, labels, initial model and size."""
-    task, labels, model = SPECS[results["task"]].card, results.get("labels") or [], results.get("model", {})
+    """Return the title, and a paragraph with task, labels, initial model and size."""
+    task = SPECS[results["task"]].card
+    labels = results.get("labels") or []
+    model = results.get("model", {})
     paragraph = f"{task.description}."
     if labels:
         names = ", ".join(escape_markdown(label, 60) for label in labels[:20])
@@ -166,7 +172,7 @@ def _summary(results: JsonObject) -> list[str]:
 
 
 def _quality(results: JsonObject) -> Iterator[list[str]]:
-    """The metrics of all splits as a table, with less important ones folded, and what dev was used for."""
+    """Yield the metrics of all splits as a table, with less important ones folded, and the use of dev."""
     yield ["## Quality"]
     splits, metric = results["splits"], results["metric"]
     if not splits:
@@ -187,7 +193,8 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
     intervals = [interval for split in splits.values() for interval in split.get("intervals", {}).values()]
     sentences = []
     if intervals:
-        level, replicates = intervals[0]["level"], intervals[0]["replicates"]
+        level = intervals[0]["level"]
+        replicates = intervals[0]["replicates"]
         sentences.append(f"In parentheses: {100 * level:g} % intervals from {replicates:,} bootstrap replicates.")
     yield [" ".join([*sentences, *_use_of_dev(results)])]
     if further := [name for name in scores if name not in key_metrics]:
@@ -195,7 +202,7 @@ def _quality(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _methods(results: JsonObject) -> Iterator[list[str]]:
-    """The training methods that were compared on held-out examples, as a table."""
+    """Yield the table of training methods that were compared on held-out examples."""
     header, rows = method_table(results)
     if rows:
         yield [f"### {HEADING}"]
@@ -203,7 +210,7 @@ def _methods(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _baseline(results: JsonObject) -> Iterator[list[str]]:
-    """Scores of the baseline, and a sentence if the model does not beat it."""
+    """Yield the scores of the baseline, and a warning if the model is not better."""
     lines = [f"- {escape_markdown(line, 400)}" for line in baseline_lines(results)]
     if not lines:
         return
@@ -220,11 +227,12 @@ def _baseline(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _use_of_dev(results: JsonObject) -> list[str]:
-    """A sentence about what was chosen by dev: the weights, and perhaps thresholds; [] without dev."""
+    """Return a sentence about the weights and thresholds that were chosen on dev, as a list, or [] without dev."""
     seed = next((entry for entry in results.get("seeds", []) if entry["seed"] == results.get("seed")), None)
     if seed is None or "dev" not in results["splits"]:
         return []
-    loads_best, tunes_thresholds = _fit_settings(results).get("load_best_at_end", True), _has_tuned_thresholds(results)
+    loads_best = _fit_settings(results).get("load_best_at_end", True)
+    tunes_thresholds = _has_tuned_thresholds(results)
     sentence = f"The weights are those after {seed['steps']:,} steps"
     if loads_best:
         sentence = f"The weights are those of step {seed['best_step']:,} of {seed['steps']:,}, the best on dev"
@@ -243,7 +251,7 @@ def _fit_settings(results: JsonObject) -> JsonObject:
 
 
 def _has_tuned_thresholds(results: JsonObject) -> bool:
-    """Whether thresholds were tuned on dev. The threshold for "no answer" is tuned if dev has such questions."""
+    """Whether thresholds were tuned on dev. The no-answer threshold is tuned if dev has unanswerable questions."""
     task = results.get("settings", {}).get("task", {})
     may_lack_answer = "best_f1_threshold" in results["splits"].get("dev", {}).get("numbers", {})
     return task.get("thresholds") == "tuned" or (task.get("no_answer_threshold") == "tuned" and may_lack_answer)
@@ -254,7 +262,7 @@ def _is_score(value: object) -> bool:
 
 
 def _with_interval(split: JsonObject, name: str) -> str:
-    """A metric of a split, with its interval in parentheses if it has one; "" if the split lacks the metric."""
+    """Format a metric of a split with its interval, if any, in parentheses, or return "" for a missing metric."""
     value = split["numbers"].get(name)
     if value is None:
         return ""
@@ -269,8 +277,9 @@ def _format(metric: str, value: object) -> str:
 
 
 def _seeds(results: JsonObject) -> Iterator[list[str]]:
-    """The metric of each seed, with mean and standard deviation, as a table; nothing for a single seed."""
-    seeds, metric = results.get("seeds", []), results["metric"]
+    """Yield a table with the metric of each seed, mean and standard deviation, or nothing for a single seed."""
+    seeds = results.get("seeds", [])
+    metric = results["metric"]
     if len(seeds) < 2:
         return
     scores_by_seed = [seed["splits"] for seed in seeds]
@@ -285,7 +294,8 @@ def _seeds(results: JsonObject) -> Iterator[list[str]]:
     last_row = ["mean ± deviation"]
     for name in splits:
         values = [as_float(scores[name]) for scores in scores_by_seed]
-        mean, deviation = statistics.fmean(values), _standard_deviation(values)
+        mean = statistics.fmean(values)
+        deviation = _standard_deviation(values)
         last_row.append(f"{_format(metric, mean)} ± {_format(metric, deviation)}")
     header = ["seed", *(f"{escape_markdown(metric)} on {escape_markdown(name)}" for name in splits)]
     yield markdown_table(header, [*rows, last_row])
@@ -294,13 +304,13 @@ def _seeds(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _standard_deviation(values: list[float]) -> float:
-    """Sample standard deviation, sqrt(Σ (x - mean)² / (n - 1)); NaN if a value is not finite."""
+    """Return the sample standard deviation, sqrt(Σ (x - mean)² / (n - 1)), or NaN if a value is not finite."""
     mean = statistics.fmean(values)
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)
 
 
 def _classes(results: JsonObject) -> Iterator[list[str]]:
-    """Precision, recall and F1 of each class as a table, which is folded if it is long."""
+    """Yield a table with precision, recall and F1 of each class, which is folded if it is long."""
     for split, row_kind, scores in _scores_by_class(results):
         yield [f"### Each {row_kind}, on {escape_markdown(split)}"]
         rows = [
@@ -316,7 +326,7 @@ def _classes(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _scores_by_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
-    """Yield split, kind of row ("class", "label", "type of entity"), and scores by class."""
+    """Yield (split, name of a row, scores by class). The name is "class", "label" or "type of entity"."""
     headline = headline_split(results)
     if headline is None:
         return
@@ -327,18 +337,18 @@ def _scores_by_class(results: JsonObject) -> Iterator[tuple[str, str, JsonObject
 
 
 def _example_count(row: JsonObject) -> int:
-    """The number of examples of a class, or of entities of a type."""
+    """Return how many examples a class has, or how many entities a type has."""
     return int(row["count"] if "count" in row else row["gold"])
 
 
 def _plot(folder: Path, name: str, caption: str) -> Iterator[list[str]]:
-    """A plot of the run, if the model folder has a copy of it."""
+    """Yield a plot of the run, if the model folder has a copy of the plot."""
     if (folder / "model" / "plots" / f"{name}.png").is_file():
         yield [f"![{caption}](plots/{name}.png)"]
 
 
 def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    """Calibration error, plot and table: accuracy of the answers in each range of confidence."""
+    """Yield the calibration error, and plot and table of the accuracy in each range of confidence."""
     headline = headline_split(results)
     if not headline or not headline[1].get("calibration"):
         return
@@ -362,7 +372,7 @@ def _calibration(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 
 def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    """Plot and table: accuracy of the answers above each confidence threshold, and their share."""
+    """Yield plot and table of the accuracy of the answers above each confidence threshold, and of their share."""
     headline = headline_split(results)
     if not headline or not headline[1].get("coverage"):
         return
@@ -386,7 +396,7 @@ def _coverage(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 
 def _plot_and_table(folder: Path, name: str, caption: str, table: list[str]) -> Iterator[list[str]]:
-    """A plot of the run with its numbers as a folded table; the unfolded table alone if there is no plot."""
+    """Yield a plot of the run with a folded table, or only the unfolded table if there is no plot."""
     plots = list(_plot(folder, name, caption))
     yield from plots
     yield details(table, "As a table") if plots else table
@@ -396,7 +406,7 @@ def _plot_and_table(folder: Path, name: str, caption: str, table: list[str]) -> 
 
 
 def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
-    """The first mistakes of the predictions on dev, which are sorted from the worst on, as a table."""
+    """Yield a table of the worst mistakes on dev, which are the first ones in the file of predictions."""
     lines = read_predictions(folder, "dev") if "dev" in results["splits"] else iter(())
     wrong = (
         line for line in lines if line["correct"] is False or (line["correct"] is None and line["label"] is not None)
@@ -409,7 +419,7 @@ def _mistakes(folder: Path, results: JsonObject) -> Iterator[list[str]]:
 
 
 def _mistake_row(line: JsonObject, results: JsonObject) -> list[str]:
-    """Text, label and prediction of a line of predictions; with the probability of the prediction if it has one."""
+    """Return text, label and prediction of a line of predictions, with the probability of the prediction, if any."""
     task = SPECS[results["task"]].card
     label, prediction = (escape_markdown(text, 80) for text in task.describe_mistake(line, results, format_number))
     probability = line["answer"].get("probability") if isinstance(line.get("answer"), dict) else None
@@ -419,7 +429,7 @@ def _mistake_row(line: JsonObject, results: JsonObject) -> list[str]:
 
 
 def learned_pairs(folder: Path, results: JsonObject) -> bool:
-    """Whether the inputs of a run are pairs of texts, by the first prediction in its folder."""
+    """Whether the inputs of a run are pairs of texts, by the first prediction in the run folder."""
     first_lines = (line for split in results["splits"] for line in islice(read_predictions(folder, split), 1))
     first = next(first_lines, {"input": ""})
     return isinstance(first["input"], list) and SPECS[results["task"]].card.takes_pairs
@@ -429,7 +439,7 @@ def learned_pairs(folder: Path, results: JsonObject) -> bool:
 
 
 def _limits(results: JsonObject) -> Iterator[str]:
-    """Yield sentences about what was not measured, and about numbers that are optimistic or rough."""
+    """Yield sentences about data and properties that were not tested, and about optimistic or rough scores."""
     splits = results["splits"]
     if splits:
         names = " and ".join(map(escape_markdown, splits))
@@ -440,7 +450,8 @@ def _limits(results: JsonObject) -> Iterator[str]:
     else:
         yield "Not measured at all."
     if splits and "test" not in splits:
-        fit, has_several_seeds = _fit_settings(results), len(results.get("seeds", [])) > 1
+        fit = _fit_settings(results)
+        has_several_seeds = len(results.get("seeds", [])) > 1
         uses_of_dev = []
         if fit.get("load_best_at_end", True) or fit.get("patience") or has_several_seeds:
             uses_of_dev.append("by which the model was chosen")
@@ -468,7 +479,7 @@ def _limits(results: JsonObject) -> Iterator[str]:
 
 
 def _data(results: JsonObject) -> Iterator[list[str]]:
-    """Sizes of the splits, sentences about how files were read, and the files with their hashes."""
+    """Yield the sizes of the splits, sentences about how files were read, and the files with their hashes."""
     data = results.get("data")
     if not data:
         return
@@ -486,7 +497,7 @@ def _data(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _speed(results: JsonObject) -> Iterator[list[str]]:
-    """Latency by number of tokens as a table, and the throughput."""
+    """Yield a table of latencies by input length, and the throughput."""
     latency = results.get("latency")
     if not latency:
         return
@@ -502,11 +513,12 @@ def _speed(results: JsonObject) -> Iterator[list[str]]:
 
 
 def _settings(results: JsonObject) -> Iterator[list[str]]:
-    """Steps and seconds of the training, versions of libraries, and all settings, folded."""
+    """Yield steps and seconds of the training, versions of libraries, and all settings, folded."""
     yield ["## How it was made"]
     seeds = results.get("seeds", [])
     if seeds:
-        steps, seconds = (sum(seed[name] for seed in seeds) for name in ("steps", "seconds"))
+        steps = sum(seed["steps"] for seed in seeds)
+        seconds = sum(seed["seconds"] for seed in seeds)
         yield [f"{steps:,} steps in {seconds:,.0f} s" + (f", over {len(seeds)} seeds." if seeds[1:] else ".")]
     if versions := results.get("versions"):
         yield [

@@ -1,4 +1,4 @@
-"""Markdown of model cards: escaped text, numbers, tables and folded parts."""
+"""Helpers for the Markdown of model cards: escaped text, numbers, tables and folded parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MARKUP = re.compile(  # a backslash before the last character of each match make
 
 
 def escape_markdown(text: object, max_chars: int = 200) -> str:
-    r"""Escape a text so that Markdown shows it as it is, on one line, without markup, HTML or links.
+    r"""Escape a text so that Markdown shows it literally, on one line, without markup, HTML or links.
 
     The text is cut to `max_chars` before it is escaped, so the result may be longer.
 
@@ -40,18 +40,18 @@ def escape_markdown(text: object, max_chars: int = 200) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; its cells must be Markdown already."""
+    """Return the lines of a table. Its cells must be Markdown already."""
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
 def details(lines: list[str], summary: str) -> list[str]:
-    """Return lines folded under a summary, as an HTML element."""
+    """Return an HTML element that folds lines under a summary."""
     return ["<details>", f"<summary>{summary}</summary>", "", *lines, "", "</details>"]
 
 
 def format_number(value: object) -> str:
-    """Format a number: three decimal places; below 0.01 three significant digits; from 1,000 on an integer.
+    """Format a number with three decimals, below 0.01 with three significant digits, from 1,000 on as an integer.
 
     >>> format_number(0.91254), format_number(0.00012345), format_number(12345.678), format_number("NaN")
     ('0.913', '0.000123', '12,346', 'NaN')
@@ -67,7 +67,7 @@ def format_number(value: object) -> str:
 
 
 def hide_local_paths(value: Any) -> Any:
-    """Return a copy of settings (nested dicts and lists), in which local paths are cut to their last components."""
+    """Return a copy of settings (nested dicts and lists) in which local paths are cut to their last components."""
     if isinstance(value, dict):
         return {name: hide_local_paths(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -76,5 +76,5 @@ def hide_local_paths(value: Any) -> Any:
 
 
 def without_directory(path: str) -> str:
-    """Return the last component of a local path: absolute, or with ./, ../ or ~/. Return other texts unchanged."""
+    """Return the last component of a path that is absolute or begins with ./, ../ or ~/, or other texts unchanged."""
     return Path(path).name if Path(path).is_absolute() or path.startswith(("./", "../", "~/")) else path

@@ -1,4 +1,4 @@
-"""The table of training methods that a run compared on held-out examples, to choose one."""
+"""The table of the training methods that a run compared on held-out examples, for the model card and report.html."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ HEADING = "Methods on held-out examples"
 
 
 def method_table(results: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the rows of a table: method, metric, its 95 % interval, seconds.
+    """Return the header and the rows of a table: method, metric, 95 % interval, seconds.
 
-    `results` is the content of results.json. Without a comparison of methods, header and rows are empty.
+    Header and rows are empty if no methods were compared.
+
+    Args:
+        results: Contents of results.json.
     """
     comparison = results.get("method_comparison")
     if comparison is None:

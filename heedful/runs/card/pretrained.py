@@ -14,11 +14,11 @@ from heedful.runs.card.verdict import verdict_section
 from heedful.runs.overrides import flatten_settings
 from heedful.runs.results import JsonObject, read_results
 
-MAX_FILES = 20  # files that the card lists
-MAX_NOTES = 20  # sentences about how files were read that the card and the log have
-MIN_UNKNOWN_SHARE = 0.001  # share of unknown tokens from which the card mentions them
-CORPUS_KEYS = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # manifest -> results.json
-DROP_REASONS = {  # key of "left_out" in a corpus's manifest -> why its documents are left out
+MAX_FILES = 20  # maximum files in the card
+MAX_NOTES = 20  # maximum sentences about how files were read, in the card and in the log
+MIN_UNKNOWN_SHARE = 0.001  # minimum share of unknown tokens that the card mentions
+CORPUS_KEYS = ("files", "counts", "repeated", "stated", "left_out", "cut", "bad_rows")  # keys copied to results.json
+DROP_REASONS = {  # reason by key of "left_out" in the manifest of a corpus
     "exact": "repeated",
     "near": "nearly repeated",
     "short": "too short",
@@ -28,23 +28,24 @@ CODE = """import heedful
 
 loaded = heedful.load("path/to/model")
 batch = loaded.tokenizer.pack(["a text"])
-rows = loaded.model(batch)  # [rows, width]"""  # for a model without sentence vectors
+hidden_states = loaded.model(batch)  # [tokens, hidden size]"""  # for a model without sentence vectors
 SENTENCE_CODE = """import heedful
 
-vectors = heedful.Engine("path/to/model").encode(["a text", "another"])  # [texts, width]
+vectors = heedful.Engine("path/to/model").encode(["a text", "another"])  # [texts, embedding dimension]
 fill_mask = heedful.Engine("path/to/model", head="masked_lm")  # answers texts with the mask token"""
 
 
 def corpus_notes(corpus: Mapping[str, Any]) -> list[str]:
-    """Sentences about how files were split into documents, and about documents, rows and tokens that are left out.
+    """Return sentences about how files were split into documents, and about documents, rows and tokens left out.
 
-    `corpus` is the manifest of the corpus, or the entry "corpus" of results.json.
+    Args:
+        corpus: The manifest of the corpus, or the entry "corpus" of results.json.
     """
     reading_notes = list(corpus.get("stated", ()))
     notes = reading_notes[:MAX_NOTES]
     if reading_notes[MAX_NOTES:]:
-        left = len(reading_notes) - MAX_NOTES
-        notes.append(f"and {left:,} more such sentences, which the corpus's manifest.json has")
+        num_omitted = len(reading_notes) - MAX_NOTES
+        notes.append(f"and {num_omitted:,} more such sentences, which the corpus's manifest.json has")
     dropped = corpus.get("left_out", {})
     if drop_counts := [f"{dropped[key]:,} {reason}" for key, reason in DROP_REASONS.items() if dropped.get(key)]:
         notes.append(f"documents that are left out: {', '.join(drop_counts)}")
@@ -69,7 +70,7 @@ def write_pretrained_card(folder: Path) -> Path:
 
 
 def _card_parts(folder: Path, results: JsonObject) -> list[list[str]]:
-    """The paragraphs and tables of the card, each a list of lines."""
+    """Return the paragraphs and tables of the card, each as a list of lines."""
     settings = [f"{name} = {value}" for name, value in flatten_settings(hide_local_paths(results["settings"]))]
     code = SENTENCE_CODE if (folder / RUN_MODEL / MODULES).exists() else CODE
     return [
@@ -98,9 +99,10 @@ def _card_parts(folder: Path, results: JsonObject) -> list[list[str]]:
 
 
 def _training_summary(results: JsonObject) -> str:
-    """A paragraph: initial model, objective, steps, time and size."""
+    """Return a paragraph with initial model, objective, steps, time and size."""
     base = f", further training of {escape_markdown(Path(results['base']).name)}" if results["base"] else ""
-    hours, model = results["seconds"] / 3600, results["model"]
+    hours = results["seconds"] / 3600
+    model = results["model"]
     return (
         f"Pre-trained with Heedful{base}: objective `{results['objective']}`, {results['steps']:,} steps over "
         f"{results['epochs']:.2f} epochs in {hours:.2f} h. It has {model['parameters']:,} parameters and takes "
@@ -109,7 +111,10 @@ def _training_summary(results: JsonObject) -> str:
 
 
 def _quality_table(results: JsonObject) -> list[str]:
-    """A row for each validation metric and one for the number of targets; with a column of numbers before training."""
+    """Return a table with a row per validation metric and a row for the count of targets.
+
+    Scores before training, if there are any, are another column.
+    """
     numbers = results["splits"]["validation"]["numbers"]
     baseline_splits = results.get("baseline", {"splits": {}})["splits"]
     numbers_before_training = baseline_splits.get("validation", {}).get("numbers")
@@ -126,8 +131,9 @@ def _quality_table(results: JsonObject) -> list[str]:
 
 
 def _corpus_section(corpus: JsonObject) -> list[list[str]]:
-    """Size of the corpus, its first files with their hashes, and sentences about what was left out."""
-    counts, notes = corpus["counts"], corpus_notes(corpus)
+    """Return the section with the size of the corpus, its first files with hashes, and `corpus_notes`."""
+    counts = corpus["counts"]
+    notes = corpus_notes(corpus)
     files = [
         [escape_markdown(file["name"]), f"{file['bytes']:,}", file["sha256"][:16]]
         for file in corpus["files"][:MAX_FILES]
@@ -142,6 +148,6 @@ def _corpus_section(corpus: JsonObject) -> list[list[str]]:
 
 
 def _latency_table(latency: JsonObject) -> list[str]:
-    """A row for each number of tokens: median and 99th percentile of a forward pass in milliseconds."""
+    """Return a table of latencies by input length: median and 99th percentile of a forward pass in milliseconds."""
     rows = [[length, f"{time['p50']:g}", f"{time['p99']:g}"] for length, time in latency.items()]
     return markdown_table(["tokens", "p50", "p99"], rows)

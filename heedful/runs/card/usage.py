@@ -1,4 +1,4 @@
-"""The section of a model card on how to use the model."""
+"""The section of a model card that shows how to use the model, in Heedful and in other libraries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from heedful.tasks.specs import SPECS
 
-METRICS = {  # name of a metric in results.json -> its name on the Hugging Face hub
+METRICS = {  # name of the metric on the Hugging Face hub, by name in results.json
     "accuracy": "accuracy",
     "f1": "f1",
     "macro_f1": "f1",
@@ -31,14 +31,16 @@ def usage(task: str, *, heedful_only: bool, pairs: bool, has_encoder: bool = Tru
 
     Args:
         task: Name of the model's task.
-        heedful_only: Whether no other library can load the model, since its architecture is Heedful's own.
+        heedful_only: Whether no other library can load the model, since only Heedful has its architecture.
         pairs: Whether an input is a pair of texts.
-        has_encoder: Whether a seq2seq model has an encoder and a decoder, not a decoder alone.
+        has_encoder: Whether a seq2seq model has an encoder. False for a decoder-only model.
     """
     card = SPECS[task].card
-    example, arguments, library_example = card.python_input, card.cli_arguments, card.python_input
+    example = library_example = card.python_input
+    arguments = card.cli_arguments
     if pairs and example == '"a text"':
-        example, arguments = '("a text", "another")', '"a text" --pair "another"'
+        example = '("a text", "another")'
+        arguments = '"a text" --pair "another"'
         library_example = '{"text": "a text", "text_pair": "another"}'
     yield ["## How to use it"]
     yield ["```sh", f"heedful predict path/to/model {arguments}", "```"]

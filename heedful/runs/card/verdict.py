@@ -1,4 +1,4 @@
-"""The verdict on a student (verdict.json) as a table, and as a section of its model card."""
+"""The verdict on a distilled student (verdict.json) as a table, and as a section of the student's model card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"teacher": "teacher", "student": "student", "baseline": "student alone"
 
 
 def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
-    """The header of a table, and a row for each of teacher, student and baseline."""
+    """Return the header of a table and its rows: teacher, student, baseline."""
     metric = verdict["metric"]
     further_metrics = list(verdict["models"]["teacher"]["quality"].get("metrics", ()))
     header = ["", f"{metric} on {verdict['split']}", "kept", *further_metrics]
@@ -46,7 +46,7 @@ def verdict_table(verdict: JsonObject) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict_section(folder: Path) -> list[list[str]]:
-    """The section of the model card on the comparison with the teacher; [] if the run has no verdict."""
+    """Return the section of the model card on the comparison with the teacher, or [] if the run has no verdict."""
     if not (folder / VERDICT).is_file():
         return []
     verdict = read_run_json(folder / VERDICT)

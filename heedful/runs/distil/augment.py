@@ -1,7 +1,7 @@
-"""Data augmentation: some words of each text are replaced by predictions of a masked language model.
+"""Data augmentation for `heedful distil`: some words of a text are replaced by predictions of a masked language model.
 
-The method is that of TinyBERT (Jiao et al. 2020, section 4) for words of a single token. Here all chosen words of a
-text are masked at once, not one after the other.
+TinyBERT uses this method (Jiao et al. 2020, section 4) for words of a single token. It masks one word after the other;
+here all chosen words of a text are masked together.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def augmented_examples(
     ranks: Ranks,
     log: Callable[[str], None],
 ) -> list[Example]:
-    """Return augmented variants of examples. The first rank writes them to a file, once; all ranks read the file.
+    """Return augmented variants of examples. The first rank writes a missing file of variants; all ranks read it.
 
     Args:
-        settings: Number of variants, share of replaced words, and the masked language model.
+        settings: How many variants to make, the share of replaced words, and the masked language model.
         task: Name of the task.
         teacher: The teacher's folder or name. Its masked head predicts the words, unless the settings name a model.
         examples: Examples to augment.
         path: JSON lines file with the variants.
-        label: A placeholder: the label of all variants, which the loss ignores.
+        label: The label of all variants, a placeholder that the loss ignores.
         seed: Random seed.
         ranks: The processes that train together.
         log: Receives a message before the variants are made.
@@ -113,10 +113,10 @@ def augmented_inputs(
             texts_by_example = [_texts(example) for example in examples[start : start + BATCH_EXAMPLES]]
             texts: list[Text] = []
             keys: list[int] = []
-            for number, example_texts in enumerate(texts_by_example, start=start):
-                for text_number, text in enumerate(example_texts):
+            for example_index, example_texts in enumerate(texts_by_example, start=start):
+                for text_index, text in enumerate(example_texts):
                     texts.append(text)
-                    keys.append(derive_seed(seed, Stream.AUGMENTATION, copy, number, text_number))
+                    keys.append(derive_seed(seed, Stream.AUGMENTATION, copy, example_index, text_index))
             replaced = iter(replacer(texts, keys))
             for example_texts in texts_by_example:
                 variant = [next(replaced) for _ in example_texts]
@@ -124,7 +124,7 @@ def augmented_inputs(
 
 
 def _texts(example: Example) -> Sequence[Text]:
-    """The texts of an example: one, or several such as the two of a pair. A tagged example has a list of words."""
+    """Return the texts of an example: one, or several such as the two of a pair, or the words of a tagged example."""
     if isinstance(example, TaggedExample):
         return [PreTokenized(list(example.words))]
     return list(example.texts)
@@ -135,11 +135,12 @@ class WordReplacer:
 
     Args:
         model: The masked language model, with its tokenizer.
-        settings: Share of replaced words, and the number of likeliest tokens to sample from.
+        settings: The share of replaced words, and how many of the likeliest tokens to sample from.
     """
 
     def __init__(self, model: ModelBundle, settings: AugmentSettings) -> None:
-        self.model, self.settings = model.eval(), settings
+        self.model = model.eval()
+        self.settings = settings
         assert model.tokenizer is not None
         self.tokenizer: Tokenizer = model.tokenizer
         all_ids = np.arange(self.tokenizer.size, dtype=np.int32)
@@ -147,9 +148,9 @@ class WordReplacer:
         unknown = self.tokenizer.special.unknown
         if unknown is not None:
             is_word[unknown] = False
-        for id in np.flatnonzero(is_word):  # punctuation is no word: "much." could become "muchsaw"
+        for id in np.flatnonzero(is_word):  # punctuation is not a word, or "much." could become "muchsaw"
             is_word[id] = any(map(str.isalnum, self.tokenizer.decode([int(id)], skip_special=False)))
-        self._is_word = torch.from_numpy(is_word)  # [vocabulary]: tokens that are whole words
+        self._is_word = torch.from_numpy(is_word)  # [vocabulary], True for tokens that are whole words
 
     def __call__(self, texts: Sequence[Text], keys: Sequence[int]) -> list[Variant]:
         """Return a variant of each text, sampled by its key. A text without a word of a single token is unchanged."""
@@ -167,7 +168,7 @@ class WordReplacer:
         ]
 
     def _sample_positions(self, encoding: Encoding, key: int) -> list[int]:
-        """Token positions of words to replace: words of a single token, a share of all words and at least one."""
+        """Sample token positions of words to replace: words of a single token, a share of all words, at least one."""
         tokens_of_word = Counter(word for word in encoding.words if word is not None)
         replaceable = [
             position
@@ -176,7 +177,7 @@ class WordReplacer:
         ]
         count = min(len(replaceable), max(1, round(self.settings.replace_prob * len(tokens_of_word))))
         order = np.argsort(uniform(key, max(1, len(replaceable)))[: len(replaceable)], kind="stable")
-        return sorted(replaceable[number] for number in order[:count])
+        return sorted(replaceable[index] for index in order[:count])
 
     @torch.inference_mode()
     def _sample_words(
@@ -207,8 +208,8 @@ class WordReplacer:
         for positions, key in zip(masked_positions, keys, strict=True):
             random_numbers = uniform(derive_seed(key, 1), max(1, len(positions)))
             words = []
-            for number in range(len(positions)):
-                threshold = float(random_numbers[number]) * float(cumulative[row][-1])
+            for random_number in random_numbers[: len(positions)]:
+                threshold = float(random_number) * float(cumulative[row][-1])
                 rank = int(torch.searchsorted(cumulative[row], threshold))
                 token = int(top_ids[row][min(rank, top_ids.shape[1] - 1)])
                 words.append(self.tokenizer.decode([token], skip_special=False).strip())
@@ -218,7 +219,7 @@ class WordReplacer:
 
 
 def _with_replaced_words(text: Text, encoding: Encoding, new_words: dict[int, str]) -> Variant:
-    """The text with replaced words; the keys of `new_words` are token positions."""
+    """Return the text with replaced words. The keys of `new_words` are token positions."""
     if isinstance(text, PreTokenized):
         words = list(text.words)
         for position, new_word in new_words.items():

@@ -1,8 +1,8 @@
 """A cascade of models from student to teacher. Each stage answers the texts for which it is confident enough.
 
-A stage answers if the probability of its most probable label reaches its threshold; otherwise the next stage does. The
-teacher is the last stage and answers all texts that are left. Thresholds are fitted on one set of rows, and accuracy is
-reported on another: dev and test, or two halves of the only split.
+A stage answers if the probability of its most probable label reaches its threshold; otherwise the next stage is run.
+The teacher is the last stage and answers all remaining texts. Thresholds are fitted on one set of labelled rows, and
+accuracy is reported on another: dev and test, or two halves of the only split. `runs.distil.run` calls `build_cascade`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StageScores:
     confidences: Float64[np.ndarray, " rows"]  # probability of the most probable label
     gold_probabilities: Float64[np.ndarray, " rows"]  # probability of the correct label
     correct: Bool[np.ndarray, " rows"]  # whether the answer is the label
-    stages: list[int]  # for a cascade, the number of the stage that answered each row, from 1; else []
+    stages: list[int]  # for a cascade, the index of the stage that answered each row, from 1; else []
     accuracy: float
     interval: JsonObject  # 95 % confidence interval of the accuracy
 
@@ -86,7 +86,7 @@ def build_cascade(
         The content of cascade.json.
 
     Raises:
-        HeedfulError: If a stage cannot be used, or there are too few rows.
+        HeedfulError: If a stage cannot be used, or if there are too few rows.
     """
     cascade_settings = settings.cascade
     assert cascade_settings is not None
@@ -136,9 +136,9 @@ def _save_cascade(
 
     Args:
         folder: The run folder.
-        models: Model folders of all stages, the last one that of the teacher.
+        models: Model folders of all stages. The teacher's is the last.
         thresholds: A threshold for each early stage.
-        gold_probabilities: Probability of the correct label, by the stage that answers, for conformal prediction.
+        gold_probabilities: Probability that the answering stage gives the correct label, for conformal prediction.
     """
     last = load(models[-1])
     early = [load(model) for model in models[:-1]]
@@ -187,13 +187,13 @@ def fit_thresholds(
     """Return a threshold for each early stage, so that the cascade loses at most `max_loss` of accuracy.
 
     Early stages are added in turn, from the last one to the first. The k-th of n answers rows by decreasing confidence,
-    as long as the cascade loses at most k / n of `max_loss`. It stops before the first group of equally confident rows
-    that would exceed this limit, although with more rows the loss may be within the limit again by chance.
+    while the cascade loses at most k / n of `max_loss`. It stops before the first group of equally confident rows that
+    would exceed this limit, although with more rows the loss may be within the limit again by chance.
 
     Args:
-        confidences: Probability of the most probable label, of each early stage for each row.
+        confidences: Probability of the most probable label for each row, by each early stage.
         correct: Whether each stage, the last one included, is correct on each row.
-        max_loss: Greatest loss of accuracy compared with the last stage alone, as a share of the rows.
+        max_loss: Maximum loss of accuracy compared with the last stage alone, as a share of the rows.
 
     >>> confidence, correct = np.array([[0.9, 0.8, 0.6]]), np.array([[True, True, False], [True, True, True]])
     >>> fit_thresholds(confidence, correct, 0.0), fit_thresholds(confidence, correct, 0.5)
@@ -218,14 +218,14 @@ def fit_thresholds(
 
 
 def _threshold_after(decreasing: Float64[np.ndarray, " rows"], count: int) -> float:
-    """Return a threshold that the first `count` of these confidences reach, and no later one."""
+    """Return a threshold that the first `count` of these confidences reach, and none after them."""
     if count == len(decreasing):
         return 0.0
     return UNREACHABLE if count == 0 else float(decreasing[count - 1] + decreasing[count]) / 2
 
 
 def _answering_stages(scores: Sequence[StageScores], thresholds: Sequence[float]) -> list[int]:
-    """Return the number of the stage, from 0, that answers each row: the first that reaches its threshold."""
+    """Return the index of the stage, from 0, that answers each row: the first that reaches its threshold."""
     is_confident = np.stack(
         [stage.confidences >= threshold for stage, threshold in zip(scores, [*thresholds, 0.0], strict=True)]
     )
@@ -240,13 +240,13 @@ def _score(
     rows: JsonObject,
     settings: DistilSettings,
 ) -> StageScores:
-    """Answer rows by an engine and score the answers. Long texts are treated as in the run."""
+    """Score an engine on rows. Long texts are treated as in the run."""
     task, engine.loaded = build_eval_task(engine.loaded, source, rows["split"], settings.long_inputs)
     engine.max_length = task.truncation_length
     answers: list[Answer] = []
     scored_answers: list[ScoredAnswer] = []
 
-    def record(number: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
+    def record(index: int, example: Example, answer: Answer, scored: ScoredAnswer) -> None:
         answers.append(answer)
         scored_answers.append(scored)
 
@@ -280,22 +280,22 @@ def _measure(
         settings: The settings of the distillation.
 
     Returns:
-        "stages" and "cascade": accuracy with its interval and speed, and for a stage the share of rows that it answers;
-        "delta_vs_teacher": difference of accuracy, paired by row, with a bootstrap interval.
+        "stages" and "cascade" have accuracy with its interval and speed; a stage also has the share of rows that it
+        answers. "delta_vs_teacher" is the difference of accuracy, paired by row, with a bootstrap interval.
     """
     scores = [_score(engine, reported, source, rows, settings) for engine in engines]
     task, _ = build_eval_task(engines[-1].loaded, source, rows["split"], settings.long_inputs)
     inputs = [task.engine_input(example) for example in reported[:MAX_SPEED_TEXTS]]
-    engines_by_name = {str(number): engine for number, engine in enumerate(engines)}
+    engines_by_name = {str(index): engine for index, engine in enumerate(engines)}
     speeds = time_engines(engines_by_name, inputs, settings.verdict.rounds)
     reports: list[JsonObject] = [
-        {"accuracy": stage.accuracy, "interval": stage.interval, **speeds[str(number)]}
-        for number, stage in enumerate(scores)
+        {"accuracy": stage.accuracy, "interval": stage.interval, **speeds[str(index)]}
+        for index, stage in enumerate(scores)
     ]
     *stage_reports, cascade_report = reports
     cascade, teacher = scores[-1], scores[-2]
-    for number, stage_report in enumerate(stage_reports, start=1):
-        stage_report["share"] = cascade.stages.count(number) / len(reported)
+    for stage_index, stage_report in enumerate(stage_reports, start=1):
+        stage_report["share"] = cascade.stages.count(stage_index) / len(reported)
     differences = cascade.correct.astype(np.float64) - teacher.correct
     bootstrap = bootstrap_stat(2, mean_of).update(range(len(differences)), [(value, 1) for value in differences])
     delta = {"difference": float(differences.mean()), **bootstrap.interval()}

@@ -1,6 +1,6 @@
-"""Distillation of a masked language model on plain text: a student learns to predict masked tokens as its teacher does.
+"""`heedful distil` for a teacher that is a masked language model: a student learns its predictions on plain text.
 
-The student is pre-trained in the same loop and the same folder as any run.
+The student is trained by the loop of `pretrain`, in a run folder. `runs.distil.run` calls `distil_masked`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from heedful.runs.distil.settings import (
     SizeStudent,
     StaticStudent,
 )
-from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, width_for_lr
+from heedful.runs.distil.students import build_student, head_untrained, hidden_size_for_lr, resolve_losses
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.verdict import compare_speeds, quality_over_seeds, write_verdict
 from heedful.runs.overrides import Overrides
 from heedful.runs.pretrain.build import build_objectives, build_samples
 from heedful.runs.pretrain.components import load_components
 from heedful.runs.pretrain.objective_builder import Components
-from heedful.runs.pretrain.run import PretrainLesson, PretrainTraining, TextLearner
+from heedful.runs.pretrain.run import PretrainSetup, PretrainTraining, TextLearner
 from heedful.runs.pretrain.settings import PretrainSettings, pretrain_defaults
 from heedful.runs.pretrain.specs.mlm import MlmSettings
 from heedful.runs.results import JOURNAL, JsonObject, RunResult
@@ -59,8 +59,10 @@ from heedful.train.output_cache import CachedOutputs
 from heedful.train.ranks import Ranks
 from heedful.train.run_lock import lock_run
 
-SETTINGS, OUTPUTS, BASELINE_FOLDER = "distil.toml", "outputs", "baseline"
-UNUSED = ("model", "tokenizer")  # tables of pretrain settings without effect: the student and the teacher decide them
+SETTINGS = "distil.toml"
+OUTPUTS = "outputs"  # folder of the teacher's cached outputs
+BASELINE_FOLDER = "baseline"
+UNUSED = ("model", "tokenizer")  # tables of pretrain settings without effect, as student and teacher decide them
 
 
 def distil_masked(
@@ -76,7 +78,7 @@ def distil_masked(
     """Distil a masked language model into a student.
 
     Args:
-        teacher: The teacher; it is loaded again with its masked head.
+        teacher: The teacher. It is loaded again with its masked head.
         overrides: Settings given by hand, the teacher's folder among them.
         data: Files and folders of plain text.
         folder: The run folder.
@@ -118,7 +120,7 @@ def distil_masked(
 
 
 def _resolve_settings(teacher: ModelBundle, overrides: Overrides, data: object) -> MaskedDistilSettings:
-    """Lay overrides over the defaults for this teacher, and set the paths of the data.
+    """Merge overrides over the defaults for this teacher, and set the paths of the data.
 
     Raises:
         SettingError: If a setting would change nothing, or does not fit the teacher.
@@ -137,7 +139,7 @@ def _resolve_settings(teacher: ModelBundle, overrides: Overrides, data: object) 
                 path=f"pretrain.{name}",
             )
     continued = not isinstance(preview.student, SizeStudent)
-    defaults = pretrain_defaults("mlm", width_for_lr(preview.student, teacher), continued=continued)
+    defaults = pretrain_defaults("mlm", hidden_size_for_lr(preview.student, teacher), continued=continued)
     defaults = replace(
         defaults, max_seq_length=min(defaults.max_seq_length, teacher.max_length or defaults.max_seq_length)
     )
@@ -204,7 +206,7 @@ def _begin(run: Run, settings: MaskedDistilSettings, pretrain: PretrainSettings,
 
 
 def _train_baseline(pretrain: PretrainSettings, student: Run, on_bad_row: OnBadRow) -> RunResult:
-    """Pre-train the same student without the teacher, on the text that the student has read."""
+    """Pre-train the same student without the teacher, on the same text."""
     student.reporter.message("the same student, without the teacher")
     run = Run(folder=student.folder / BASELINE_FOLDER, reporter=student.reporter, ranks=student.ranks)
     with lock_run(run.folder) if run.ranks.is_main else nullcontext():
@@ -229,17 +231,18 @@ def _write_verdict(
 
 
 def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) -> dict[str, JsonObject]:
-    """The accuracy of each model on masked tokens of the validation documents, with equal masks, in float32."""
+    """Measure the accuracy of each model on masked tokens of the validation documents, with equal masks, in float32."""
     samples, validation = build_samples(components)
     seed = components.settings.train.seed
     accuracies = {}
     for name, model in models.items():
         masked = build_objectives(components, model.to(CPU).eval(), samples)[0]
         correct = total = 0.0
-        for number in range(len(validation)):
-            batch = masked.batch([validation[number]], [derive_seed(seed, Stream.VALIDATION, number)])
-            counts = masked.measure(model, batch)["mlm_accuracy"]
-            correct, total = correct + counts[0], total + counts[1]
+        for index in range(len(validation)):
+            batch = masked.batch([validation[index]], [derive_seed(seed, Stream.VALIDATION, index)])
+            batch_correct, batch_total = masked.measure(model, batch)["mlm_accuracy"]
+            correct += batch_correct
+            total += batch_total
         accuracies[name] = quality_over_seeds([correct / total], "float32")
     return accuracies
 
@@ -247,29 +250,30 @@ def _masked_accuracy(models: Mapping[str, ModelBundle], components: Components) 
 # -- the student ------------------------------------------------------------------------------------------------------
 
 
-class NumberedSamples(Sequence[Sample]):
-    """The samples of a phase, with their numbers among the samples of all phases as targets.
+class IndexedSamples(Sequence[Sample]):
+    """The samples of a phase, with their indices among the samples of all phases as targets.
 
     Args:
         samples: The samples of the phase.
-        first: The number of the first one.
+        first: The index of the first sample.
     """
 
     def __init__(self, samples: Sequence[Sample], first: int) -> None:
-        self.samples, self.first = samples, first
+        self.samples = samples
+        self.first = first
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @overload
-    def __getitem__(self, number: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
 
-    def __getitem__(self, number: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(len(self)))]
-        return replace(self.samples[number], target=DistillationTarget(None, self.first + number, True, 1.0))
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return replace(self.samples[index], target=DistillationTarget(None, self.first + index, True, 1.0))
 
 
 class MlmTeacherLearner:
@@ -278,20 +282,24 @@ class MlmTeacherLearner:
     def __init__(
         self, teacher: ModelBundle, settings: MaskedDistilSettings, pretrain: PretrainSettings, run: Run
     ) -> None:
-        self.teacher, self.pretrain, self.run = teacher, pretrain, run
+        self.teacher = teacher
+        self.pretrain = pretrain
+        self.run = run
         self._settings = settings
 
     @property
     def base(self) -> str:
-        """A description of the student before training, and of its teacher."""
+        """Description of the student before training, and of its teacher."""
         return student_origin(self._settings)
 
     def settings(self) -> JsonObject:
-        """The settings of the distillation for results.json, without those of the verdict and those without effect."""
+        """Return the settings of the distillation for results.json, without those of the verdict or without effect."""
         table = settings_without_verdict(self._settings)
         return table | {"pretrain": {name: value for name, value in table["pretrain"].items() if name not in UNUSED}}
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return the objective, which is the same in each phase, and the samples of each phase.
 
         Raises:
@@ -306,32 +314,36 @@ class MlmTeacherLearner:
         assert isinstance(masked, MaskedLM)
         losses = resolve_losses(self._settings.loss, model, self.teacher)
         self.teacher.to(resolve_device(self.pretrain.train.device))
-        # rows beyond the smaller embedding are padding of the larger one
+        # the larger embedding has further rows as padding
         vocab_size = min(bundle.config.model.embedding.vocabulary for bundle in (model, self.teacher))
         teacher = Teacher(self.teacher, masked, "masked", losses.capture_spec("teacher"), classes=vocab_size)
-        widths = model.config.model.width, self.teacher.config.model.width
+        hidden_sizes = model.config.model.width, self.teacher.config.model.width
         total = sum(map(len, samples))
         objective = Distillation(
             base_objective=masked,
             kind="masked",
             losses=losses,
-            ask_teacher=self._outputs(teacher, samples),
+            ask_teacher=self._teacher_outputs(teacher, samples),
             alignment=SampleAlignment(
-                same_tokens=True, teacher_numbers=[(number,) for number in range(total)], words=None
+                same_tokens=True,
+                teacher_numbers=[(index,) for index in range(total)],
+                words=None,
             ),
-            projections=state_projections(losses, widths, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)),
+            projections=state_projections(
+                losses, hidden_sizes, derive_seed(self.pretrain.train.seed, Stream.PROJECTION)
+            ),
             first_term="label",
             classes=vocab_size,
         )
-        numbered: list[NumberedSamples] = []
+        indexed: list[IndexedSamples] = []
         first = 0
         for phase_samples in samples:
-            numbered.append(NumberedSamples(phase_samples, first))
+            indexed.append(IndexedSamples(phase_samples, first))
             first += len(phase_samples)
-        return PretrainLesson(objectives=[objective] * len(samples), samples=numbered, evaluated=masked)
+        return PretrainSetup(objectives=[objective] * len(samples), samples=indexed, evaluated=masked)
 
-    def _outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
-        """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.
+    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sequence[Sample]]) -> AskTeacher:
+        """Return a function from sample indices to the teacher's outputs, read from a cache or computed in each step.
 
         Raises:
             HeedfulError: If the cache holds outputs of another teacher, or the disk is too small.
@@ -345,15 +357,17 @@ class MlmTeacherLearner:
         assert objective.num_static_masks is not None  # checked by the settings
         seed, count = self.pretrain.train.seed, len(samples[0])
         mask_keys = [
-            [derive_seed(seed, version, number) for number in range(count)]
-            for version in range(objective.num_static_masks)
+            [derive_seed(seed, mask_index, index) for index in range(count)]
+            for mask_index in range(objective.num_static_masks)
         ]
         outputs = cache_teacher_outputs(
             self.run.folder / OUTPUTS,
             teacher,
             samples[0],
             CacheFormat(
-                half=cache.precision == "float16", top=cache.top_k, temperature=self._settings.loss.temperature
+                half=cache.precision == "float16",
+                top=cache.top_k,
+                temperature=self._settings.loss.temperature,
             ),
             {
                 "weights": read_run_json(self.run.folder / TEACHER_FILE)["weights"],
@@ -365,8 +379,8 @@ class MlmTeacherLearner:
             log=self.run.reporter.message,
         )
 
-        def cache_row(number: int, key: int) -> int:
-            """The cached row of a sample with the static mask that has this key."""
-            return next(version * count + number for version, keys in enumerate(mask_keys) if keys[number] == key)
+        def cache_row(index: int, key: int) -> int:
+            """Return the cached row of a sample with the static mask that has this key."""
+            return next(mask * count + index for mask, keys in enumerate(mask_keys) if keys[index] == key)
 
         return CachedOutputs(outputs.folder, outputs.count, cache_row)

@@ -1,4 +1,7 @@
-"""The plan of a distillation: settings, data and teacher, checked against each other before anything is written."""
+"""The plan of a distillation: settings, data and teacher, checked against each other before anything is written.
+
+`runs.distil.run` and `runs.distil.search` make it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ from heedful.runs.distil.settings import (
     distil_settings,
     preview_distil_settings,
 )
-from heedful.runs.distil.students import width_for_lr
+from heedful.runs.distil.students import hidden_size_for_lr
 from heedful.runs.distil.unlabelled import Unlabelled, read_unlabelled, teacher_tasks, without_evaluated
 from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import Scratch
@@ -60,7 +63,7 @@ from heedful.tasks.specs.rank import RankSettings
 
 TEACHER_FILE = "teacher.json"  # hashes of the teacher's weights and of the unlabelled texts
 DEFAULTS = DataSettings()
-STUDENT_BEFORE = "the student as it was before it learned"  # source of the baseline's initial weights, in results
+STUDENT_BEFORE = "the student as it was before it learned"  # name of the baseline's initial weights in results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,14 +74,14 @@ class DistilPlan:
     task: str  # name of the task
     teacher: ModelBundle
     source: Dataset[Example]  # labelled data
-    survey: DatasetStats  # statistics of the labelled data
+    stats: DatasetStats  # statistics of the labelled data
     unlabelled: Unlabelled
     notes: tuple[str, ...]  # sentences about the data, for the user
-    labels: tuple[str, ...] | None  # labels of the teacher's head; None: it has no labels
+    labels: tuple[str, ...] | None  # labels of the teacher's head, if it has any
 
     @property
     def kind(self) -> ScoreKind:
-        """The kind of the teacher's scores, which are the soft labels."""
+        """Kind of the teacher's scores, which are the soft labels."""
         kind = SPECS[self.task].distillation
         assert kind is not None, "teacher_tasks returns only tasks with distillation"
         return kind
@@ -96,7 +99,7 @@ class DistilPlan:
         return FinetunePlan(
             settings=settings,
             source=self.source,
-            survey=self.survey,
+            stats=self.stats,
             notes=self.notes,
             why=_training_summary(settings),
             labels=self.labels,
@@ -104,7 +107,7 @@ class DistilPlan:
 
 
 def _training_summary(settings: FinetuneSettings) -> str:
-    """Duration, batch size, learning rate and number of seeds."""
+    """Return duration, batch size, learning rate and count of seeds, in one line for the user."""
     train = settings.train
     return f"{train.duration}, batches of {train.batch_size}, lr {train.optimizer.lr:g}, {seed_count(settings.seeds)}"
 
@@ -131,7 +134,7 @@ def plan_distil(
     preview = preview_distil_settings(overrides, task)
     if preview.cascade is not None:
         check_cascade(preview.cascade, teacher)
-    inherited = data_settings_for(preview.teacher, data, preview.data)[0]
+    inherited, _ = data_settings_for(preview.teacher, data, preview.data)
     inherited = replace(inherited, dev_fraction=DEFAULTS.dev_fraction, seed=DEFAULTS.seed)
     preview = preview_distil_settings(overrides, task, inherited)
     _check_preview(task, preview)
@@ -155,7 +158,7 @@ def plan_distil(
         labelled_count,
         labelled_count + len(unlabelled.examples) + augmented_count,
         random_init=isinstance(preview.student, SizeStudent),
-        width=width_for_lr(preview.student, teacher),
+        width=hidden_size_for_lr(preview.student, teacher),
         classic=isinstance(preview.student, ClassicStudent | StaticStudent),
         group_size=preview.task.samples_per_group(scored=stats.min_score is not None),
         data=preview.data,
@@ -169,7 +172,7 @@ def plan_distil(
         task=task,
         teacher=teacher,
         source=source,
-        survey=stats,
+        stats=stats,
         unlabelled=unlabelled,
         notes=(*notes, *_contamination_notes(preview.teacher, source, stats)),
         labels=labels,
@@ -279,13 +282,13 @@ def _read_unlabelled(
 
 
 def _inherited_notes(inherited: DataSettings) -> list[str]:
-    """A sentence about data settings that are those of the teacher's run; [] if all are defaults."""
+    """Return a sentence about data settings that are those of the teacher's run, or [] if all are defaults."""
     changed = changed_settings(DataOptions(data=inherited), DataOptions(data=DEFAULTS))
     return [f"data are read as the teacher's run read its own: {', '.join(changed)}"] if changed else []
 
 
 def _data_notes(stats: DatasetStats, unlabelled: Unlabelled, source: Dataset[Example]) -> list[str]:
-    """Sentences about empty splits, bad rows, and examples without labels."""
+    """Return sentences about empty splits, bad rows, and examples without labels."""
     notes = [*split_warnings(stats)]
     notes += [
         f"bad rows of {Path(name).name} that are left out: {count:,}" for name, count in source.row_errors.bad.items()
@@ -321,7 +324,7 @@ def check_classic_student(task: str, student: StudentSettings, precision: str) -
 
 
 def dev_split_settings(run: str) -> JsonObject:
-    """The data settings of a run that decide which examples of train became dev: dev_fraction and seed."""
+    """Return the data settings of a run that decide which examples of train became dev: dev_fraction and seed."""
     table = load_mapping(Path(run) / SETTINGS).get("data")
     table = table if isinstance(table, dict) else {}
     defaults = {"dev_fraction": DEFAULTS.dev_fraction, "seed": DEFAULTS.seed}
@@ -329,9 +332,9 @@ def dev_split_settings(run: str) -> JsonObject:
 
 
 def _contamination_notes(teacher: str, source: Dataset[Example], stats: DatasetStats) -> list[str]:
-    """A sentence if the teacher was trained on texts of dev or test, else [].
+    """Return a sentence if the teacher was trained on texts of dev or test, else [].
 
-    Such a teacher has an optimistic quality there.
+    The quality of such a teacher is optimistic there.
     """
     contaminated = [
         split
@@ -379,10 +382,10 @@ def check_same_teacher(folder: Path, plan: DistilPlan) -> None:
 
 
 def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | MaskedDistilSettings) -> None:
-    """Accept changed settings of verdict and cascade for a run that is resumed: they do not change the training.
+    """Accept changed settings of verdict and cascade for a run that is resumed, as they do not change the training.
 
-    The settings file `name` is rewritten, and verdict.json and cascade.json are removed where they are out of date. Of
-    the verdict, `baseline` may not change. Nothing happens if other settings differ too.
+    The settings file `name` is rewritten, and verdict.json and cascade.json are removed if they are out of date.
+    verdict.baseline may not change. Nothing happens if other settings differ too.
     """
     path = folder / name
     if not path.exists():
@@ -399,7 +402,7 @@ def accept_verdict_settings(folder: Path, name: str, settings: DistilSettings | 
 
 
 def settings_without_verdict(settings: DistilSettings | MaskedDistilSettings) -> JsonObject:
-    """The settings of a run for results.json, except those of verdict and cascade, which may change later."""
+    """Return the settings of a run for results.json, without those of verdict and cascade, which may change later."""
     return {name: value for name, value in to_mapping(settings).items() if name not in ("verdict", "cascade")}
 
 

@@ -1,12 +1,12 @@
-"""Knowledge distillation: a small student is trained on the predictions of a large teacher, and compared with it.
+"""`heedful distil`: a small student is trained on the predictions of a large teacher, and compared with it.
 
-The student is fine-tuned by the training loop of `finetune`, in a run folder. The folder also holds:
+The student is fine-tuned by the training loop of `finetune`, in a run folder. The folder also has:
 
 * `start`: the student before training
 * `outputs`: the cached outputs of the teacher
 * `baseline`: a run of the same student without the teacher
 * `verdict.json`: the comparison of teacher, student and baseline
-* `cascade` and `cascade.json`: a cascade of student and teacher and its measurements, if the settings ask for one
+* `cascade` and `cascade.json`: a cascade of student and teacher with its measurements, if `cascade` is set
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from heedful.runs.distil.plan import (
     student_origin,
 )
 from heedful.runs.distil.settings import ClassicStudent, SizeStudent, distil_overrides
-from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_vector_width
+from heedful.runs.distil.students import build_student, head_untrained, resolve_losses, sentence_dimension
 from heedful.runs.distil.teacher_cache import CacheFormat, cache_teacher_outputs, online_teacher
 from heedful.runs.distil.unlabelled import encode_both, teacher_task
 from heedful.runs.distil.verdict import judge_student
 from heedful.runs.finetune.build import build_task
 from heedful.runs.finetune.plan import FinetunePlan
-from heedful.runs.finetune.run import FinetuneTraining, Lesson, label_lesson, start_name
+from heedful.runs.finetune.run import FinetuneTraining, TrainingSetup, label_setup, start_name
 from heedful.runs.finetune.settings import check_batch_groups
 from heedful.runs.overrides import Overrides
 from heedful.runs.report import write_report
@@ -72,8 +72,10 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.run_lock import lock_run
 from heedful.train.settings import FitSettings, TrainSettings, check_uncached
 
-OUTPUTS, BASELINE_FOLDER, AUGMENTED = "outputs", "baseline", "more.jsonl"
-CHECKED_EXAMPLES = 64  # longest examples that are tokenized before training, to check that tokens can be aligned
+OUTPUTS = "outputs"  # folder of the teacher's cached outputs
+BASELINE_FOLDER = "baseline"
+AUGMENTED = "more.jsonl"  # file of augmented examples
+CHECKED_EXAMPLES = 64  # how many of the longest examples are tokenized before training, to check the alignment
 
 
 def distil(
@@ -99,7 +101,8 @@ def distil(
             distilled on files of plain text.
         data: Labelled data, or files and folders of text.
         output_dir: The run folder.
-        student: "layers=3", a size ("tiny", "mini"), a folder, "static", or "bag", "attention", "bilstm".
+        student: "layers=3", a size ("tiny", "mini"), a folder, "static", or a classic model ("bag", "attention",
+            "bilstm", "structured", "hierarchical").
         loss: A published combination of losses ("logits", "distilbert", "minilm", "minilmv2", "tinybert").
         unlabelled: Files and folders of texts without labels.
         cascade: Also build a cascade of student and teacher, in output_dir/cascade; cascade.max_loss is its setting.
@@ -156,8 +159,8 @@ def distil_task(
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
         reporter: Receives progress.
         ranks: The processes that train together.
-        parent_dir: The folder of a search, with the run folders of several students. They share cached outputs of the
-            teacher, and files inside it are not read as unlabelled texts. None: no search.
+        parent_dir: The folder of a search, with the run folders of several students, if there is a search. The students
+            share cached outputs of the teacher. Files inside this folder are not read as unlabelled texts.
 
     Raises:
         HeedfulError: If teacher, student, data, a setting or the folder cannot be used.
@@ -184,7 +187,7 @@ def distil_task(
                 judge_student(folder, plan.teacher, plan.source, plan.settings, baseline_folder, run.reporter)
             if plan.settings.cascade is not None and not (folder / CASCADE).exists():
                 precision = read_run_json(folder / VERDICT)["models"]["teacher"]["precision"]
-                build_cascade(folder, plan.source, plan.survey.non_empty_splits, plan.settings, precision, run.reporter)
+                build_cascade(folder, plan.source, plan.stats.non_empty_splits, plan.settings, precision, run.reporter)
             write_report(folder)  # rewrite report and card with verdict and cascade
             write_finetuned_card(folder)
         ranks.barrier()
@@ -197,7 +200,7 @@ def _begin(plan: DistilPlan, data: object, folder: Path) -> None:
     """Write settings and hashes of a new run, or check that the run in the folder is the same."""
     accept_verdict_settings(folder, SETTINGS, plan.settings)
     reopen = partial(open_labelled, plan.task, data, plan.settings)
-    init_labelled_run(folder, plan.settings, plan.source, plan.survey.counts, reopen)
+    init_labelled_run(folder, plan.settings, plan.source, plan.stats.counts, reopen)
     check_same_teacher(folder, plan)
 
 
@@ -214,16 +217,16 @@ def _train_baseline(learner: TeacherLearner, student: RunResult) -> RunResult:
     train, fit = _baseline_duration(learner, student)
     plan = replace(learner.plan.finetune_plan(train=train, fit=fit), notes=())  # the student's run reports the notes
     with lock_run(run.folder) if ranks.is_main else nullcontext():
-        counts = plan.survey.counts
+        counts = plan.stats.counts
         run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, counts, lambda _: plan.source))
-        return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), on_its_own=False))
+        return run.execute(FinetuneTraining(plan, run, BaselineLearner(plan, learner), standalone=False))
 
 
 def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[TrainSettings, FitSettings]:
-    """Settings of the baseline's training, with as many steps or epochs as the student's (verdict.baseline).
+    """Return settings of the baseline's training, with the steps or the epochs of the student's (verdict.baseline).
 
-    The two differ if the student has unlabelled texts, with which its epochs have more steps. With as many steps, dev
-    is evaluated after the same steps as in the student's run.
+    Equal steps are not equal epochs if the student has unlabelled texts, which lengthen its epochs. With equal steps,
+    dev is evaluated after the same steps as in the student's run.
     """
     settings = learner.plan.settings
     train, fit = settings.train, settings.fit
@@ -234,7 +237,7 @@ def _baseline_duration(learner: TeacherLearner, student: RunResult) -> tuple[Tra
     else:
         if train.max_steps is not None:
             steps = train.max_steps
-        else:  # a time budget, in which each seed trains for another number of steps: take the mean
+        else:  # a time budget, in which seeds train for different numbers of steps: take the mean
             steps_of_seeds = [seed["steps"] for seed in student.results.get("seeds", ())]
             steps = round(fmean(learner.run.ranks.all_gather_object(steps_of_seeds)[0]))
         epochs = steps / steps_per_epoch
@@ -248,7 +251,8 @@ class BaselineLearner:
     """Trains the student on the labels only, from its initial weights."""
 
     def __init__(self, plan: FinetunePlan, student: TeacherLearner) -> None:
-        self.plan, self.student = plan, student
+        self.plan = plan
+        self.student = student
 
     @property
     def init_varies(self) -> bool:
@@ -256,7 +260,7 @@ class BaselineLearner:
         return self.student.init_varies
 
     def settings(self) -> JsonObject:
-        """The settings of fine-tuning."""
+        """Return the settings of fine-tuning."""
         return to_mapping(self.plan.settings)
 
     def initial_model(self, seed: int) -> ModelBundle:
@@ -265,9 +269,9 @@ class BaselineLearner:
         base.source = STUDENT_BEFORE
         return base
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
         """Return the task as objective, and the labelled examples as samples."""
-        return label_lesson(task, self.plan)
+        return label_setup(task, self.plan)
 
 
 # -- the student ------------------------------------------------------------------------------------------------------
@@ -278,11 +282,11 @@ class _Inputs:
     """Samples of the student, and a source of the teacher's outputs for them."""
 
     student_samples: OwnedSamples
-    is_labelled: list[bool]  # one for each example
-    labelled_samples: int  # number of samples with labels
+    is_labelled: list[bool]  # for each example, whether it has a label
+    labelled_samples: int  # how many samples have labels
     encoded: EncodedSplit  # the labelled examples only
     alignment: SampleAlignment  # the teacher's samples for each sample of the student
-    ask: AskTeacher  # returns the teacher's outputs
+    ask_teacher: AskTeacher  # returns the teacher's outputs
 
 
 class TeacherLearner:
@@ -291,18 +295,20 @@ class TeacherLearner:
     Args:
         plan: The plan of the distillation.
         run: The run.
-        parent_dir: The folder of a search, whose students share cached outputs of the teacher; None: no search.
+        parent_dir: The folder of a search, whose students share cached outputs of the teacher, if there is a search.
     """
 
     def __init__(self, plan: DistilPlan, run: Run, parent_dir: Path | None = None) -> None:
-        self.plan, self.run, self.parent_dir = plan, run, parent_dir
+        self.plan = plan
+        self.run = run
+        self.parent_dir = parent_dir
         self.student_plan = plan.finetune_plan()
         self._settings = plan.settings
         self._inputs: _Inputs | None = None
         self._student: ModelBundle | None = None
 
     def check(self) -> None:
-        """Make the student on the first rank, and check that it can learn from the teacher. Writes nothing.
+        """Make the student on the first rank, and check that it can learn from the teacher. Nothing is written.
 
         Raises:
             HeedfulError: If no loss trains the student's head, or a loss compares tokens that cannot be aligned.
@@ -323,7 +329,7 @@ class TeacherLearner:
                 path="loss.label_weight",
             )
         plan = self.student_plan
-        task, model = build_task(plan.settings, plan.source, plan.survey, student, plan.labels)
+        task, model = build_task(plan.settings, plan.source, plan.stats, student, plan.labels)
         longest = nlargest(CHECKED_EXAMPLES, self._examples(), key=lambda example: sum(map(len, example.texts)))
         student_samples, teacher_samples = (
             self._encode(side, [], longest)[0] for side in (task, self._teacher_task(task))
@@ -337,11 +343,11 @@ class TeacherLearner:
         return isinstance(self._settings.student, SizeStudent | ClassicStudent)
 
     def settings(self) -> JsonObject:
-        """The settings of the distillation for results.json, without those of verdict and cascade."""
+        """Return the settings of the distillation for results.json, without those of verdict and cascade."""
         return settings_without_verdict(self._settings)
 
     def initial_model(self, seed: int) -> ModelBundle:
-        """Load the student before training from the run folder, after saving it there if it is missing."""
+        """Load the untrained student from the run folder, after saving it there if it is missing."""
         name = start_name(self.student_plan.settings, seed)
         if seed == self._settings.train.seed:
             if self._student is not None and self.run.ranks.is_main:
@@ -354,38 +360,40 @@ class TeacherLearner:
         base.source = student_origin(self._settings)
         return base
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
         """Return the objective with all loss terms, and samples of labelled and unlabelled examples."""
-        losses = resolve_losses(self._settings.loss, model, self.plan.teacher)
-        widths = model.config.model.width, self.plan.teacher.config.model.width
+        teacher = self.plan.teacher
+        losses = resolve_losses(self._settings.loss, model, teacher)
+        hidden_sizes = model.config.model.width, teacher.config.model.width
         if self._inputs is None:
             self._inputs = self._make_inputs(task, model)
-        inputs, kind, batch_size = self._inputs, self.plan.kind, self._settings.train.batch_size
+        inputs = self._inputs
+        kind = self.plan.kind
+        batch_size = self._settings.train.batch_size
         default_group = GROUP if batch_size % GROUP == 0 else max(2, batch_size)
         group_size = task.group_size if task.group_size > 1 else default_group
-        vector_widths = sentence_vector_width(model), sentence_vector_width(self.plan.teacher)
-        # vectors of another width than the teacher's are compared by their similarities within a group
-        compares_similarities = kind == "vectors" and vector_widths[0] != vector_widths[1]
+        # vectors of another dimension than the teacher's are compared by their similarities within a group
+        compares_similarities = kind == "vectors" and sentence_dimension(model) != sentence_dimension(teacher)
         objective = Distillation(
             base_objective=task,
             kind=kind,
             losses=losses,
-            ask_teacher=inputs.ask,
+            ask_teacher=inputs.ask_teacher,
             alignment=inputs.alignment,
-            projections=state_projections(losses, widths, derive_seed(seed, Stream.PROJECTION)),
+            projections=state_projections(losses, hidden_sizes, derive_seed(seed, Stream.PROJECTION)),
             vector_group_size=group_size if compares_similarities else 1,
         )
         check_batch_groups(self._settings.train, objective.group_size)
         samples = objective.add_teacher_targets(
             inputs.student_samples.samples, inputs.student_samples.owners, inputs.is_labelled
         )
-        return Lesson(objective=objective, samples=samples, encoded=inputs.encoded)
+        return TrainingSetup(objective=objective, samples=samples, encoded=inputs.encoded)
 
     def sample_counts(self) -> tuple[int, int]:
-        """Return the number of all samples, and of those with labels."""
+        """Return how many samples there are, and how many of them have labels."""
         if self._inputs is None:
             plan, base = self.student_plan, self.initial_model(self._settings.train.seed)
-            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.survey, base, plan.labels))
+            self._inputs = self._make_inputs(*build_task(plan.settings, plan.source, plan.stats, base, plan.labels))
         return len(self._inputs.student_samples.samples), self._inputs.labelled_samples
 
     def _build_student(self, seed: int) -> ModelBundle:
@@ -412,7 +420,7 @@ class TeacherLearner:
         losses, kind = resolve_losses(settings.loss, model, plan.teacher), plan.kind
         alignment, hidden_terms = self._align(model, student_samples, teacher_samples)
         if kind == "tokens":
-            unaligned = sum(not alignment.fits(number) for number in range(len(student_samples.samples)))
+            unaligned = sum(not alignment.fits(index) for index in range(len(student_samples.samples)))
             if unaligned:
                 self.run.reporter.message(
                     f"{unaligned:,} samples have other words for the teacher, and are learned without its outputs"
@@ -425,11 +433,11 @@ class TeacherLearner:
             labelled_samples=len(encoded.samples),
             encoded=encoded,
             alignment=alignment,
-            ask=self._outputs(teacher, teacher_samples.samples, hidden_terms),
+            ask_teacher=self._teacher_outputs(teacher, teacher_samples.samples, hidden_terms),
         )
 
     def _unlabelled_examples(self) -> Sequence[Example]:
-        """The unlabelled examples, and augmented ones if the settings ask for them."""
+        """Return the unlabelled examples, and augmented ones if `augment` is set."""
         plan, settings = self.plan, self._settings
         if settings.augment is None:
             return plan.unlabelled.examples
@@ -467,31 +475,34 @@ class TeacherLearner:
         Args:
             task: The task of student or teacher.
             unlabelled: Unlabelled examples.
-            labelled: Labelled examples; None: those of train.
+            labelled: Labelled examples. If None, those of train.
 
         Returns:
-            All samples with their examples, labelled ones first; and the labelled examples only.
+            All samples with their examples, labelled ones first, and the encoded labelled examples.
         """
         labelled_examples = self.plan.source.examples("train") if labelled is None else labelled
         labelled_split, unlabelled_split = encode_both(task, labelled_examples, unlabelled)
-        unlabelled_owners = (labelled_split.examples + number for number in unlabelled_split.example_numbers)
+        unlabelled_owners = (labelled_split.examples + index for index in unlabelled_split.example_indices)
         return (
             OwnedSamples(
                 samples=[*labelled_split.samples, *unlabelled_split.samples],
-                owners=[*labelled_split.example_numbers, *unlabelled_owners],
+                owners=[*labelled_split.example_indices, *unlabelled_owners],
             ),
             labelled_split,
         )
 
     def _teacher_task(self, task: Task) -> Task:
-        """The task with the teacher's tokenizer and maximum length; with equal tokenizers, also the task's maximum."""
+        """Return the task with the teacher's tokenizer and maximum length.
+
+        If student and teacher have equal tokenizers, the length is also limited by the task's maximum.
+        """
         tokenizer, limit = require_tokenizer(self.plan.teacher), self.plan.teacher.max_length
         if tokenizer.fingerprint == task.tokenizer.fingerprint and task.limit is not None:
             limit = task.limit if limit is None else min(limit, task.limit)
         return replace(task, tokenizer=tokenizer, limit=limit)
 
-    def _outputs(self, teacher: Teacher, samples: Sequence[Sample], hidden_terms: Sequence[str]) -> AskTeacher:
-        """A function from sample numbers to the teacher's outputs: read from a cache, or computed in each step.
+    def _teacher_outputs(self, teacher: Teacher, samples: Sequence[Sample], hidden_terms: Sequence[str]) -> AskTeacher:
+        """Return a function from sample indices to the teacher's outputs, read from a cache or computed in each step.
 
         Raises:
             HeedfulError: If the cache holds outputs of another teacher, or the disk is too small.
@@ -516,7 +527,7 @@ class TeacherLearner:
 
 
 def _tokens_hash(samples: Sequence[Sample]) -> str:
-    """SHA-256 of token ids, token types and bounds."""
+    """Return the SHA-256 hash of token ids, token types and bounds."""
     digest = sha256()
     for sample in samples:
         digest.update(json.dumps(sample.bounds).encode())

@@ -1,4 +1,4 @@
-"""Search over up to six shapes of students, for the fastest one that keeps enough of the teacher's quality."""
+"""`heedful distil search`: try several shapes of students, and choose the fastest one with enough quality."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.run_lock import LOCK, lock_run
 
 MAX_SHAPES = 6
-MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))  # numbers of a shape in search.json
-SEARCH_FILE, BEST_FOLDER = "search.json", "best"
+MEASURED = ("parameters", *(field.name for field in fields(ServingSpeed)))  # measurements of a shape in search.json
+SEARCH_FILE = "search.json"
+BEST_FOLDER = "best"
 OWN_STUDENTS = "a setting of the student was given, but a search makes its own students: leave it out"
 NO_CASCADE = (
     "a cascade was asked for, and a search tries several students: search first, then give --cascade with the student "
@@ -64,27 +65,28 @@ def search(
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> RunResult:
-    """Distil students of several shapes, and choose the fastest one that keeps enough quality, or the best one.
+    """Distil students of several shapes, and choose the fastest one with enough quality, or the best one.
 
-    Shapes are timed without training first. Then they are distilled with one seed, the fastest first, until one keeps
-    `min_quality` on dev; without `min_quality` all are distilled, and the best one is chosen. The chosen shape is
-    distilled again in output_dir/best with all seeds, and evaluated on test. A search can be resumed, with other limits
-    too.
+    First, untrained shapes are timed. Then they are distilled with one seed, the fastest first, until one reaches
+    `min_quality` on dev. Without `min_quality`, all are distilled, and the best one is chosen. The chosen shape is
+    distilled again in output_dir/best with all seeds, and evaluated on test. A search can be resumed, even with other
+    limits.
 
     Args:
-        teacher: The teacher, as in `distil`. So are the arguments without a line here.
+        teacher: The teacher, as in `distil`. Arguments without a line here are also as in `distil`.
         data: Labelled data.
         output_dir: The folder of the search.
-        max_latency: Greatest median latency of one text, in milliseconds. A shape that is slower in every precision is
-            not distilled; a student that is slower after distillation is not chosen. None: no limit.
-        min_quality: Least share of the teacher's quality, 0 to 1; None: choose the best student.
-        shapes: Students as `distil` takes them; (): `default_shapes`.
+        max_latency: Maximum of the median latency of one text, in milliseconds. A shape that is slower in every
+            precision is not distilled; a student that is slower after distillation is not chosen. If None, latency is
+            not limited.
+        min_quality: Minimum share of the teacher's quality, 0 to 1. If None, the best student is chosen.
+        shapes: Students by their names in `distil`. If empty, `default_shapes`.
 
     Returns:
-        The result of the final run; "search" of its results describes all shapes.
+        The result of the final run. Its results describe all shapes under "search".
 
     Raises:
-        HeedfulError: If no student meets the limits, or a setting of the student is given.
+        HeedfulError: If no student is within the limits, or if a setting of the student is set.
     """
     folder, reporter = Path(output_dir), reporter or Reporter()
     overrides = distil_overrides(
@@ -109,9 +111,15 @@ def search(
     def distil_shape(student: str, subfolder: str, values: Mapping[str, object]) -> RunResult:
         shape_overrides = overrides.with_values({"student": parse_student(student), **values})
         return distil_task(
-            load(teacher), shape_overrides, data, folder / subfolder, on_bad_row,
-            reporter=reporter, ranks=ranks, parent_dir=folder,
-        )  # fmt: skip
+            load(teacher),
+            shape_overrides,
+            data,
+            folder / subfolder,
+            on_bad_row,
+            reporter=reporter,
+            ranks=ranks,
+            parent_dir=folder,
+        )
 
     plan: DistilPlan | None = None
     if ranks.is_main and not (folder / SEARCH_FILE).exists():  # errors in the data come before anything is written
@@ -152,11 +160,11 @@ def _try_shapes(
     reporter: Reporter,
     ranks: Ranks,
 ) -> RunResult | None:
-    """Distil one shape after the other until the search is over, and add its measurements to the state.
+    """Distil one shape after the other until the search is over, and add their measurements to the state.
 
     Args:
         state: The content of search.json, which is changed.
-        distil_shape: Distils a student, by its name, subfolder and further settings; returns at once if it is finished.
+        distil_shape: Distils a student, by its name, subfolder and further settings. A finished run is not repeated.
         folder: The folder of the search.
         reporter: Receives progress.
         ranks: The processes that train together.
@@ -185,13 +193,13 @@ def _try_shapes(
     return None
 
 
-def fastest_precision(trials: Sequence[Measurement]) -> Precision:
-    """The fastest precision, however much it changes the answers."""
+def choose_fastest(trials: Sequence[Measurement]) -> Precision:
+    """Return the fastest precision, however much it changes the answers."""
     return max(trials, key=lambda trial: trial.speed).precision
 
 
 def default_shapes(teacher: ModelBundle) -> list[str]:
-    """Shapes to try for a teacher: classic students of its task, "tiny", and some numbers of its layers."""
+    """Return shapes to try for a teacher: classic students of its task, "tiny", and a few with fewer layers."""
     stack = single_stack(teacher.config.model)
     layers = 0 if stack is None else stack.layers
     counts = sorted({count for count in (1, round(layers / 3), round(layers / 2)) if 1 <= count < layers})
@@ -202,9 +210,9 @@ def default_shapes(teacher: ModelBundle) -> list[str]:
 def next_shape(
     shapes: Sequence[JsonObject], seen: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
 ) -> JsonObject | None:
-    """The fastest shape to distil next; None if the search is over.
+    """Return the fastest shape to distil next, or None if the search is over.
 
-    Shapes are left out that were seen, are slower than `max_latency`, or are slower than a student that keeps
+    Shapes are left out that were seen, are slower than `max_latency`, or are slower than a student that has reached
     `min_quality`.
 
     >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2}, {"p50": 3}]
@@ -215,14 +223,16 @@ def next_shape(
     """
     best = None if min_quality is None else choose_student(seen, max_latency, min_quality)
     limits = [limit for limit in (max_latency, None if best is None else best["p50"]) if limit is not None]
-    left = [shape for shape in shapes if shape not in seen and all(shape["p50"] <= limit for limit in limits)]
-    return min(left, key=lambda shape: float(shape["p50"]), default=None)
+    remaining = [shape for shape in shapes if shape not in seen and all(shape["p50"] <= limit for limit in limits)]
+    return min(remaining, key=lambda shape: float(shape["p50"]), default=None)
 
 
 def choose_student(
     shapes: Sequence[JsonObject], max_latency: float | None, min_quality: float | None
 ) -> JsonObject | None:
-    """The fastest distilled shape within both limits; without `min_quality` the best within `max_latency`; or None.
+    """Return the fastest distilled shape within both limits, or None.
+
+    Without `min_quality`, it is the best distilled shape within `max_latency`.
 
     >>> shapes = [{"p50": 1, "quality": 0.8, "quality_ratio": 0.8}, {"p50": 2, "quality": 0.95, "quality_ratio": 0.95}]
     >>> shapes.append({"p50": 3})
@@ -240,7 +250,7 @@ def choose_student(
 
 
 def no_student_message(shapes: Sequence[JsonObject], max_latency: float | None, min_quality: float | None) -> str:
-    """Say that no student meets the limits, and list latency and quality of each one."""
+    """Say that no student is within the limits, and list latency and quality of each student."""
     lines = []
     for shape in sorted(shapes, key=lambda shape: float(shape["p50"])):
         ratio = shape.get("quality_ratio")
@@ -285,11 +295,11 @@ def _read_state(folder: Path, facts: JsonObject) -> JsonObject:
 
 
 def _swap_best(folder: Path, previous: str | None, current: str) -> None:
-    """Rename the run of the shape that was chosen with other limits, and bring back an earlier run of the chosen one.
+    """Rename the run of the previously chosen shape, and bring back an earlier run of the shape that is chosen now.
 
     Args:
         folder: The folder of the search.
-        previous: The shape whose run is in `best`; None: no shape was chosen before.
+        previous: The shape whose run is in `best`. If None, no shape was chosen before.
         current: The shape that is chosen now.
     """
     if previous in (None, current):
@@ -302,10 +312,10 @@ def _swap_best(folder: Path, previous: str | None, current: str) -> None:
 def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) -> list[JsonObject]:
     """Time untrained students, each in its fastest precision.
 
-    A trained student may turn out to need another precision, so it is timed again after distillation.
+    A trained student may need another precision, so it is timed again after distillation.
 
     Returns:
-        For each shape its name, subfolder, number of parameters, and the numbers of ServingSpeed.
+        Name, subfolder and count of parameters of each shape, and the measurements of `ServingSpeed`.
     """
     reporter.message(f"timing {len(shapes)} shapes")
     settings, head = plan.settings, plan.teacher.config.head
@@ -316,7 +326,7 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
     problem_type = head.problem_type if isinstance(head, Classes) else "single_label_classification"
     with tempfile.TemporaryDirectory(prefix="heedful-") as scratch:
         paths, counts = {}, {}
-        for number, name in enumerate(shapes):
+        for index, name in enumerate(shapes):
             student_settings = parse_student(name)
             check_classic_student(plan.task, student_settings, settings.verdict.precision)
             student = build_student(
@@ -328,14 +338,14 @@ def _time_shapes(plan: DistilPlan, shapes: Sequence[str], reporter: Reporter) ->
                 # a reranker is served by the activation of its scores
                 student_head = replace(student_head, score_activation=head.score_activation)
                 student.config = replace(student.config, head=student_head)
-            path = Path(scratch) / str(number)
+            path = Path(scratch) / str(index)
             save(student, path)
             paths[name], counts[name] = str(path), student.count()
-        split = next(name for name in plan.survey.non_empty_splits if name != "train")
+        split = next(name for name in plan.stats.non_empty_splits if name != "train")
         task, _ = build_eval_task(plan.teacher, plan.source, split)
         inputs = [task.engine_input(example) for example in islice(plan.source.examples(split), settings.verdict.texts)]
-        speeds = compare_speeds(paths, settings.verdict, inputs=inputs, choose=fastest_precision)
+        speeds = compare_speeds(paths, settings.verdict, inputs=inputs, choose=choose_fastest)
     return [
-        {"name": name, "folder": f"shape-{number}", "parameters": counts[name]} | asdict(speeds[name])
-        for number, name in enumerate(shapes)
+        {"name": name, "folder": f"shape-{index}", "parameters": counts[name]} | asdict(speeds[name])
+        for index, name in enumerate(shapes)
     ]

@@ -1,4 +1,7 @@
-"""Settings of a distillation. Imports nothing heavy, so that a wrong setting is refused at once."""
+"""Settings of `heedful distil`, with its named students and losses.
+
+This module imports nothing heavy, so that a wrong setting is refused immediately.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,10 @@ from heedful.tasks.specs import SPECS
 from heedful.toml_json import as_json
 from heedful.train.settings import FitSettings, TrainSettings
 
-DEFAULT_POOLING, DEFAULT_WORDS = BagPooling(), WordSettings()
-DEFAULT_DATA, DEFAULT_PRETRAIN = DataSettings(), PretrainSettings()
+DEFAULT_POOLING = BagPooling()
+DEFAULT_WORDS = WordSettings()
+DEFAULT_DATA = DataSettings()
+DEFAULT_PRETRAIN = PretrainSettings()
 
 # -- the student --------------------------------------------------------------------------------------------------
 
@@ -52,11 +57,11 @@ class SizeStudent:
     """A student with random weights, of a named size, with the teacher's vocabulary."""
 
     kind: Literal["size"] = "size"
-    size: Size = "tiny"  # named shape: layers, width and heads
+    size: Size = "tiny"  # named shape: layers, hidden size and heads
     family: str = ""  # model family; "": the teacher's
-    layers: int | None = None  # Transformer blocks, instead of those of the size
-    width: int | None = None  # width of the hidden states; None: that of the size
-    heads: int | None = None  # attention heads; None: those of the size
+    layers: int | None = None  # Transformer blocks; None: as in the size
+    width: int | None = None  # hidden size; None: as in the size
+    heads: int | None = None  # attention heads; None: as in the size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +92,7 @@ class StaticStudent:
     """A student with a vector for each token of the teacher's vocabulary, made from the teacher's hidden states."""
 
     kind: Literal["static"] = "static"
-    width: int = 256  # width of the token vectors: principal components of the teacher's hidden states
+    width: int = 256  # dimension of the token vectors: principal components of the teacher's hidden states
     # a in the weight a / (a + p) of a token that is a share p of all tokens (Arora et al. 2017); None: no weights
     sif_coefficient: float | None = 1e-3
     dropout: float = 0.0  # dropout of token vectors
@@ -141,7 +146,7 @@ def parse_student(name: str) -> StudentSettings:
 
 
 def _student_hint(name: str) -> str:
-    """The end of an error message: the most similar name, and all names."""
+    """Return the end of an error message: the most similar name, and all names."""
     known = [*SIZES, *CLASSIC_STUDENTS, STATIC_STUDENT, "layers=3"]
     return f"{did_you_mean(name, known)}: use one of {', '.join(known)}, or the folder of a model"
 
@@ -150,7 +155,7 @@ def _student_hint(name: str) -> str:
 
 
 class _WeightedLoss:
-    """Base class of the settings of a loss term: checks that `weight` is positive and finite."""
+    """Base class of the settings of a loss term. It checks that `weight` is positive and finite."""
 
     __slots__ = ()
 
@@ -179,7 +184,7 @@ class RelationsSettings(_WeightedLoss):
     layers: Literal["last", "spread"] = "last"  # spread: all student layers, with evenly spaced teacher layers
     layer: int | None = None  # layer of the student, from 0, instead of layers
     teacher: int | None = None  # layer of the teacher, from 0
-    heads: int | None = None  # heads into which the vectors of both models are split; None: the teacher's number
+    heads: int | None = None  # heads into which the vectors of both models are split; None: as many as the teacher has
     squares: bool = False  # compare scores before the softmax by squared error, instead of KL after it
 
 
@@ -261,12 +266,12 @@ class AugmentSettings:
 class VerdictSettings:
     """Settings of the comparison of student and teacher. Only `baseline` adds a training run."""
 
-    # also train the student without the teacher, for as many steps or epochs; for masked tokens both are equal
+    # also train the student without the teacher, for equally many steps or epochs; for masked tokens both are equal
     baseline: Literal["steps", "epochs", "none"] = "steps"
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # precision of student and teacher when measured
-    texts: int = 64  # number of texts for measuring speed
+    texts: int = 64  # how many texts are used to measure speed
     split: Literal["test", "dev"] = "test"  # split on which quality is measured; the other one if it is missing
-    rounds: int | None = None  # latency measurements of each model; None: as many as heedful bench makes
+    rounds: int | None = None  # latency measurements of each model; None: the default of heedful bench
 
     def __post_init__(self) -> None:
         for name in ("texts", "rounds"):
@@ -303,7 +308,7 @@ class DistilSettings:
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings(epochs=3.0)
     fit: FitSettings = FitSettings()
-    seeds: int = 3  # number of runs, with train.seed, train.seed + 1, ...; the baseline makes as many
+    seeds: int = 3  # how many runs, with train.seed, train.seed + 1, ...; also those of the baseline
     max_length: int | None = None  # maximum tokens of a sequence; None: the student's maximum
     long_inputs: Literal["stride", "truncate"] = "stride"  # longer texts: overlapping windows, or truncation
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
@@ -397,7 +402,7 @@ def check_overrides(overrides: Overrides) -> TrainSettings:
 def preview_distil_settings(
     overrides: Overrides, task: str = "classify", data: DataSettings = DEFAULT_DATA
 ) -> DistilSettings:
-    """Return the settings that can be resolved before the data are read.
+    """Resolve settings before the data are read, with the defaults of a task.
 
     Raises:
         HeedfulError: If a setting is wrong.
@@ -406,7 +411,7 @@ def preview_distil_settings(
 
 
 def resolve_distil(overrides: Overrides, defaults: DistilSettings) -> DistilSettings:
-    """Lay overrides over the defaults of a task; refuse another task than the teacher's."""
+    """Merge overrides over the defaults of a task; refuse another task than the teacher's."""
     decided_by = f"the teacher's head decides it ({as_json(defaults.task.kind)})"
     return overrides.resolve(defaults, fixed={"task.kind": decided_by}).settings
 
@@ -431,22 +436,22 @@ def distil_settings(
     data: DataSettings = DEFAULT_DATA,
     task_settings: TaskSettings | None = None,
 ) -> DistilSettings:
-    """Lay overrides over defaults that depend on the data.
+    """Merge overrides over defaults that depend on the data.
 
-    The defaults are those of fine-tuning with twice the epochs. A student learns from the teacher's distribution over
-    all labels, so it profits from longer training.
+    The defaults are those of fine-tuning, but with twice the epochs. A student learns from the teacher's distribution
+    over all labels, so it profits from longer training.
 
     Args:
         overrides: Settings given by hand.
         task: Name of the task.
-        examples: Number of labelled examples.
-        texts: Number of examples with and without labels.
+        examples: How many labelled examples there are.
+        texts: How many examples there are, with and without labels.
         random_init: Whether the student starts from random weights.
-        width: Width of the model for which the default learning rate is chosen.
+        width: Hidden size for which the default learning rate is chosen.
         classic: Whether the student is a classic model.
         group_size: Samples whose loss is computed together, as in-batch negatives; the batch size must divide by it.
         data: Defaults of the data settings.
-        task_settings: Defaults of the task; None: those of fine-tuning.
+        task_settings: Defaults of the task. If None, those of fine-tuning.
 
     Raises:
         HeedfulError: If a setting is wrong, or the batch size does not fit the group size.

@@ -1,4 +1,4 @@
-"""Static students: an embedding table over the teacher's vocabulary. A text's vector is the mean of its token vectors.
+"""Make a static student: an embedding table over the teacher's vocabulary, whose text vectors are means of its rows.
 
 The table is made in three steps:
 
@@ -30,7 +30,7 @@ from heedful.tasks.answering import require_tokenizer
 from heedful.tokenizer import Tokenizer
 from heedful.tokenizer.tokenizer import UNLIMITED
 
-MAX_TEXTS = 20_000  # texts that the teacher encodes; evenly spaced ones if there are more
+MAX_TEXTS = 20_000  # maximum of texts that the teacher encodes, which are evenly spaced if there are more
 BATCH_TOKENS = 4096  # tokens in a batch of the teacher
 MAX_CHUNK_TOKENS = 256  # tokens of a sequence, special tokens included; longer texts are split into chunks
 
@@ -42,12 +42,12 @@ def static_student(
 
     Args:
         teacher: A model with an encoder or a decoder, but not both.
-        settings: Width of the table, SIF coefficient and dropout.
-        texts: Texts whose tokens are counted and encoded, at most MAX_TEXTS of them.
+        settings: Dimension of the vectors, SIF coefficient and dropout.
+        texts: Texts whose tokens are counted and encoded, up to MAX_TEXTS.
         log: Receives a summary of the table.
 
     Raises:
-        HeedfulError: If the teacher is an encoder-decoder or a classic model, or is narrower than the student.
+        HeedfulError: If the teacher is an encoder-decoder or a classic model, or its hidden size is too small.
     """
     tokenizer, model = require_tokenizer(teacher), teacher.config.model
     if (model.encoder is None) == (model.decoder is None):
@@ -85,11 +85,11 @@ def static_student(
 @torch.no_grad()
 def mean_token_states(
     teacher: ModelBundle, texts: Sequence[str]
-) -> tuple[Float[Tensor, "vocabulary width"], Int64[Tensor, " vocabulary"]]:
-    """Return the teacher's mean hidden state of each token, and the number of its occurrences in the texts.
+) -> tuple[Float[Tensor, "vocabulary hidden_size"], Int64[Tensor, " vocabulary"]]:
+    """Return the teacher's mean hidden state of each token, and how often it occurs in the texts.
 
     A token that does not occur gets its hidden state in a text of that token alone. The tokens around all texts get
-    zeros, and occur 0 times.
+    zeros, and their counts are 0.
     """
     tokenizer, device = require_tokenizer(teacher), next(teacher.parameters()).device
     state_sums = torch.zeros(tokenizer.size, teacher.config.model.width)
@@ -125,19 +125,22 @@ def mean_token_states(
 
 
 def weighted_components(
-    states: Float[Tensor, "vocabulary width"], counts: Int64[Tensor, " vocabulary"], width: int, a: float | None
+    states: Float[Tensor, "vocabulary hidden_size"],
+    counts: Int64[Tensor, " vocabulary"],
+    components: int,
+    a: float | None,
 ) -> Float[Tensor, "vocabulary components"]:
-    """Return the first `width` principal components of the states, scaled to mean norm 1, times a / (a + p).
+    """Return the first principal components of the states, scaled to mean norm 1, times a / (a + p).
 
     Args:
         states: A vector for each token.
         counts: Occurrences of each token in the texts; p is a token's share of them.
-        width: Number of components.
-        a: SIF coefficient; None: no weights.
+        components: How many components to return.
+        a: SIF coefficient. If None, vectors are not multiplied by a / (a + p).
     """
     centred = states.double() - states.double().mean(0)
     _, eigenvectors = torch.linalg.eigh(centred.T @ centred)  # in the order of increasing eigenvalues
-    vectors: Tensor = centred @ eigenvectors[:, -width:].flip(1)
+    vectors: Tensor = centred @ eigenvectors[:, -components:].flip(1)
     vectors /= vectors.norm(dim=1).mean().clamp(min=1e-12)
     if a is not None:
         p = counts.double() / max(1, int(counts.sum()))
@@ -146,7 +149,7 @@ def weighted_components(
 
 
 def _special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the padding token and of the tokens that begin and end every text. Their vectors are 0."""
+    """Return ids of the padding token and of the tokens that begin and end every text. Their vectors are 0."""
     special = tokenizer.special
     ids = (special.pad, special.bos_or_cls, special.eos_or_sep)
     return [id for id in ids if id is not None]

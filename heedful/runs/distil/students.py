@@ -1,4 +1,8 @@
-"""Students before training: from layers of the teacher, a named size, a model folder, a static or a classic model."""
+"""Make students before training: from layers of the teacher, a named size, a model folder, or words and tokens.
+
+`runs.distil.run`, `runs.distil.mlm` and `runs.distil.search` call `build_student`. This module also resolves the
+settings of losses to layers of a student and a teacher.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +63,9 @@ def build_student(
 
     Args:
         settings: The kind of student and its shape.
-        teacher: The teacher. A student of its layers gets its head too.
+        teacher: The teacher. A student that has its layers also has its head.
         texts: Texts that determine the vocabulary of a classic student, or the vectors of a static one.
-        max_length: Maximum tokens of a student of a named size; None: that of the teacher, but at most MAX_LENGTH.
+        max_length: Maximum tokens of a student of a named size. If None, the teacher's maximum, up to MAX_LENGTH.
         seed: Random seed of initial weights.
         log: Receives progress messages.
 
@@ -87,7 +91,7 @@ def build_student(
 
 
 def single_stack(config: ModelConfig) -> StackConfig | None:
-    """The stack of a model that has exactly one, else None."""
+    """Return the stack of a model that has exactly one, else None."""
     if type(config) is ClassicConfig or (config.encoder is None) == (config.decoder is None):
         return None
     return config.encoder or config.decoder
@@ -113,7 +117,7 @@ def require_single_stack(model: ModelBundle) -> StackConfig:
 
 
 def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
-    """Evenly spaced layer numbers from the first to the last layer; only the first if `count` is 1.
+    """Return indices of evenly spaced layers from the first to the last, or only the first if `count` is 1.
 
     >>> evenly_spread(12, 6), evenly_spread(6, 3), evenly_spread(4, 1)
     ((0, 2, 4, 7, 9, 11), (0, 3, 5), (0,))
@@ -122,19 +126,19 @@ def evenly_spread(layers: int, count: int) -> tuple[int, ...]:
 
 
 def _is_local(stack: StackConfig, layer: int) -> bool:
-    """Whether a layer of this number has local attention."""
+    """Tell whether the layer with this index has local attention."""
     return stack.window_of(layer) is not None
 
 
 def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ...]:
-    """The increasing layers nearest to `wanted` that match their positions in the student.
+    """Return the layers, in increasing order, that are nearest to `wanted` and match their positions in the student.
 
     A layer matches if it has local attention where the student's layer of that position has it, and global attention
     elsewhere: the student has the teacher's pattern of local and global layers.
     """
     period = (stack.global_every or 1) if stack.window is not None else 1
     is_irregular = stack.global_layers is not None
-    # chosen layers are at most this far above their positions: then those after them still have layers that match
+    # a chosen layer is at most this far above its position, so that layers remain that match the later positions
     max_shift = 0 if is_irregular else (stack.layers - len(wanted)) // period * period
     chosen: list[int] = []
     for position, layer in enumerate(wanted):
@@ -151,7 +155,7 @@ def _matching_layers(stack: StackConfig, wanted: Sequence[int]) -> tuple[int, ..
 def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelBundle:
     """Copy layers of the teacher, its embedding and its head into a student.
 
-    If the settings name another family, the student gets that family's config, and no head but a masked-LM head.
+    If the settings name another family, the student has that family's config, and no other head than a masked-LM head.
 
     Raises:
         HeedfulError: If the teacher lacks a layer, or the layers cannot be in this order or family.
@@ -187,7 +191,7 @@ def student_from_layers(teacher: ModelBundle, settings: LayersStudent) -> ModelB
 
 
 def _choose_layers(settings: LayersStudent, stack: StackConfig, teacher_name: str) -> tuple[int, ...]:
-    """The layers of the teacher to copy: those that the settings name, else evenly spaced ones.
+    """Return the layers of the teacher to copy: those that the settings name, else evenly spaced ones.
 
     Raises:
         HeedfulError: If the teacher lacks a layer, or a layer with local attention would become a global one.
@@ -215,7 +219,7 @@ def _choose_layers(settings: LayersStudent, stack: StackConfig, teacher_name: st
 def _copied_tensors(
     student: ModelBundle, teacher_tensors: dict[str, Tensor], stack_name: str, blocks: Sequence[int], stack: StackConfig
 ) -> dict[str, Tensor]:
-    """Copies of the teacher's tensors under their names in the student.
+    """Return copies of the teacher's tensors under their names in the student.
 
     Raises:
         ModelError: If a layer cannot be in the position of another one.
@@ -233,7 +237,7 @@ def _copied_tensors(
 
 
 def _teacher_name(name: str, stack_name: str, blocks: Sequence[int], stack: StackConfig) -> str:
-    """The name in the teacher of a tensor of the student; `blocks` are the copied blocks of the teacher."""
+    """Return the teacher's name for a tensor of the student; `blocks` are the copied blocks of the teacher."""
     lists_of_layers = ["blocks", *(["relations"] if isinstance(stack.relation, Shaw | TransformerXl) else [])]
     components = name.split(".")
     if components[0] == stack_name and components[1] in lists_of_layers:
@@ -242,7 +246,7 @@ def _teacher_name(name: str, stack_name: str, blocks: Sequence[int], stack: Stac
 
 
 def _in_family(family: str, config: BundleConfig) -> BundleConfig:
-    """The config of a model in another family, without a head, with the dropout of `family`.
+    """Return the config of a model in another family, without a head, with the dropout of `family`.
 
     Token types are left out if the family has none and positions are learned: `student_from_layers` adds the vector of
     type 0 to the positions.
@@ -266,7 +270,7 @@ def _in_family(family: str, config: BundleConfig) -> BundleConfig:
 
 
 def _lacks_stacks(family: str) -> tuple[bool, bool] | None:
-    """Whether a family lacks an encoder, and a decoder, by its first published size; None if it has no sizes."""
+    """Tell whether a family lacks an encoder, and a decoder, by its first published size, or None without sizes."""
     sizes = FAMILIES[family].sizes
     if not sizes:
         return None
@@ -300,7 +304,7 @@ def student_of_size(teacher: ModelBundle, settings: SizeStudent, max_length: int
 
 
 def _default_family(config: BundleConfig) -> str:
-    """The teacher's family if its published sizes have the same stacks as the teacher, else the default for MLM."""
+    """Return the teacher's family if its published sizes have the teacher's stacks, else the default family for MLM."""
     if _lacks_stacks(config.family) == (config.model.encoder is None, config.model.decoder is None):
         return config.family
     return DEFAULT_FAMILIES["mlm"]
@@ -334,7 +338,7 @@ def resolve_losses(settings: LossSettings, student: ModelBundle, teacher: ModelB
 
 
 def head_untrained(settings: LossSettings, student: ModelBundle, teacher: ModelBundle) -> bool:
-    """Whether the student's head has random weights and no loss trains it."""
+    """Tell whether the student's head has random weights and no loss trains it."""
     has_output_loss = bool(settings.kd_weight or settings.label_weight)
     has_no_weights = teacher.head is None or not any(True for _ in teacher.head.parameters())
     return not has_output_loss and not has_no_weights and student.config.head != teacher.config.head
@@ -394,14 +398,14 @@ def _relation_losses(
     )
 
 
-def sentence_vector_width(loaded: ModelBundle) -> int:
-    """The width of a sentence vector; an embedding head concatenates the vectors of its poolings."""
+def sentence_dimension(loaded: ModelBundle) -> int:
+    """Return the dimension of a sentence vector. An embedding head concatenates the vectors of its poolings."""
     head, model = loaded.config.head, loaded.config.model
     return head.width(model) if isinstance(head, SentenceEmbedding) else model.width
 
 
-def width_for_lr(settings: StudentSettings, teacher: ModelBundle) -> int:
-    """The width by which the default learning rate is chosen: that of a student in a folder, else the teacher's."""
+def hidden_size_for_lr(settings: StudentSettings, teacher: ModelBundle) -> int:
+    """Return the hidden size for the default learning rate: that of a student in a folder, else the teacher's."""
     if isinstance(settings, FolderStudent):
         return config_of(settings.model, revision=settings.revision or None).model.width
     return teacher.config.model.width

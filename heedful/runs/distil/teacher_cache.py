@@ -1,4 +1,7 @@
-"""A cache of a teacher's outputs on the disk. It is filled in parts, so that an interrupted run resumes filling it."""
+"""A cache of a teacher's outputs on the disk, for distillation of tasks and of masked language models.
+
+The cache is filled in parts, so that an interrupted run resumes filling it.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,15 @@ class CacheFormat:
     """The number format of cached outputs."""
 
     half: bool = True  # float16 instead of float32
-    top: int | None = None  # likeliest classes stored for each target, the others as one sum; None: all
+    top: int | None = None  # how many of the likeliest classes are stored for each target, the others as one sum
     temperature: float = 1.0  # temperature of the stored probabilities; has no effect without `top`
 
 
 def online_teacher(
     teacher: Teacher, samples: Sequence[Sample]
 ) -> Callable[[Sequence[int], Sequence[int]], TeacherOutputs]:
-    """Return a function from sample numbers and keys to the teacher's outputs, computed at each call."""
-    return lambda numbers, keys: teacher.outputs([samples[number] for number in numbers], keys)
+    """Return a function from sample indices and keys to the teacher's outputs, computed at each call."""
+    return lambda indices, keys: teacher.outputs([samples[index] for index in indices], keys)
 
 
 def cache_teacher_outputs(
@@ -53,7 +56,7 @@ def cache_teacher_outputs(
     ranks: Ranks = SINGLE_PROCESS,
     log: Callable[[str], None] = lambda text: None,
 ) -> CachedOutputs:
-    """Fill a cache with the teacher's outputs. The first rank computes the missing parts, the others wait.
+    """Fill a cache with the teacher's outputs. The first rank computes missing parts while the other ranks wait.
 
     Args:
         folder: The folder of the cache.
@@ -61,8 +64,8 @@ def cache_teacher_outputs(
         samples: The teacher's inputs.
         cache_format: Number format of the outputs.
         facts: JSON values that the outputs depend on, such as a digest of the weights.
-        mask_keys: For masked language models: a list of sample keys for each static mask. The cached row of sample n
-            with mask m is m * len(samples) + n. (): no masks, one row for each sample.
+        mask_keys: A list of sample keys for each static mask, for masked language models. The cached row of sample n
+            with mask m is m * len(samples) + n. Without masks, there is one row for each sample.
         ranks: The processes that train together.
         log: Receives progress messages.
 
@@ -143,10 +146,10 @@ def _check_disk_space(folder: Path, size: int) -> None:
 def _part_outputs(
     teacher: Teacher, samples: Sequence[Sample], keys: Sequence[int], cache_format: CacheFormat
 ) -> Outputs:
-    """The teacher's outputs for the samples of a part, in the format of the cache."""
+    """Return the teacher's outputs for the samples of a part, in the format of the cache."""
     part_outputs: Outputs = {}
-    for numbers in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
-        outputs = teacher.outputs([samples[number] for number in numbers], [keys[number] for number in numbers])
+    for indices in split_microbatches([len(sample) for sample in samples], BATCH_TOKENS):
+        outputs = teacher.outputs([samples[index] for index in indices], [keys[index] for index in indices])
         if cache_format.top is not None:
             compressed = [
                 topk_with_rest(scores, cache_format.top, cache_format.temperature) for scores in outputs["scores"]
@@ -155,8 +158,8 @@ def _part_outputs(
             outputs |= {"ids": [row_ids.to(torch.int32) for row_ids in ids], "scores": list(log_probabilities)}
         for name, values in outputs.items():
             by_sample = part_outputs.setdefault(name, [torch.empty(0)] * len(samples))
-            for number, value in zip(numbers, values, strict=True):
-                by_sample[number] = _in_cache_dtype(value.cpu(), cache_format.half)
+            for index, value in zip(indices, values, strict=True):
+                by_sample[index] = _in_cache_dtype(value.cpu(), cache_format.half)
     return part_outputs
 
 

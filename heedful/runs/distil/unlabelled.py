@@ -1,4 +1,7 @@
-"""Unlabelled texts that a student learns from. They become examples with a placeholder label, which no loss uses."""
+"""Read unlabelled texts for a distillation. They become examples with a placeholder label, which no loss uses.
+
+`runs.distil.plan` reads them, and `runs.distil.run` encodes them.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,19 @@ TAG_SUFFIXES = (".conll", ".iob", ".iob2", ".bio")  # files of tagged words, who
 
 
 def teacher_task(teacher: ModelBundle) -> str:
-    """The first task of a teacher's head; "masked" for a masked language model.
+    """Return the first task of a teacher's head, or "masked" for a masked language model.
 
     Raises:
-        ModelError: If no student can learn its answers.
+        HeedfulError: If no student can learn its predictions.
     """
     return teacher_tasks(teacher)[0]
 
 
 def teacher_tasks(teacher: ModelBundle) -> tuple[str, ...]:
-    """The tasks of a teacher's head, the most special one first; "masked" for a masked language model.
+    """Return the tasks of a teacher's head, the most special one first, or ("masked",) for a masked language model.
 
     Raises:
-        ModelError: If no student can learn its answers.
+        HeedfulError: If no student can learn its predictions.
     """
     specs = specs_of_head(teacher.config.head)
     if names := tuple(spec.name for spec in specs if spec.distillation is not None):
@@ -60,7 +63,7 @@ class Unlabelled:
 
     examples: tuple[Example, ...]
     bad_rows: int  # rows that cannot be read
-    in_evaluation: int  # examples that were left out, because dev or test has their text
+    in_evaluation: int  # examples that were left out, because their text is in dev or test
     notes: tuple[str, ...] = ()  # sentences about the files
 
 
@@ -75,10 +78,10 @@ def read_unlabelled(
     names: Sequence[str] = (),
     exclude: Path,
 ) -> Unlabelled:
-    """Read files and folders: plain texts, rows whose labels are ignored, or data of the task.
+    """Read files and folders of plain texts, of rows whose labels are ignored, or of data of the task.
 
-    Columns of the labelled data are used for a file that has all of them; otherwise columns are found by their usual
-    names. For pairs, inputs with a text of dev or test are left out here, before single texts become pairs.
+    The columns of the labelled data are used for a file that has all of them; otherwise columns are found by their
+    usual names. For pairs, inputs with a text of dev or test are left out here, before single texts become pairs.
 
     Args:
         files: Paths.
@@ -96,7 +99,8 @@ def read_unlabelled(
     texts: list[object] = []
     notes: list[str] = []
     bad_rows = 0
-    for path, _ in list_files([Path(name) for name in files], exclude)[0]:
+    listed, _ = list_files([Path(name) for name in files], exclude)
+    for path, _ in listed:
         inherited = inherit_settings(settings, names, [path])
         if _has_labelled_format(path, example_type, replace(settings, encoding=inherited.encoding)):
             file_texts, file_bad_rows, file_notes = _read_labelled(path, example_type, settings, inherited)
@@ -121,7 +125,7 @@ def read_unlabelled(
 
 
 def _has_labelled_format(path: Path, example_type: type[Example], settings: DataSettings) -> bool:
-    """Whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
+    """Tell whether a file is in a format of labelled data without a header: tags in columns, or SQuAD's JSON."""
     suffix = stem_and_suffix(path)[1]
     if example_type is TaggedExample and FORMAT_BY_SUFFIX.get(suffix) in (None, "text"):
         file, _ = detect_encoding(path, encoding=settings.encoding, max_row_bytes=settings.max_row_bytes)
@@ -132,9 +136,9 @@ def _has_labelled_format(path: Path, example_type: type[Example], settings: Data
 def _read_labelled(
     path: Path, example_type: type[Example], settings: DataSettings, inherited: DataSettings
 ) -> tuple[list[object], int, list[str]]:
-    """Read a file of labelled data without its labels: inputs, number of bad rows, sentences about the file."""
-    numbered_columns = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
-    file_settings = replace(settings, dev_fraction=0.0, columns=numbered_columns or None, encoding=inherited.encoding)
+    """Read a file of labelled data without its labels. Return inputs, count of bad rows, sentences about the file."""
+    column_positions = {role: key for role, key in (settings.columns or {}).items() if str(key).isdigit()}
+    file_settings = replace(settings, dev_fraction=0.0, columns=column_positions or None, encoding=inherited.encoding)
     source = read_data(path, example_type, file_settings, on_bad_row=Skip())
     texts: list[object] = [example.to_input() for split in source.splits for example in source.examples(split)]
     return texts, sum(source.row_errors.bad.values()), list(source.stated)
@@ -143,9 +147,9 @@ def _read_labelled(
 def _read_inputs(
     path: Path, head: str, settings: DataSettings, inherited: DataSettings, exclude: Path
 ) -> tuple[list[object], int, list[str]]:
-    """Read a file or folder of plain texts or rows: inputs of the head, number of bad rows, sentences about the files.
+    """Read a file or folder of plain texts or rows. Return inputs of the head, count of bad rows, sentences about them.
 
-    The columns that `inherited` names are used if the file has all of them, else the usual names.
+    The columns that `inherited` names are used if the file has all of them, else columns with the usual names.
 
     Raises:
         HeedfulError: If the file cannot be read, or a column is missing.
@@ -194,7 +198,7 @@ def without_evaluated(unlabelled: Unlabelled, evaluated: Iterable[Example]) -> U
 
 
 def _text_hash(example: Example) -> int:
-    """Hash of a text without spaces, which does not depend on the split into words: "do n't" is "don't"."""
+    """Return a hash of a text without spaces, so that it does not depend on the split into words ("do n't")."""
     return hash_text(normalise_text(example.group).replace(" ", ""))
 
 

@@ -1,6 +1,7 @@
 """The verdict on a student: quality, speed and size compared with the teacher, and quality with the baseline.
 
-The baseline is the same student trained without the teacher.
+The baseline is the same student trained without the teacher. `runs.distil.run` and `runs.distil.mlm` call this module
+after training; `runs.distil.search` and `runs.distil.cascade` use its measurements of speed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from heedful.runs.plots.figures import wilson
 from heedful.runs.plots.style import BLUE, GREY, INK, ORANGE, new_figure, save_plot, set_title, style_axes
 from heedful.runs.results import JsonObject, read_results, summarize_seeds
 from heedful.runs.run_folder import environment, write_file
-from heedful.runs.statistics import ENOUGH, paired_t_interval
+from heedful.runs.statistics import MIN_SEEDS, paired_t_interval
 from heedful.tasks.metrics import Result, format_difference, format_metric, metric_bounds
 from heedful.tasks.task import evaluate_task
 from heedful.train.fit import Reporter
@@ -50,14 +51,15 @@ if TYPE_CHECKING:
 PLOT = "verdict.png"
 RANKING_METRICS = ("ndcg@10", "map", "mrr")  # metrics in the verdict on a reranker
 AXES_HEIGHT = 230.0  # approximate height of the axes of the plot, in points
-WARM_UP_ROUNDS = 2  # latency measurements of each model that are not counted
-MIN_BATCH_ROUNDS, MAX_BATCH_ROUNDS = 3, 50  # timed batches of all texts, for the throughput of each model
-MAX_BATCH_SECONDS = 1.0  # time of the slowest model in batches after which no further batch is timed
+WARM_UP_ROUNDS = 2  # latency measurements of each model that are discarded
+MIN_BATCH_ROUNDS = 3  # minimum of timed batches of all texts, for the throughput of each model
+MAX_BATCH_ROUNDS = 50  # maximum of timed batches
+MAX_BATCH_SECONDS = 1.0  # no further batch is timed after the slowest model has taken this long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSpeed:
-    """Speed of an engine from text to answer, tokenization included."""
+    """Speed of an engine, tokenization included."""
 
     precision: Precision
     p50: float  # median latency of one text, in milliseconds
@@ -81,7 +83,7 @@ def judge_student(
         teacher: The teacher, whose parameters are counted.
         source: The labelled data.
         settings: The settings of the distillation.
-        baseline: The folder of the run without the teacher; None: no baseline.
+        baseline: The folder of the run without the teacher, if there is a baseline.
         reporter: Receives progress.
 
     Returns:
@@ -118,14 +120,14 @@ def judge_student(
 
 
 def _seed_models(run: Path, seeds: Sequence[int]) -> list[str]:
-    """The model folder of each seed of a run."""
+    """Return the model folder of each seed of a run."""
     return [str((run / f"seed-{seed}" if len(seeds) > 1 else run) / RUN_MODEL) for seed in seeds]
 
 
 def _served_metrics(
     model: str, precision: Precision, *, source: Dataset[Example], split: str, long_inputs: LongInputs
 ) -> Result:
-    """The metrics of a model on a split, in the precision in which it is served."""
+    """Measure a model on a split, in the precision in which it is served."""
     engine = open_in_precision(model, precision)
     task, engine.loaded = build_eval_task(engine.loaded, source, split, long_inputs)
     engine.max_length = task.truncation_length
@@ -157,7 +159,7 @@ def write_verdict(
         quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
         counts: Parameters of "teacher" and "student".
         speeds: Speeds of "teacher" and "student".
-        resolution: The smallest difference that the metric can show; 0: unknown.
+        resolution: The smallest difference that the metric can show, or 0 if it is unknown.
 
     Returns:
         The content of verdict.json.
@@ -183,9 +185,9 @@ def compare_speeds(
 
     Args:
         model_folders: Model folders by name, "student" among them if `inputs` is None.
-        settings: Number of texts and rounds, and the precision.
-        inputs: Texts; None: a sample of the texts that the student's run knows.
-        choose: Chooses a precision by its measurements, where the settings say "auto".
+        settings: How many texts and rounds to use, and the precision.
+        inputs: Texts. If None, a sample of the texts that the student's run was trained on.
+        choose: Chooses a precision by its measurements, if the precision of `settings` is "auto".
     """
     engines: dict[str, BundleEngine] = {}
     precisions: dict[str, Precision] = {}
@@ -207,10 +209,10 @@ def time_engines(
     Args:
         engines: Engines by name.
         inputs: Inputs of the engines. Latency is measured with one at a time, throughput with a batch of all.
-        rounds: Latency measurements of each engine; None: timing.ROUNDS.
+        rounds: Latency measurements of each engine. If None, `timing.ROUNDS`.
 
     Returns:
-        By name: the numbers of ServingSpeed.
+        The measurements of `ServingSpeed`, by the name of the engine.
     """
     single_seconds: dict[str, list[float]] = {name: [] for name in engines}
     batch_seconds: dict[str, list[float]] = {name: [] for name in engines}
@@ -219,7 +221,7 @@ def time_engines(
         for turn in range(WARM_UP_ROUNDS + (rounds or timing.ROUNDS)):
             for name in names if turn % 2 else names[::-1]:
                 single_seconds[name].append(_seconds(engines[name], [inputs[turn % len(inputs)]]))
-        for turn in range(1 + MAX_BATCH_ROUNDS):  # the first batch of each engine is not counted
+        for turn in range(1 + MAX_BATCH_ROUNDS):  # the first batch of each engine is discarded
             slowest = max(sum(seconds[1:]) for seconds in batch_seconds.values())
             if turn > MIN_BATCH_ROUNDS and slowest > MAX_BATCH_SECONDS:
                 break
@@ -240,7 +242,7 @@ def time_engines(
 
 
 def _seconds(engine: BundleEngine, inputs: Sequence[object]) -> float:
-    """Seconds in which the engine answers the inputs."""
+    """Measure how many seconds the engine takes for the inputs."""
     start = time.perf_counter()
     engine(list(inputs))
     return time.perf_counter() - start
@@ -265,7 +267,7 @@ def compare_models(
         quality: The value of `quality_over_seeds` for "teacher", "student" and perhaps "baseline".
         speeds: Speeds of "teacher" and "student".
         counts: Parameters of "teacher" and "student".
-        resolution: The smallest difference that the metric can show; 0: unknown.
+        resolution: The smallest difference that the metric can show, or 0 if it is unknown.
     """
     models: JsonObject = {}
     for role, scores in quality.items():
@@ -289,16 +291,16 @@ def compare_models(
 
 
 def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float] | None:
-    """The 95 % confidence interval of a model's metric; None if it is unknown.
+    """Return the 95 % confidence interval of a model's metric, or None if it is unknown.
 
-    From ENOUGH seeds on: of the mean over seeds (Student's t). With one seed, and a metric that is a share of the
-    examples: of that share (Wilson).
+    With at least MIN_SEEDS seeds, it is the interval of the mean over seeds (Student's t). With one seed, and a metric
+    that is a share of the examples, it is the interval of that share (Wilson).
     """
     numbers = quality["numbers"]
-    if len(numbers) >= ENOUGH:
+    if len(numbers) >= MIN_SEEDS:
         interval = paired_t_interval(numbers, [0.0] * len(numbers), resolution=resolution)
-        least, greatest = (0.0, 1.0) if resolution else (-inf, inf)
-        return {"low": max(interval.low, least), "high": min(interval.high, greatest)}
+        minimum, maximum = (0.0, 1.0) if resolution else (-inf, inf)
+        return {"low": max(interval.low, minimum), "high": min(interval.high, maximum)}
     if not resolution or len(numbers) > 1:
         return None
     (low,), (high,) = wilson(np.array([quality["mean"]]), np.array([1 / resolution]))
@@ -306,9 +308,12 @@ def _quality_interval(quality: JsonObject, resolution: float) -> dict[str, float
 
 
 def delta_vs_baseline(student: JsonObject, baseline: JsonObject, resolution: float) -> JsonObject:
-    """Difference of student and baseline, paired by seed; with a 95 % interval, which is None below ENOUGH seeds."""
+    """Return the difference of student and baseline, paired by seed.
+
+    Its 95 % interval is None if there are fewer than MIN_SEEDS seeds.
+    """
     interval = paired_t_interval(student["numbers"], baseline["numbers"], resolution=resolution)
-    has_interval = len(student["numbers"]) >= ENOUGH
+    has_interval = len(student["numbers"]) >= MIN_SEEDS
     return {
         "difference": interval.mean,
         "low": interval.low if has_interval else None,
@@ -337,9 +342,9 @@ def verdict_sentence(verdict: JsonObject) -> str:
     delta = verdict["delta_vs_baseline"]
     difference = format_difference(verdict["metric"], delta["difference"])
     comparison = f"{difference} compared with the same student trained without the teacher"
-    if delta["seeds"] < ENOUGH:
+    if delta["seeds"] < MIN_SEEDS:
         seeds = "1 seed" if delta["seeds"] == 1 else f"{delta['seeds']} seeds"
-        return f"{text}; {comparison}, from {seeds} each, too few for a verdict: {ENOUGH} or more are needed."
+        return f"{text}; {comparison}, from {seeds} each, too few for a verdict: {MIN_SEEDS} or more are needed."
     comparison += f" (95 % interval {format_difference(verdict['metric'], delta['low'], delta['high'])})"
     if delta["low"] <= 0 <= delta["high"]:
         return f"{text}; {comparison}: no difference seen."
@@ -381,10 +386,10 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
     axes.set_xscale("log")
     axes.set_xlim(min(latencies) / 2.5, max(latencies) * 2.5)  # with space for names
     axes.margins(y=0.12)
-    least, greatest = metric_bounds(verdict["metric"])
+    minimum, maximum = metric_bounds(verdict["metric"])
     bottom, top = axes.get_ylim()
     margin = 0.02 * (top - bottom)  # shows the whole marker of a metric at its bound
-    axes.set_ylim(max(bottom, least - margin), min(top, greatest + margin))
+    axes.set_ylim(max(bottom, minimum - margin), min(top, maximum + margin))
     _label_points(axes, points, len(models))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -398,7 +403,7 @@ def plot_verdict(verdict: JsonObject, frontier: Sequence[JsonObject] = ()) -> Fi
 
 
 def _headline(verdict: JsonObject) -> str:
-    """The title of the plot: how much faster the student is, and its share of the teacher's quality."""
+    """Return the title of the plot: how much faster the student is, and its share of the teacher's quality."""
     speed_ratio = 1 / verdict["latency_ratio"]
     if speed_ratio >= 1:
         headline = f"The student is {_format_ratio(speed_ratio)}x faster"
@@ -412,10 +417,10 @@ def _headline(verdict: JsonObject) -> str:
 def _label_points(axes: Axes, points: Sequence[tuple[float, float, str, str]], models: int) -> None:
     """Write the name of each point beside it, moved apart vertically where names would overlap.
 
-    Of the first `models` points, names of all but the slowest are on the left; all other names are on the right.
+    The first `models` points have their names on the left, except the slowest one. All other names are on the right.
     """
     bottom, top = axes.get_ylim()
-    scale = AXES_HEIGHT / (top - bottom)  # points for a unit of the metric
+    scale = AXES_HEIGHT / (top - bottom)  # typographic points for a unit of the metric
     slowest = max(latency for latency, *_ in points[:models])
     named_on_left = [point for point in points[:models] if point[0] < slowest]
     last_height = {"left": -inf, "right": -inf}  # height of the last name with each alignment

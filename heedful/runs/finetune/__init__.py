@@ -1,1 +1,1 @@
-"""Fine-tuning: settings, what is trained, the run and its dry run."""
+"""Fine-tuning: settings, the plan of a run, initial models, methods, baselines, the run itself and its dry run."""

@@ -1,4 +1,4 @@
-"""The initial model and the task of a fine-tuning run, from its settings and data."""
+"""Creation of the initial model and of the task of a fine-tuning run, from settings and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from heedful.errors import ModelError
 from heedful.model.config import EmbeddingConfig, Learned, ModelConfig, StackConfig
 from heedful.objectives.masked_lm import MaskedLM
 from heedful.runs.finetune.classic import classic_model
-from heedful.runs.finetune.init_settings import HEAD_WIDTH, ClassicInit, Init, Pretrained, Scratch, Seq2Seq, model_name
+from heedful.runs.finetune.init_settings import (
+    HEAD_DIMENSION,
+    ClassicInit,
+    Init,
+    Pretrained,
+    Scratch,
+    Seq2Seq,
+    model_name,
+)
 from heedful.runs.finetune.seq2seq import seq2seq_model
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.specs import SPECS
@@ -28,7 +36,7 @@ from heedful.train.trainer import Trainer
 Item = TypeVar("Item")
 
 MAX_LENGTH = 256  # maximum tokens of an encoder with random weights
-MAX_EXAMPLES = 50_000  # examples whose texts train a new tokenizer, word vectors or an encoder
+MAX_EXAMPLES = 50_000  # maximum examples for training a new tokenizer, word vectors or an encoder
 
 
 def initial_model(
@@ -39,18 +47,18 @@ def initial_model(
     max_length: int | None,
     log: Callable[[str], None],
 ) -> ModelBundle:
-    """Load or make the model that training starts from, without the task's head.
+    """Load or create the model that training starts from, without the task's head.
 
     Args:
         init: Settings of the model.
-        source: The data. A new tokenizer, vocabulary or encoder is trained on the texts of its train split.
-        counts: Number of examples of each split.
+        source: The data. A new tokenizer, vocabulary or encoder is trained on the texts of the train split.
+        counts: Counts of examples by split.
         seed: Seed of random weights.
-        max_length: Maximum number of tokens of a new model; None: MAX_LENGTH for an encoder, no limit for others.
+        max_length: Maximum tokens of a new model. If None, MAX_LENGTH for an encoder, and no limit for other models.
         log: Receives sentences about a new model.
 
     Raises:
-        ModelError: If the task is seq2seq, and the settings name no model with a decoder.
+        ModelError: If the task is seq2seq, but the settings do not name a model with a decoder.
     """
     if isinstance(init, Seq2Seq):
         return seq2seq_model(init, list(_texts(source, counts)), seed, max_length, log)
@@ -70,7 +78,7 @@ def initial_model(
 def _scratch_encoder(
     init: Scratch, texts: list[str], seed: int, max_length: int, log: Callable[[str], None]
 ) -> ModelBundle:
-    """Make a tokenizer and an encoder with random weights, and pre-train it as a masked LM for `mlm_steps` steps."""
+    """Create a tokenizer and an encoder with random weights, and pre-train it as a masked LM for `mlm_steps` steps."""
     tokenizer = train_tokenizer(texts, TokenizerSettings(vocab_size=init.tokenizer.vocab_size, max_length=max_length))
     config = BundleConfig(family="heedful", model=_scratch_config(init, tokenizer, max_length))
     encoder = create(config, tokenizer, seed=seed)
@@ -106,8 +114,8 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
         encoder=StackConfig(
             width=settings.width,
             layers=settings.layers,
-            heads=settings.width // HEAD_WIDTH,
-            head_width=HEAD_WIDTH,
+            heads=settings.width // HEAD_DIMENSION,
+            head_width=HEAD_DIMENSION,
             inner_width=4 * settings.width,
             dropout=0.1,
         ),
@@ -117,7 +125,7 @@ def _scratch_config(settings: Scratch, tokenizer: Tokenizer, max_length: int) ->
 def _texts(
     source: Dataset[Example], counts: Mapping[str, int], max_examples: int | None = MAX_EXAMPLES
 ) -> Iterator[str]:
-    """Yield the texts of train, or those of `max_examples` evenly spaced examples, since files may be sorted."""
+    """Yield the texts of train, or of `max_examples` examples. These are evenly spaced, since files may be sorted."""
     for example in evenly_spaced(source.examples("train"), counts["train"], max_examples):
         yield from example.texts
 
@@ -128,8 +136,8 @@ def evenly_spaced(items: Iterable[Item], count: int, max_items: int | None = MAX
     >>> list(evenly_spaced("abcdefgh", 8, 3))
     ['c', 'f', 'h']
     """
-    for number, item in enumerate(items):
-        if max_items is None or count <= max_items or (number + 1) * max_items // count > number * max_items // count:
+    for index, item in enumerate(items):
+        if max_items is None or count <= max_items or (index + 1) * max_items // count > index * max_items // count:
             yield item
 
 
@@ -147,7 +155,7 @@ def build_task(
         source: The data.
         stats: Statistics of the data.
         model: The initial model.
-        labels: Labels of the head; None: those of the data.
+        labels: Labels of the head. If None, the labels of the data.
     """
     init = settings.init
     setup = TaskSetup(
@@ -168,7 +176,7 @@ def build_task(
 
 
 def encoding_notes(encoded: EncodedSplit) -> list[str]:
-    """Return sentences about the number of samples and tokens, and about examples that were split, cut or left out."""
+    """Return sentences about the counts of samples and tokens, and about examples that were split, cut or left out."""
     samples = f"{len(encoded.samples):,} sample" + ("s" if len(encoded.samples) != 1 else "")
     notes = [f"{encoded.examples:,} training examples are {samples} of {encoded.tokens:,} tokens"]
     if encoded.windowed:

@@ -11,7 +11,7 @@ from heedful.train.settings import FitSettings, TrainSettings
 
 
 class TaskRunSettings(Protocol):
-    """Settings of a run on a task: of fine-tuning, or of distillation."""
+    """Settings of a run on a task, which is fine-tuning or distillation."""
 
     @property
     def task(self) -> TaskSettings: ...
@@ -27,7 +27,7 @@ def check_dev_split(settings: TaskRunSettings, stats: DatasetStats, dev_problem:
     Args:
         settings: Settings of the run.
         stats: Statistics of the data.
-        dev_problem: The reason why no dev split could be generated; "" if none was asked for.
+        dev_problem: The reason why no dev split could be generated, or "" if none was requested.
     """
     if "dev" not in stats.non_empty_splits and settings.task.tunes_thresholds(stats):
         raise SettingError(
@@ -47,10 +47,11 @@ def check_unused_settings(settings: TaskRunSettings, stats: DatasetStats, *, cla
         classic: Whether the model has no Transformer blocks.
 
     Raises:
-        DataError: If all scores of dev are equal, and evaluations are to choose a step.
+        DataError: If all scores of dev are equal, but evaluations on dev choose the best step.
         SettingError: If a setting would change nothing.
     """
-    train, fit, has_dev = settings.train, settings.fit, "dev" in stats.non_empty_splits
+    train, fit = settings.train, settings.fit
+    has_dev = "dev" in stats.non_empty_splits
     if "dev" in stats.constant_score_splits and (fit.load_best_at_end or fit.patience):
         raise DataError(
             "all scores of dev are the same, so that nothing correlates with them and no step is the best: give other "

@@ -1,6 +1,6 @@
-"""Classic models with new word embeddings: random, read from a file, or trained by skip-gram.
+"""Creation of classic models with new word embeddings, which are random, read from a file, or trained by skip-gram.
 
-If a model is named, the classic model runs over the hidden states of that encoder instead, which stays frozen.
+If the settings name an encoder, the classic model runs over its hidden states instead, and the encoder stays frozen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from heedful.train.trainer import Trainer
 FAMILY = "heedful-classic"
 SENTENCE_ENDS = ".!?…。！？"
 CLOSING_MARKS = "\"'”’»›)]）」』"  # marks that may follow the end of a sentence in the same token
-MAX_SKIPGRAM_TOKENS = 2048  # tokens of a skip-gram sample; all pairs of a batch are in memory at once
+MAX_SKIPGRAM_TOKENS = 2048  # maximum tokens of a skip-gram sample, since all pairs of a batch are in memory
 
 
 def classic_model(
@@ -42,14 +42,14 @@ def classic_model(
     *,
     all_texts: Iterable[str] | None = None,
 ) -> ModelBundle:
-    """Make the classic model that training starts from, without a head.
+    """Create the classic model that training starts from, without a head.
 
     Args:
         settings: Pooling, and word embeddings or an encoder.
         texts: Texts on which subwords and skip-gram are trained.
         seed: Seed of random weights.
         log: Receives sentences about the model.
-        all_texts: Texts whose words make up the vocabulary; None: `texts`.
+        all_texts: Texts from whose words the vocabulary is built. If None, `texts`.
     """
     if settings.model:
         return _over_encoder(settings, seed)
@@ -71,7 +71,7 @@ def classic_model(
     )
     bundle = create(BundleConfig(family=FAMILY, model=config), tokenizer, seed=seed)
     if (unknown := tokenizer.special.unknown) is not None:
-        bundle.model.embedding.tokens.weight.data[unknown] = 0.0  # it is not trained if no text has unknown words
+        bundle.model.embedding.tokens.weight.data[unknown] = 0.0  # not trained if no text has unknown words
     log(f"a classic model of {bundle.count():,} parameters without its head, over {tokenizer.size:,} {words.tokens}")
     if file_vectors is not None:
         log(assign_vectors(bundle, file_vectors, text_words))
@@ -82,37 +82,38 @@ def classic_model(
 
 def _over_encoder(settings: ClassicInit, seed: int) -> ModelBundle:
     """Return a classic model over the hidden states of a frozen encoder."""
-    inner = load(settings.model, revision=settings.revision or None)
-    model = inner.config.model
-    if inner.tokenizer is None or model.encoder is None or model.decoder is not None or type(model) is ClassicConfig:
+    encoder = load(settings.model, revision=settings.revision or None)
+    model = encoder.config.model
+    if encoder.tokenizer is None or model.encoder is None or model.decoder is not None or type(model) is ClassicConfig:
         raise HeedfulError(
-            f"{inner.source} is not an encoder with a tokenizer, which a classic model runs over: name another model"
+            f"{encoder.source} is not an encoder with a tokenizer, which a classic model runs over: name another model"
         )
     config = ClassicConfig(
         embedding=model.embedding,
         encoder=model.encoder,
-        reader=with_sentence_ends(settings.reader, inner.tokenizer),
+        reader=with_sentence_ends(settings.reader, encoder.tokenizer),
         frozen=True,
     )
-    bundle = create(BundleConfig(family=FAMILY, model=config), inner.tokenizer, seed=seed)
-    encoder_tensors, initial_tensors = inner.named_tensors(), bundle.named_tensors()
+    bundle = create(BundleConfig(family=FAMILY, model=config), encoder.tokenizer, seed=seed)
+    encoder_tensors = encoder.named_tensors()
+    initial_tensors = bundle.named_tensors()
     body = {name for name in encoder_tensors if name.startswith(("embedding.", "encoder."))}
     assert body == {name for name in initial_tensors if not name.startswith("over.")}
     tensors = {
         name: (encoder_tensors[name] if name in body else initial).detach() for name, initial in initial_tensors.items()
     }
     assign(bundle, tensors, "cpu")
-    bundle.source = f"a classic model over {inner.source}"
+    bundle.source = f"a classic model over {encoder.source}"
     return bundle.eval()
 
 
 def _build_word_tokenizer(
     settings: WordSettings, texts: Iterable[str]
 ) -> tuple[Tokenizer, WordVectors | None, list[str]]:
-    """Build a tokenizer whose vocabulary is the most frequent words of texts, and then words of a file of vectors.
+    """Build a tokenizer whose vocabulary is the most frequent words of texts, then words of a file of vectors.
 
     Returns:
-        The tokenizer, the vectors of the file (None without a file), and the words of the texts.
+        The tokenizer, the vectors of the file or None without a file, and the words of the texts.
 
     Raises:
         HeedfulError: If the file has no vector for any word of the texts.
@@ -139,14 +140,14 @@ def _build_word_tokenizer(
 
 @torch.no_grad()
 def assign_vectors(loaded: ModelBundle, vectors: WordVectors, text_words: Sequence[str]) -> str:
-    """Copy the vectors of a file into the embedding table; return a sentence with the number of words that have one."""
+    """Copy the vectors of a file into the embedding table. Return a sentence about how many words have a vector."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     ids = [tokenizer.id(word) for word in vectors.words]
-    in_vocabulary = [number for number, id in enumerate(ids) if id is not None]
+    in_vocabulary = [index for index, id in enumerate(ids) if id is not None]  # indices of words in the file
     table = loaded.model.embedding.tokens.weight
-    rows = torch.tensor([ids[number] for number in in_vocabulary])
-    table[rows] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
+    token_ids = torch.tensor([ids[index] for index in in_vocabulary])
+    table[token_ids] = torch.from_numpy(vectors.vectors[in_vocabulary]).to(table)
     covered = len(set(text_words) & set(vectors.words))
     return (
         f"{covered:,} of {len(text_words):,} words of the texts have a vector from the file, the others random ones; "
@@ -174,7 +175,7 @@ def _train_skipgram(loaded: ModelBundle, texts: Sequence[str], steps: int, seed:
 
 
 def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]:
-    """Return samples for skip-gram: texts of two tokens or more, long ones in parts of MAX_SKIPGRAM_TOKENS tokens."""
+    """Return samples for skip-gram: texts of two tokens or more, split into parts of MAX_SKIPGRAM_TOKENS tokens."""
     samples = []
     for ids in tokenizer.ids(texts):
         for start in range(0, len(ids), MAX_SKIPGRAM_TOKENS):
@@ -185,10 +186,10 @@ def skipgram_samples(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Sample]
 
 
 def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingConfigs:
-    """Return a pooling; a hierarchical one gets the ids of tokens that end a sentence, unless it has them.
+    """Return a pooling. A hierarchical one without ids of tokens that end a sentence gets these ids.
 
     Raises:
-        HeedfulError: If an id is out of range, or no token ends a sentence.
+        HeedfulError: If an id is out of range, or if no token ends a sentence.
     """
     if not isinstance(reader, HierarchicalPooling):
         return reader
@@ -210,7 +211,7 @@ def with_sentence_ends(reader: PoolingConfigs, tokenizer: Tokenizer) -> PoolingC
             f"no token ends a sentence: the vocabulary has none of {' '.join(SENTENCE_ENDS)}; give their ids in "
             "init.reader.ends, or take another kind than hierarchical"
         )
-    end_of_text = tokenizer.special.eos_or_sep  # it belongs to the last sentence
+    end_of_text = tokenizer.special.eos_or_sep  # belongs to the last sentence
     return replace(reader, ends=ends if end_of_text is None else (*ends, end_of_text))
 
 

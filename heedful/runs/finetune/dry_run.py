@@ -1,4 +1,4 @@
-"""A dry run: what fine-tuning needs in time, memory and disk space, estimated from a few steps on its data."""
+"""The option --dry-run: the time, memory and disk space that fine-tuning needs, estimated from a few steps."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from heedful.tasks.task import EncodedSplit
 from heedful.train.frozen_outputs import GB, frozen_outputs_bytes
 from heedful.train.trainer import Trainer
 
-PROBED_SAMPLES = 64  # samples whose encoding is timed
-CHECKPOINT_VALUES = 4  # values per parameter in a checkpoint: the weight, two moments, and the best weight so far
+PROBED_SAMPLES = 64  # samples for timing the forward pass
+CHECKPOINT_VALUES = 4  # values per parameter in a checkpoint: the weight, two moments, the best weight so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,24 +36,24 @@ class Estimate:
     """Estimated size, duration, memory and disk space of a run."""
 
     examples: int  # training examples
-    samples: int  # samples of the training examples; an example may have several windows
+    samples: int  # samples for training; an example may have several windows
     tokens: int  # tokens of one epoch
     parameters: int
     seeds: int
     steps: int | None  # steps of one seed; None: training ends after a time budget
-    seconds: float  # training of one seed without evaluations, from a few steps made here
+    seconds: float  # training of one seed, without evaluations
     tokens_per_second: float
-    memory: int  # bytes; peak memory of this process while it made those steps, and of copies of the weights
-    disk: int  # bytes of all checkpoints and models while one more checkpoint is written
-    free: int  # free bytes on that disk
-    notes: tuple[str, ...]  # sentences
+    memory: int  # bytes: peak memory of this process, plus copies of the weights
+    disk: int  # bytes of all checkpoints and models, while one more checkpoint is written
+    free: int  # free bytes on the disk of the run folder
+    notes: tuple[str, ...]  # sentences for the user
 
     def to_dict(self) -> JsonObject:
-        """Return plain data that JSON can hold."""
+        """Convert to plain data for JSON."""
         return asdict(self)
 
     def table_rows(self) -> list[list[str]]:
-        """Return the estimate as rows of a table: name and value."""
+        """Return the estimate as rows of a table, each with name and value."""
         times = f"{self.seeds} x " if self.seeds > 1 else ""
         steps = "as many as fit" if self.steps is None else f"{self.steps:,}"
         duration = f"{self.seconds / 60:.1f} min at {self.tokens_per_second:,.0f} tokens/s, without evaluations"
@@ -80,16 +80,16 @@ def dry_run(
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> Estimate:
-    """Estimate the time, memory and disk space that `finetune` needs, by reading the data and making a few steps.
+    """Estimate the time, memory and disk space that `finetune` needs, by reading the data and running a few steps.
 
     Nothing is written. Pre-training on the training texts (`mlm_steps`, `skipgram_steps`) is left out. The arguments
-    are those of `finetune`.
+    are documented at `finetune`.
     """
     folder = Path(output_dir)
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
     plan = plan_finetune(task, data, overrides=overrides, on_bad_row=on_bad_row)
     check_run_folder(folder)
-    # this is a single process; with sharding each rank is as fast and takes less memory
+    # a dry run is a single process; with sharding each rank is equally fast and takes less memory
     train = replace(plan.settings.train, data_parallel_shard_degree=1)
     init = plan.settings.init
     if isinstance(init, Scratch):
@@ -97,18 +97,19 @@ def dry_run(
     elif isinstance(init, ClassicInit):
         init = replace(init, skipgram_steps=0)
     settings = replace(plan.settings, init=init, train=train)
-    base = initial_model(init, plan.source, plan.survey.counts, train.seed, settings.max_length, lambda text: None)
-    objective, loaded = build_task(settings, plan.source, plan.survey, base)
+    base = initial_model(init, plan.source, plan.stats.counts, train.seed, settings.max_length, lambda text: None)
+    objective, loaded = build_task(settings, plan.source, plan.stats, base)
     encoded = objective.encode_split(plan.source.examples("train"))
-    notes = reading_notes(settings, plan.source, plan.survey, objective, encoded)
+    notes = reading_notes(settings, plan.source, plan.stats, objective, encoded)
     if settings.method in ("linear", "contrastive"):
         loaded = with_vector_head(loaded, base)
     trainer = Trainer(loaded, body_objective(settings, objective), encoded.samples, train)
     is_linear = settings.method == "linear"
     seconds, speed = _encoding_seconds(loaded, encoded) if is_linear else estimate_seconds(trainer, encoded.tokens)
-    has_dev = "dev" in plan.survey.non_empty_splits
-    copies, saved = _copies_of_weights(settings, has_dev=has_dev), _saved_weights(settings, has_dev=has_dev)
-    weights = 4 * loaded.count()  # bytes
+    has_dev = "dev" in plan.stats.non_empty_splits
+    weight_bytes = 4 * loaded.count()
+    weights_in_memory = _copies_of_weights(settings, has_dev=has_dev)
+    weights_on_disk = _saved_weights(settings, has_dev=has_dev)
     return Estimate(
         examples=encoded.examples,
         samples=len(encoded.samples),
@@ -118,15 +119,15 @@ def dry_run(
         steps=0 if is_linear else trainer.total_steps,
         seconds=seconds,
         tokens_per_second=speed,
-        memory=peak_memory() + weights * copies,
-        disk=weights * saved + _frozen_bytes(trainer),
+        memory=peak_memory() + weight_bytes * weights_in_memory,
+        disk=weight_bytes * weights_on_disk + _frozen_bytes(trainer),
         free=shutil.disk_usage(_existing(folder)).free,
         notes=(*plan.notes, plan.why, *notes, *_gpu_notes(trainer.device), *_method_notes(settings)),
     )
 
 
 def _copies_of_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
-    """Return how many copies of the weights are in memory: the best weights, and a checkpoint while it is written."""
+    """Return how many copies of the weights are in memory: the best weights, and a checkpoint that is written."""
     has_best = settings.fit.load_best_at_end and has_dev
     return has_best + CHECKPOINT_VALUES * settings.fit.async_checkpoint
 
@@ -136,22 +137,22 @@ def _saved_weights(settings: FinetuneSettings, *, has_dev: bool) -> int:
     has_best = settings.fit.load_best_at_end and has_dev
     models = settings.seeds * (1 + has_best)  # the model, and the last weights beside the best ones
     if settings.seeds > 1:
-        models += 1  # the model of the run, that of one of the seeds
+        models += 1  # the model of the run, which is a copy of one seed's model
     if not model_name(settings.init):
         models += settings.seeds  # the initial models
-    seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds with training state at a time
+    seeds_with_state = settings.seeds if settings.fit.keep_checkpoints else 1  # seeds that have a training state
     checkpoints = seeds_with_state * settings.fit.keep_last + 1
     return models + CHECKPOINT_VALUES * checkpoints
 
 
 def _frozen_bytes(trainer: Trainer) -> int:
-    """Return the disk space of cached outputs of frozen layers; 0 if they are not cached."""
+    """Return the disk space of cached outputs of frozen layers in bytes, or 0 if they are not cached."""
     size = frozen_outputs_bytes(trainer) if trainer.settings.freeze_layers else 0
     return size if size <= trainer.settings.cache_gb * GB else 0
 
 
 def _encoding_seconds(loaded: ModelBundle, encoded: EncodedSplit) -> tuple[float, float]:
-    """Estimate the seconds in which all samples are encoded, and the tokens a second, from the first samples."""
+    """Estimate the seconds of a forward pass over all samples, and tokens per second, from the first samples."""
     samples = encoded.samples[:PROBED_SAMPLES]
     began = time.perf_counter()
     sentence_vectors(loaded, samples)
@@ -175,5 +176,5 @@ def _gpu_notes(device: torch.device) -> list[str]:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder if it exists, else its nearest existing parent."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

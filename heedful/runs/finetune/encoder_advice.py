@@ -1,4 +1,4 @@
-"""Advice to start from another encoder than the bundled one, for texts that it does not suit."""
+"""Advice to start from another encoder than the bundled one, for texts in other languages and for long texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.task import EncodedSplit, Task
 from heedful.tokenizer import Tokenizer
 
-SAMPLED_EXAMPLES, SAMPLED_CHARACTERS = 500, 1000  # examples whose texts are tested, and characters of each text
-# tokens per word or sign above which texts are not English: English has 1.1 to 1.2, other languages in Latin letters
-# have 1.7 to 2.9
-MAX_TOKENS_PER_WORD = 1.6
-MAX_FOREIGN_SHARE = 0.2  # share of letters that are not Latin, above which texts are not English
-MAX_LONG_SHARE = 0.5  # share of examples longer than the encoder reads, above which the advice is given
+SAMPLED_EXAMPLES = 500  # examples whose language is tested
+SAMPLED_CHARACTERS = 1000  # tested characters of each text
+MAX_TOKENS_PER_WORD = 1.6  # maximum for English, which has 1.1 to 1.2; other languages in Latin letters have 1.7 to 2.9
+MAX_FOREIGN_SHARE = 0.2  # maximum share of letters that are not Latin, for English
+MAX_LONG_SHARE = 0.5  # share of examples longer than the encoder's limit above which advice is given
 WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -42,10 +41,10 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, encoded: EncodedS
     """Return sentences with reasons to start from another encoder than the bundled one.
 
     Args:
-        texts: Texts of training examples, from all over the data.
+        texts: Texts of training examples, evenly spaced in the data.
         tokenizer: The tokenizer of the encoder.
         encoded: All training examples, encoded.
-        limit: Maximum tokens of the encoder; None: the setting max_length limits them.
+        limit: Maximum tokens of the encoder, or None if the setting max_length limits the length.
     """
     advice = []
     if reason := _reason_not_english([text[:SAMPLED_CHARACTERS] for text in texts], tokenizer):
@@ -65,9 +64,9 @@ def encoder_advice(texts: Sequence[str], tokenizer: Tokenizer, encoded: EncodedS
 
 
 def _reason_not_english(texts: Sequence[str], tokenizer: Tokenizer) -> str:
-    """Return the reason to believe that texts are not English, or "".
+    """Return the reason to assume that texts are not English, or "".
 
-    An English vocabulary has most English words as one token, and splits words of other languages.
+    An English vocabulary has a token for most English words, and splits words of other languages.
     """
     letters = [character for text in texts for character in text if character.isalpha()]
     foreign = sum(

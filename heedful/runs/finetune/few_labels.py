@@ -1,4 +1,7 @@
-"""Methods for few labels: logistic regression over sentence vectors, which are frozen or trained by pairs of texts."""
+"""Methods for few labels: logistic regression over sentence vectors, which are frozen or trained contrastively.
+
+These are the methods "linear" and "contrastive" of fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ from heedful.objectives.contrastive import ContrastiveClasses
 from heedful.runs.finetune.settings import FinetuneSettings
 from heedful.tasks.task import Task
 
-INVERSE_REGULARISATION = 1.0  # C of scikit-learn, on features whose mean square is 1
-MAX_ITERATIONS = 1000  # iterations of the optimizer of a logistic regression
+INVERSE_REGULARISATION = 1.0  # C of scikit-learn, for features with a mean square of 1
+MAX_ITERATIONS = 1000  # maximum iterations of the optimizer of a logistic regression
 ABSENT_CLASS_BIAS = -10.0  # bias of a class without training examples
-BATCH_TOKENS = 8192  # tokens of the texts that are encoded at once
+BATCH_TOKENS = 8192  # tokens in a batch of a forward pass
 
 
 def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
-    """Return a classifier whose last layer reads sentence vectors; its family is Heedful's own, which fits any encoder.
+    """Return a classifier whose last layer is applied to sentence vectors. Its family is "heedful".
 
     Args:
         model: A classifier with the labels and the encoder.
-        base: The pretrained model. If it makes sentence embeddings by a single pooling, that pooling is used; else the
-            mean.
+        base: The pretrained model. If it is a sentence embedding model with a single pooling, that pooling is used,
+            else mean pooling.
     """
     head, base_head = model.config.head, base.config.head
     assert isinstance(head, Classes)
@@ -57,12 +60,13 @@ def with_vector_head(model: ModelBundle, base: ModelBundle) -> ModelBundle:
         else:
             tensors[name] = torch.zeros(tensor.shape)
     assign(classifier, tensors, next(model.parameters()).device)
-    classifier.thresholds, classifier.pairs = dict(model.thresholds), model.pairs
+    classifier.thresholds = dict(model.thresholds)
+    classifier.pairs = model.pairs
     return classifier.train(model.training)
 
 
 def body_objective(settings: FinetuneSettings, task: Task) -> Objective:
-    """Return the objective that trains the weights below the last layer: pairs of texts, or the task itself."""
+    """Return the objective that trains the weights below the last layer: contrastive, or the task itself."""
     if settings.method != "contrastive":
         return task
     return ContrastiveClasses(group_size=settings.train.batch_size, classes=len(task.labels))
@@ -71,13 +75,13 @@ def body_objective(settings: FinetuneSettings, task: Task) -> Objective:
 def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) -> None:
     """Fit the last layer of a classifier to samples by logistic regression with an L2 penalty, in place.
 
-    If an example may have any number of labels, each label is fitted by itself. A class without examples is never
-    predicted. A label that all examples have, or none, gets a constant probability.
+    In multi-label classification, each label is fitted separately. A class without examples is never predicted. A label
+    that all examples have, or no example has, gets a constant probability.
 
     Args:
         model: A model with a `ClassesHead` over vectors, in eval mode.
-        samples: Windows of the training examples, weighted by 1 / windows.
-        task: The classification task; its class weights are used.
+        samples: Windows of the training examples, each with the weight 1 / number of windows.
+        task: The classification task, whose class weights are used.
     """
     head = model.head
     assert isinstance(head, ClassesHead)
@@ -90,7 +94,7 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
         weight, bias = _fit_softmax(features, targets, weights, len(task.labels))
     else:
         positive_weights = getattr(task, "weights", ()) or (1.0,) * len(task.labels)
-        # a softmax over two classes for each label: class 1 has the label, class 0 does not
+        # for each label a softmax over two classes: absent (0) and present (1)
         fits = [
             _fit_softmax(features, column.astype(int), weights * np.where(column > 0, positive, 1.0), 2)
             for column, positive in zip(targets.T, positive_weights, strict=True)
@@ -105,18 +109,19 @@ def fit_last_layer(model: ModelBundle, samples: Sequence[Sample], task: Task) ->
 def _fit_softmax(
     vectors: NDArray[np.float64], targets: NDArray[np.int64], weights: NDArray[np.float64], classes: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Fit the weights, [classes, width], and biases, [classes], of a softmax over classes by logistic regression."""
+    """Fit the weights, [classes, dimension], and biases, [classes], of a softmax classifier."""
     from sklearn.linear_model import LogisticRegression
 
-    weight, bias = np.zeros((classes, vectors.shape[1])), np.full(classes, ABSENT_CLASS_BIAS)
+    weight = np.zeros((classes, vectors.shape[1]))
+    bias = np.full(classes, ABSENT_CLASS_BIAS)
     seen = np.unique(targets)
     if len(seen) == 1:
         bias[seen] = 0.0
         return weight, bias
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about too few iterations
+        warnings.simplefilter("ignore")  # warnings about convergence
         fitted = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=MAX_ITERATIONS).fit(vectors, targets, weights)
-    if len(seen) == 2:  # scikit-learn fits one row, the log odds of the second class
+    if len(seen) == 2:  # scikit-learn then fits a single weight vector, for the log odds of the second class
         weight[seen] = np.concatenate([-fitted.coef_, fitted.coef_]) / 2
         bias[seen] = np.array([-1, 1]) * fitted.intercept_ / 2
     else:
@@ -125,9 +130,10 @@ def _fit_softmax(
 
 
 @torch.no_grad()
-def sentence_vectors(model: ModelBundle, samples: Sequence[Sample]) -> Float[NDArray[np.float64], "samples width"]:
-    """Return the vectors that the last layer of a classifier reads, in eval mode and float32."""
-    head, device = model.head, next(model.parameters()).device
+def sentence_vectors(model: ModelBundle, samples: Sequence[Sample]) -> Float[NDArray[np.float64], "samples dimension"]:
+    """Return the vectors to which the last layer of a classifier is applied, in eval mode and float32."""
+    head = model.head
+    device = next(model.parameters()).device
     assert isinstance(head, ClassesHead) and not model.training
     vectors = []
     for chunk in consecutive_batches(samples, BATCH_TOKENS):

@@ -1,6 +1,6 @@
 """Settings of the initial model of a fine-tuning run: a pretrained model, or random weights of some architecture.
 
-Imports nothing heavy, so that a wrong setting is refused at once.
+This module imports nothing heavy, so that a wrong setting is refused immediately.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from heedful.model.classic_config import (
 )
 from heedful.model.vaswani import PUBLISHED_SIZES, VaswaniSize
 
-HEAD_WIDTH = 32  # width of an attention head of a Scratch encoder
-WORD_WIDTH = 96  # default width of word vectors
+HEAD_DIMENSION = 32  # head dimension of a Scratch encoder
+WORD_DIMENSION = 96  # default dimension of word vectors
 DEFAULT_POOLING, DEFAULT_RNN = BagPooling(), RecurrentSeq2Seq()
 
 
@@ -33,9 +33,9 @@ class WordSettings:
 
     # words: split at spaces and punctuation; subwords: a WordPiece tokenizer
     tokens: Literal["words", "subwords"] = "words"
-    vocab_size: int = 30_000  # maximum number of words, from the training texts first, then from the file of vectors
+    vocab_size: int = 30_000  # maximum words, from the training texts first, then from the file of vectors
     lower_case: bool = True  # lower-case texts before they are split
-    width: int = WORD_WIDTH  # width of the word vectors, if they are not from a file
+    width: int = WORD_DIMENSION  # dimension of the word vectors, if they are not from a file
     vectors: str = ""  # GloVe or word2vec file; "": random, or trained with skipgram_steps
     frozen: bool = False  # do not train the word vectors
     dropout: float = 0.0  # dropout of the word vectors and of the text vector
@@ -46,7 +46,7 @@ class WordSettings:
             raise HeedfulError(f"{sizes}; expected whole numbers from 2 and from 1")
         if not 0 <= self.dropout < 1:
             raise HeedfulError(f"dropout is {self.dropout}; expected a number from 0 to below 1")
-        if self.vectors and self.width != WORD_WIDTH:
+        if self.vectors and self.width != WORD_DIMENSION:
             raise HeedfulError(f"width conflicts with vectors={self.vectors}, which fixes the dimension; remove width")
         if self.vectors and self.tokens != "words":
             raise HeedfulError(f'vectors is {self.vectors}, a file of word vectors: set tokens = "words"')
@@ -57,7 +57,7 @@ class SharedTokenizer:
     """The tokenizer of a seq2seq model, trained on source and target texts."""
 
     algorithm: Literal["bpe", "wordpiece"] = "bpe"  # bpe is byte-level and reproduces any text; wordpiece does not
-    vocab_size: int = 8000  # size of the vocabulary, shared by source and target
+    vocab_size: int = 8000  # vocabulary size, shared by source and target
     lower_case: bool = False  # lower-case texts before they are tokenised
 
 
@@ -65,11 +65,11 @@ class SharedTokenizer:
 class ScratchTokenizer:
     """The WordPiece tokenizer of a Scratch encoder, trained on the texts."""
 
-    vocab_size: int = 4000  # size of the vocabulary, which is trained on the training texts
+    vocab_size: int = 4000  # vocabulary size
 
 
 def name_with_revision(model: str, revision: str) -> tuple[str, str]:
-    """Return NAME@REVISION and an empty revision; a folder and the bundled encoder are returned as they are.
+    """Return NAME@REVISION and an empty revision. A folder or the bundled encoder is returned unchanged.
 
     >>> name_with_revision("someone/model", "v1"), name_with_revision("someone/model@v1", "")
     (('someone/model@v1', ''), ('someone/model@v1', ''))
@@ -86,7 +86,7 @@ class Pretrained:
     kind: Literal["pretrained"] = "pretrained"
     model: str = BUNDLED_ENCODER  # a folder, or NAME[@REVISION] on the hub
     revision: str = ""  # revision on the hub, instead of NAME@REVISION
-    reinit_layers: int = 0  # number of top blocks that are re-initialised (Zhang et al. 2021)
+    reinit_layers: int = 0  # how many top blocks are re-initialised (Zhang et al. 2021)
 
     def __post_init__(self) -> None:
         _merge_revision(self)
@@ -102,14 +102,14 @@ class Scratch:
 
     kind: Literal["scratch"] = "scratch"
     layers: int = 2  # Transformer blocks
-    width: int = 256  # width of the hidden states, a multiple of 32
+    width: int = 256  # hidden size, a multiple of 32
     tokenizer: ScratchTokenizer = ScratchTokenizer()
     mlm_steps: int = 0  # steps of masked language modelling before fine-tuning, 64 texts each; harmful with few texts
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in (
             ("layers", self.layers >= 1, "a whole number from 1"),
-            ("width", self.width >= HEAD_WIDTH and not self.width % HEAD_WIDTH, f"a multiple of {HEAD_WIDTH}"),
+            ("width", self.width > 0 and not self.width % HEAD_DIMENSION, f"a multiple of {HEAD_DIMENSION}"),
             ("mlm_steps", self.mlm_steps >= 0, "a whole number from 0"),
         ):
             if not is_valid:
@@ -125,7 +125,7 @@ class ClassicInit:
     model: str = ""  # frozen encoder: a folder, or NAME[@REVISION] on the hub; "": word vectors instead
     revision: str = ""  # revision on the hub, instead of NAME@REVISION
     words: WordSettings = WordSettings()
-    skipgram_steps: int = 0  # skip-gram steps that train the word vectors first, 64 texts each
+    skipgram_steps: int = 0  # steps of skip-gram that train the word vectors before fine-tuning, 64 texts each
 
     def __post_init__(self) -> None:
         _merge_revision(self)
@@ -142,7 +142,7 @@ class RecurrentInit:
 
     kind: Literal["recurrent"] = "recurrent"
     rnn: RecurrentSeq2Seq = DEFAULT_RNN
-    embedding_width: int | None = None  # width of the token vectors; None: half of rnn.width
+    embedding_width: int | None = None  # embedding dimension; None: half of rnn.width
     tokenizer: SharedTokenizer = SharedTokenizer()
 
     def __post_init__(self) -> None:
@@ -151,23 +151,23 @@ class RecurrentInit:
         _refuse_ineffective(self.rnn)
 
 
-DEFAULT_LONGEST = 256  # default of `longest`, the maximum length of learned positions
+DEFAULT_LONGEST = 256  # default of `longest`
 SIZES = {"small": VaswaniSize(layers=3, width=256, heads=8, inner=512, dropout=0.1), **PUBLISHED_SIZES}
 Positions = Literal["none", "learned", "sine", "rotary", "shaw", "buckets", "transformer_xl"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerInit:
-    """The original Transformer with random weights, for seq2seq (Vaswani et al. 2017); base and big as in table 3."""
+    """The original Transformer with random weights, for seq2seq (Vaswani et al. 2017, base and big from table 3)."""
 
     kind: Literal["transformer"] = "transformer"
-    # named shape of encoder and decoder; base and big are those of Vaswani et al. 2017
+    # named size of encoder and decoder; base and big are from Vaswani et al. 2017
     size: Literal["small", "base", "big"] = "small"
-    layers: int | None = None  # Transformer blocks; None: those of the size
-    width: int | None = None  # width of the hidden states; None: that of the size
-    heads: int | None = None  # attention heads; None: those of the size
-    inner: int | None = None  # width of the feed-forward layer; None: that of the size
-    dropout: float | None = None  # dropout probability; None: that of the size
+    layers: int | None = None  # Transformer blocks; None: as in the size
+    width: int | None = None  # hidden size; None: as in the size
+    heads: int | None = None  # attention heads; None: as in the size
+    inner: int | None = None  # intermediate size of the feed-forward layer; None: as in the size
+    dropout: float | None = None  # dropout probability; None: as in the size
     norm_at: Literal["post", "pre"] = "post"  # after each residual sum, or before each sublayer and at the end
     positions: Positions = "sine"  # kind of position encoding
     longest: int = DEFAULT_LONGEST  # maximum length of learned positions
@@ -191,7 +191,7 @@ class TransformerInit:
 
     @property
     def shape(self) -> VaswaniSize:
-        """The named size, with the values that are set instead of its own."""
+        """The named size, with the values that are set replaced."""
         values = {name: getattr(self, name) for name in ("layers", "width", "heads", "inner", "dropout")}
         return replace(SIZES[self.size], **{name: value for name, value in values.items() if value is not None})
 
@@ -201,7 +201,7 @@ Seq2Seq = RecurrentInit | TransformerInit  # seq2seq models with random weights
 
 
 def model_name(init: Init) -> str:
-    """Return the pretrained model that training starts from, or that a classic model runs over; "" without one."""
+    """Return the pretrained model that training starts from, or over which a classic model runs, or "" without one."""
     return init.model if isinstance(init, Pretrained | ClassicInit) else ""
 
 
@@ -213,7 +213,7 @@ def _merge_revision(init: Pretrained | ClassicInit) -> None:
 
 
 def _refuse_ineffective(rnn: RecurrentSeq2Seq) -> None:
-    """Raise a HeedfulError for settings that would change nothing; a model accepts them, since saved ones have them."""
+    """Raise a HeedfulError for settings that would change nothing. Saved models have them, so models accept them."""
     match rnn.look:
         case None if not rnn.feed:
             raise HeedfulError(

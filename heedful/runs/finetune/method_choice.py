@@ -1,4 +1,7 @@
-"""Choice of the method of a run with few labels: methods are compared on dev, or by cross-validation on train."""
+"""Choice of the training method for few labels: methods are compared on dev, or by cross-validation on train.
+
+`finetune` calls `compare_methods` before it begins the run.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ from heedful.tasks.metrics import format_metric
 from heedful.tasks.task import Task, evaluate_task
 from heedful.train.trainer import Trainer
 
-METHODS: tuple[Method, ...] = ("contrastive", "linear", "finetune")  # in the order in which they are tried
-FOLDS = 4  # default number of folds
+METHODS: tuple[Method, ...] = ("contrastive", "linear", "finetune")  # in the order of the comparison
+FOLDS = 4  # default count of folds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,24 +43,25 @@ class Fold:
 
     train: Sequence[Example]
     held_out: Sequence[Example]
-    numbers: Sequence[int]  # numbers of the held-out examples in their split
+    indices: Sequence[int]  # indices of the held-out examples in their split
 
 
 def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> FinetunePlan:
     """Return the plan for the method that is best on held-out examples, with the comparison of methods.
 
-    If the settings name a method, no other one is tried; the method is evaluated if they ask for folds. A run that
-    resumes does not compare again. If the folder holds a finished run with other settings or data, nothing is
-    compared, and `Run.begin` raises the error.
+    If the settings name a method, only that method is evaluated, and only if they have folds. A resumed run does not
+    compare again. If the folder has a finished run with other settings or data, nothing is compared, and `Run.begin`
+    raises the error.
 
     Args:
-        plan: The plan; returned as it is unless its method is "auto" or it has folds.
+        plan: The plan. It is returned unchanged unless its method is "auto" or it has folds.
         run: The run, whose folder is locked.
         replan: Returns the plan for a method.
     """
     if plan.settings.method != "auto" and not plan.settings.folds:
         return plan
-    key, path = _fingerprint(plan), run.folder / METHOD
+    key = _fingerprint(plan)
+    path = run.folder / METHOD
     record: JsonObject = {}
     finished_method: Method | None = None
     if run.ranks.is_main:
@@ -70,7 +74,7 @@ def compare_methods(plan: FinetunePlan, run: Run, replan: Callable[[Method], Fin
         if finished_method is not None:
             return plan if plan.settings.method != "auto" else replan(finished_method)
         record = {"key": key, **_compare(plan, run, replan)}
-    record = run.ranks.all_gather_object(record)[0]  # ranks may compare other methods, since their times differ
+    record = run.ranks.all_gather_object(record)[0]  # durations differ between ranks, and so may the methods compared
     chosen = plan if plan.settings.method != "auto" else replan(record["method"])
     return replace(chosen, why="; ".join([record["why"], chosen.why]), comparison=record)
 
@@ -84,14 +88,15 @@ def _fingerprint(plan: FinetunePlan) -> str:
     """Return a hash of the settings and of the examples of train and dev."""
     digest = hashlib.blake2b(json.dumps(to_mapping(plan.settings), sort_keys=True).encode(), digest_size=16)
     for split in ("train", "dev"):
-        for example in plan.source.examples(split) if split in plan.survey.non_empty_splits else ():
+        for example in plan.source.examples(split) if split in plan.stats.non_empty_splits else ():
             digest.update(repr((split, example.texts, example.target)).encode(errors="backslashreplace"))
     return digest.hexdigest()
 
 
 def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePlan]) -> JsonObject:
     """Evaluate the methods for which there is time, and return their results and the best method."""
-    settings, began = plan.settings, time.monotonic()
+    settings = plan.settings
+    began = time.monotonic()
     folds, held_out_name = _make_folds(plan)
     candidates = METHODS if settings.method == "auto" else (settings.method,)
     results: dict[str, Any] = {}
@@ -100,7 +105,7 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
         method_plan = replace(method_plan, settings=run.resolve(method_plan.settings))
         started = time.monotonic()
         if settings.method == "auto":
-            epochs_of_train = sum(len(fold.train) for fold in folds) / plan.survey.counts["train"]
+            epochs_of_train = sum(len(fold.train) for fold in folds) / plan.stats.counts["train"]
             expected = epochs_of_train * _training_seconds(method_plan, list(plan.source.examples("train")))
             if started - began + expected > settings.method_seconds:
                 if not results:
@@ -117,28 +122,28 @@ def _compare(plan: FinetunePlan, run: Run, replan: Callable[[Method], FinetunePl
     if settings.method == "auto":
         untried = [method for method in METHODS if method not in results]
         limit = f"; {' and '.join(untried)} not tried within {settings.method_seconds:g} s" if untried else ""
-        why = f"method {best}, chosen for {plan.survey.counts['train']:,} examples ({why}{limit})"
+        why = f"method {best}, chosen for {plan.stats.counts['train']:,} examples ({why}{limit})"
     return {"method": best, "why": why, "folds": len(folds), "measured_on": held_out_name, "methods": results}
 
 
 def _choose_without_comparison(plan: FinetunePlan, method: Method, seconds: float) -> JsonObject:
-    """Return the choice of a method if a comparison would take longer than `method_seconds`."""
+    """Return a record that chooses a method because a comparison would take longer than `method_seconds`."""
     why = (
-        f"method {method} for {plan.survey.counts['train']:,} examples; comparing methods would take about "
+        f"method {method} for {plan.stats.counts['train']:,} examples; comparing methods would take about "
         f"{seconds:.0f} s or more (--method-seconds)"
     )
     return {"method": method, "why": why, "folds": 0, "measured_on": "", "methods": {}}
 
 
 def _training_seconds(plan: FinetunePlan, examples: Sequence[Example]) -> float:
-    """Estimate the seconds of one training on examples from a few steps."""
+    """Estimate the duration of one training on examples in seconds, from a few steps."""
     settings = plan.settings
     if settings.method == "linear":
         return 0.0
     base = initial_model(
-        settings.init, plan.source, plan.survey.counts, settings.train.seed, settings.max_length, lambda text: None
+        settings.init, plan.source, plan.stats.counts, settings.train.seed, settings.max_length, lambda text: None
     )
-    task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
+    task, model = build_task(settings, plan.source, plan.stats, base, plan.labels)
     if settings.method != "finetune":
         model = with_vector_head(model, base)
     encoded = task.encode_split(examples)
@@ -153,15 +158,15 @@ def _format_score(result: JsonObject) -> str:
 def _make_folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
     """Return the folds, and a name for all held-out examples.
 
-    With a dev split there is one fold, train and dev, unless the settings ask for folds of train.
+    With a dev split there is a single fold, train and dev, unless the settings have folds of train.
 
     Raises:
         DataError: If train has fewer different texts than folds.
     """
     train = list(plan.source.examples("train"))
-    if "dev" in plan.survey.non_empty_splits and not plan.settings.folds:
+    if "dev" in plan.stats.non_empty_splits and not plan.settings.folds:
         dev = list(plan.source.examples("dev"))
-        return [Fold(train=train, held_out=dev, numbers=range(len(dev)))], "dev"
+        return [Fold(train=train, held_out=dev, indices=range(len(dev)))], "dev"
     texts = len({example.texts for example in train})
     count = plan.settings.folds or min(FOLDS, texts)
     if count < 2 or texts < count:
@@ -169,51 +174,49 @@ def _make_folds(plan: FinetunePlan) -> tuple[list[Fold], str]:
             f"train has {texts} different texts, too few for {max(2, count)} folds: give more examples, "
             "or set method=finetune and no folds"
         )
-    fold_by_example = fold_numbers(train, count, plan.settings.train.seed)
+    fold_by_example = assign_folds(train, count, plan.settings.train.seed)
     folds = []
     for fold in range(count):
-        numbers = [number for number, example_fold in enumerate(fold_by_example) if example_fold == fold]
+        indices = [index for index, example_fold in enumerate(fold_by_example) if example_fold == fold]
         rest = [example for example, example_fold in zip(train, fold_by_example, strict=True) if example_fold != fold]
-        folds.append(Fold(train=rest, held_out=[train[number] for number in numbers], numbers=numbers))
+        folds.append(Fold(train=rest, held_out=[train[index] for index in indices], indices=indices))
     return folds, f"{count} folds of train"
 
 
-def fold_numbers(examples: Sequence[Example], folds: int, seed: int) -> list[int]:
-    """Assign each example to a fold, so that targets are as frequent in each fold as in all examples.
-
-    Examples with the same text are in the same fold.
+def assign_folds(examples: Sequence[Example], folds: int, seed: int) -> list[int]:
+    """Return the fold of each example, from 0, stratified by target. Examples with equal texts are in the same fold.
 
     Args:
         examples: Examples in any order.
-        folds: Number of folds, at most the number of different texts.
-        seed: Seed of the order in which examples with the same target are dealt to the folds.
+        folds: How many folds, at most as many as different texts.
+        seed: Seed of the order in which examples with the same target are assigned to folds.
     """
     shuffled = epoch_order(len(examples), seed, 0).tolist()
-    order = sorted(shuffled, key=lambda number: examples[number].target)
+    order = sorted(shuffled, key=lambda index: examples[index].target)
     fold_of: dict[tuple[str, ...], int] = {}
-    for number in order:
-        fold_of.setdefault(examples[number].texts, len(fold_of) % folds)
+    for index in order:
+        fold_of.setdefault(examples[index].texts, len(fold_of) % folds)
     return [fold_of[example.texts] for example in examples]
 
 
 def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
-    """Train once for each fold, and evaluate the answers to the held-out examples of all folds together."""
-    settings, source, survey = plan.settings, plan.source, plan.survey
+    """Train once per fold, and evaluate the answers to the held-out examples of all folds together."""
+    settings, source, stats = plan.settings, plan.source, plan.stats
     base = initial_model(
-        settings.init, source, survey.counts, settings.train.seed, settings.max_length, lambda text: None
+        settings.init, source, stats.counts, settings.train.seed, settings.max_length, lambda text: None
     )
     answered: list[tuple[int, Example, Answer]] = []
     for fold in folds:
         task, model = train_in_memory(plan, base, fold.train)
 
-        def record(number: int, example: Example, answer: Answer, scored: object, fold: Fold = fold) -> None:
-            answered.append((fold.numbers[number], example, answer))
+        def record(index: int, example: Example, answer: Answer, scored: object, fold: Fold = fold) -> None:
+            answered.append((fold.indices[index], example, answer))
 
         engine = engine_for(task, model, resolve_dtype(settings.eval_precision, next(model.parameters()).device))
         evaluate_task(task, engine, fold.held_out, on_answer=record)
     answered.sort(key=lambda entry: entry[0])
-    numbers, examples, answers = (list(column) for column in zip(*answered, strict=True))
-    metrics = task.update_metrics(task.new_metrics(), examples, answers, numbers)
+    ids, examples, answers = (list(column) for column in zip(*answered, strict=True))
+    metrics = task.update_metrics(task.new_metrics(), examples, answers, ids)
     result = eval_result(task, [metrics])
     return {
         "metric": task.metric,
@@ -225,7 +228,7 @@ def _evaluate(plan: FinetunePlan, folds: Sequence[Fold]) -> JsonObject:
 
 
 def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Example]) -> tuple[Task, ModelBundle]:
-    """Train a copy of a model by the method of a plan, without a run folder.
+    """Train a copy of a model with the method of a plan, without a run folder.
 
     Args:
         plan: Settings and data.
@@ -236,7 +239,7 @@ def train_in_memory(plan: FinetunePlan, base: ModelBundle, examples: Sequence[Ex
         The task, and the model in eval mode.
     """
     settings = plan.settings
-    task, model = build_task(settings, plan.source, plan.survey, base, plan.labels)
+    task, model = build_task(settings, plan.source, plan.stats, base, plan.labels)
     if settings.method != "finetune":
         model = with_vector_head(model, base)
     model.to(resolve_device(settings.train.device))

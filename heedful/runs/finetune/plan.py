@@ -1,4 +1,7 @@
-"""The plan of a fine-tuning run: its data and its settings, checked against each other before anything is written."""
+"""FinetunePlan: the data and the settings of a fine-tuning run, checked against each other before training.
+
+Fine-tuning, its dry run and tuning all begin with `plan_finetune`. Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from heedful.runs.finetune.checks import check_dev_split, check_unused_settings
 from heedful.runs.finetune.init_settings import ClassicInit, Init, Pretrained, RecurrentInit, Seq2Seq, model_name
 from heedful.runs.finetune.seq2seq import check_bleu, default_bleu_units, sample_targets
 from heedful.runs.finetune.settings import (
-    FEW,
+    FEW_EXAMPLES,
     FinetuneSettings,
     Method,
     check_batch_groups,
@@ -47,10 +50,10 @@ class FinetunePlan:
 
     settings: FinetuneSettings
     source: Dataset[Example]
-    survey: DatasetStats  # statistics of the data
+    stats: DatasetStats  # statistics of the data
     notes: tuple[str, ...]  # sentences about empty splits and rows that are left out
-    why: str  # sentence with the settings of training, and what they follow from
-    labels: tuple[str, ...] | None = None  # labels of the model's head; None: those of the data
+    why: str  # sentence with the settings of training, and the reason for their defaults
+    labels: tuple[str, ...] | None = None  # labels of the model's head; None: labels of the data
     comparison: Mapping[str, object] | None = None  # scores of methods on held-out examples; None: not compared
 
 
@@ -64,10 +67,10 @@ def plan_finetune(
     overrides: Mapping[str, object] | Overrides | None = None,
     on_bad_row: OnBadRow = "raise",
 ) -> FinetunePlan:
-    """Read the data, and lay overrides over the defaults that follow from it. The arguments are those of `finetune`.
+    """Open the data, and merge overrides over the defaults for it. The arguments are documented at `finetune`.
 
     Raises:
-        HeedfulError: If nothing could be learned from the data, or a setting cannot be used with it.
+        HeedfulError: If nothing can be learned from the data, or if a setting cannot be used with it.
     """
     task = check_task(task)
     overrides = finetune_overrides(overrides, model=model, recipe=recipe, assignments=assignments)
@@ -118,7 +121,7 @@ def plan_finetune(
     for name, count in source.row_errors.bad.items():
         notes.append(f"bad rows of {Path(name).name} that are left out: {count:,}")
     summary = training_summary(settings, reason, tuple(resolved.sources))
-    return FinetunePlan(settings=settings, source=source, survey=stats, notes=tuple(notes), why=summary)
+    return FinetunePlan(settings=settings, source=source, stats=stats, notes=tuple(notes), why=summary)
 
 
 def _open(
@@ -130,9 +133,9 @@ def _open(
 
 
 def _resolve_init(init: Init) -> tuple[Init, ModelConfig | None]:
-    """Return settings of the initial model, and the configuration of the pretrained model; None without one.
+    """Return settings of the initial model, and the configuration of the pretrained model or None.
 
-    The path of a folder is normalised, so that settings are equal however it is written.
+    The path of a folder is normalised, so that different spellings give equal settings.
     """
     if not isinstance(init, Pretrained | ClassicInit) or not init.model:
         return init, None
@@ -146,11 +149,11 @@ def _choose_method(
 ) -> Method:
     """Return the method that was given by hand, or the default one.
 
-    The default is "auto" for classification with a pretrained model and few labels, unless settings were given that
-    only fine-tuning follows; else "finetune".
+    The default is "auto" for classification with a pretrained model and few labels, if no settings were given that only
+    fine-tuning uses. Otherwise it is "finetune".
     """
     resolved = overrides.resolve(preview)
-    is_small = _count_examples(source, stats) < FEW and source.kind in (LabelledExample, MultiLabelExample)
+    is_small = _count_examples(source, stats) < FEW_EXAMPLES and source.kind in (LabelledExample, MultiLabelExample)
     if resolved.has("method") or not is_small or not isinstance(preview.init, Pretrained):
         return preview.method
     return "finetune" if training_settings(resolved.sources) else "auto"
@@ -159,12 +162,12 @@ def _choose_method(
 def _trains_on_all(
     method: Method, overrides: Overrides, preview: FinetuneSettings, source: Dataset[Example], stats: DatasetStats
 ) -> bool:
-    """Tell whether there are so few labels that no dev split is generated, since none was asked for."""
-    is_wanted = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
-    is_small = _count_examples(source, stats) < FEW
-    return method != "finetune" and source.has_generated_dev and is_small and not is_wanted
+    """Return whether the data is so small that no dev split is generated, unless the user requested one."""
+    is_requested = overrides.resolve(preview).has("data.dev_fraction") or preview.task.tunes_thresholds(stats)
+    is_small = _count_examples(source, stats) < FEW_EXAMPLES
+    return method != "finetune" and source.has_generated_dev and is_small and not is_requested
 
 
 def _count_examples(source: Dataset[Example], stats: DatasetStats) -> int:
-    """Return the number of examples to train on, including those of a generated dev split."""
+    """Return how many training examples there are, including a generated dev split."""
     return stats.counts["train"] + (stats.counts.get("dev", 0) if source.has_generated_dev else 0)

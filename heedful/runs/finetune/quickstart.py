@@ -1,4 +1,4 @@
-"""The quickstart: fine-tuning, evaluation and prediction on the bundled sample data."""
+"""`heedful quickstart`: fine-tuning, evaluation and prediction on the bundled sample data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from heedful.train.fit import Reporter
 from heedful.train.run_lock import lock_run
 
 MARK = ".gitignore"  # file that marks the folder of a quickstart
-MARKED = "# made by heedful quickstart, which may replace this folder\n*\n"  # content of that file
+MARK_CONTENT = "# made by heedful quickstart, which may replace this folder\n*\n"
 UNSEEN_TEXTS = [
     "what time do you close on sundays?",
     "one leg of the tripod has snapped off, sorry!",
     "could I keep the projector for another week",
 ]
-MAX_MISTAKES = 3
+MAX_MISTAKES = 3  # maximum mistakes in the result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +33,19 @@ class QuickstartResult:
     folder: Path
     results: JsonObject  # contents of results.json
     mistakes: tuple[JsonObject, ...]  # lines of predictions-test.jsonl
-    answers: tuple[JsonObject, ...]  # predictions for UNSEEN_TEXTS, each with its text
+    answers: tuple[JsonObject, ...]  # predictions for UNSEEN_TEXTS, each with the text
 
 
 def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResult | None:
     """Fine-tune a classifier on the bundled messages, evaluate it, and predict labels of new messages.
 
-    The run is the same each time. Its folder is replaced if an earlier quickstart made it.
+    The run is deterministic. A folder of an earlier quickstart is replaced.
 
     Returns:
-        The results; None if a signal interrupted training.
+        The results, or None if a signal interrupted training.
 
     Raises:
-        RunError: If the folder has files that no quickstart made, or cannot be written.
+        RunError: If the folder has files that are not from a quickstart, or if it cannot be written.
     """
     _make_folder(folder)
     with as_file(files("heedful") / "assets" / "intents") as data:
@@ -64,16 +64,16 @@ def quickstart(folder: Path, reporter: Reporter | None = None) -> QuickstartResu
 
 
 def _make_folder(folder: Path) -> None:
-    """Make an empty folder with the mark of a quickstart, in place of a folder that has the mark."""
+    """Create an empty folder with the mark of a quickstart. A folder with the mark is replaced."""
     mark = folder / MARK
     try:
-        if mark.is_file() and mark.read_bytes() == MARKED.encode():
-            with lock_run(folder):  # no other quickstart is running there
+        if mark.is_file() and mark.read_bytes() == MARK_CONTENT.encode():
+            with lock_run(folder):  # fails if another quickstart is running there
                 shutil.rmtree(folder)
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(f"{folder} exists, and no quickstart made it: give another folder with --output")
         folder.mkdir(parents=True, exist_ok=True)
-        mark.write_text(MARKED, encoding="utf-8")
+        mark.write_text(MARK_CONTENT, encoding="utf-8")
     except OSError as error:
         raise RunError(
             f"{folder} cannot be written: {error.strerror or error}: give another folder with --output"

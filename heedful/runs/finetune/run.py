@@ -1,4 +1,7 @@
-"""Fine-tuning: from labelled data to a run folder with a trained and evaluated model."""
+"""`heedful finetune`: from labelled data to a run folder with a trained and evaluated model.
+
+Distillation trains with `FinetuneTraining` too, with other objectives and samples.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,9 @@ from heedful.train.ranks import SINGLE_PROCESS, Ranks
 from heedful.train.trainer import Trainer
 
 SEED = "seed.json"  # file with the results of one seed
-FROZEN = "frozen"  # folder with the outputs of frozen layers, for all seeds
+FROZEN = "frozen"  # folder with the cached outputs of frozen layers, for all seeds
 NOT_TRAINED = FitResult(stop_reason="completed", best_step=0, best_metric=None, last_metric=None, resumed_from=0)
-INIT_NAMES = {  # description in results.json of an initial model that the run made, by `init.kind`
+INIT_NAMES = {  # descriptions for results.json of initial models that a run creates, by `init.kind`
     "scratch": "a small encoder, trained on the spot",
     "classic": "a classic model",
     "recurrent": "a classic model",
@@ -78,18 +81,18 @@ def finetune(
     ranks: Ranks = SINGLE_PROCESS,
     only_dev: bool = False,
 ) -> RunResult:
-    """Fine-tune a model on labelled data; an interrupted run in `output_dir` is resumed.
+    """Fine-tune a model on labelled data. An interrupted run in `output_dir` is resumed.
 
     Args:
         task: Name of a task.
-        data: As `data.source_of` takes it.
+        data: Labelled data in any form that `heedful.data.read` accepts.
         output_dir: The run folder.
-        model: A folder, or NAME[@REVISION] on the hub; "": the encoder that ships with Heedful.
+        model: A folder, or NAME[@REVISION] on the hub. If "", the encoder that ships with Heedful.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
-        overrides: Settings by path or short name, or overrides that were collected before.
+        overrides: Settings by path or short name, or `Overrides`.
         on_bad_row: "raise", or "skip" to write rows that cannot be read to a file of the run folder.
-        reporter: Receives progress events; None: they are ignored.
+        reporter: Receives progress events. If None, they are ignored.
         ranks: The processes that train together.
         only_dev: Whether only dev is evaluated, without plots and a model card.
 
@@ -107,10 +110,10 @@ def finetune(
         plan = compare_methods(plan, run, replan)
         plan = replace(plan, settings=run.resolve(plan.settings))
         reopen = partial(dataset_for_task, plan.source.kind, data, plan.settings.data)
-        run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.survey.counts, reopen))
+        run.begin(partial(init_labelled_run, run.folder, plan.settings, plan.source, plan.stats.counts, reopen))
         if plan.comparison is not None and ranks.is_main:
             write_file(run.folder / METHOD, plan.comparison)
-        training = FinetuneTraining(plan, run, LabelLearner(plan, run), on_its_own=not only_dev)
+        training = FinetuneTraining(plan, run, LabelLearner(plan, run), standalone=not only_dev)
         if only_dev:
             training.splits = tuple(split for split in training.splits if split == "dev")
         return run.execute(training)
@@ -120,12 +123,12 @@ def finetune(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
+class TrainingSetup:
     """The objective and the samples of a training."""
 
     objective: Objective
     samples: Sequence[Sample]
-    encoded: EncodedSplit  # the training examples, encoded: counts of examples, tokens, truncations
+    encoded: EncodedSplit  # the encoded training examples, with counts
 
 
 class Learner(Protocol):
@@ -141,19 +144,20 @@ class Learner(Protocol):
     def initial_model(self, seed: int) -> ModelBundle:
         """Return the initial model of a seed, without the task's head."""
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
         """Return the objective and the samples that train `model`, which has the task's head."""
 
 
 class LabelLearner:
-    """A `Learner` of the labels of the data, from the model that the settings name or describe."""
+    """The `Learner` of a fine-tuning run: it learns labels, from the model that the settings name or describe."""
 
     def __init__(self, plan: FinetunePlan, run: Run) -> None:
-        self.plan, self.run = plan, run
+        self.plan = plan
+        self.run = run
 
     @property
     def init_varies(self) -> bool:
-        """Whether the initial weights depend on the seed; those of a pretrained model do not."""
+        """Whether the initial weights depend on the seed, which is false for a pretrained model."""
         return not isinstance(self.plan.settings.init, Pretrained)
 
     def settings(self) -> JsonObject:
@@ -161,28 +165,37 @@ class LabelLearner:
         return to_mapping(self.plan.settings)
 
     def initial_model(self, seed: int) -> ModelBundle:
-        """Load the pretrained model, or the model that was made for this run and is in its folder."""
-        plan, init, log = self.plan, self.plan.settings.init, self.run.reporter.message
-        make = partial(initial_model, init, plan.source, plan.survey.counts, seed, plan.settings.max_length, log)
+        """Load the pretrained model, or the model that was created for this run and saved in its folder."""
+        plan = self.plan
+        init = plan.settings.init
+        make = partial(
+            initial_model,
+            init,
+            plan.source,
+            plan.stats.counts,
+            seed,
+            plan.settings.max_length,
+            self.run.reporter.message,
+        )
         if model_name(init):
             return make()
         base = self.run.saved_once(start_name(plan.settings, seed), make)
         base.source = INIT_NAMES[init.kind]
         return base
 
-    def lesson(self, task: Task, model: ModelBundle, seed: int) -> Lesson:
-        """Return the task and its samples of the training examples."""
-        return label_lesson(task, self.plan)
+    def training_setup(self, task: Task, model: ModelBundle, seed: int) -> TrainingSetup:
+        """Return the task as objective, with the samples of the training examples."""
+        return label_setup(task, self.plan)
 
 
-def label_lesson(task: Task, plan: FinetunePlan) -> Lesson:
-    """Return a task as objective, and its samples of the labelled training examples."""
+def label_setup(task: Task, plan: FinetunePlan) -> TrainingSetup:
+    """Return a task as objective, with the samples of the labelled training examples."""
     encoded = task.encode_split(plan.source.examples("train"))
-    return Lesson(objective=task, samples=encoded.samples, encoded=encoded)
+    return TrainingSetup(objective=task, samples=encoded.samples, encoded=encoded)
 
 
 def start_name(settings: FinetuneSettings, seed: int) -> str:
-    """Return the name of the folder, in a run folder, of the initial model of a seed."""
+    """Return the name of the folder for the initial model of a seed, within the run folder."""
     return START_MODEL if seed == settings.train.seed else f"{START_MODEL}-{seed}"
 
 
@@ -190,29 +203,34 @@ def start_name(settings: FinetuneSettings, seed: int) -> str:
 
 
 class FinetuneTraining:
-    """Trains and evaluates one model per seed, and reports them together.
+    """Trains and evaluates one model per seed, and writes the results of all seeds.
 
     Args:
         plan: Settings and data.
         run: The run folder, reporter and ranks.
-        learner: Initial weights, objective and samples.
-        on_its_own: Whether the run reports about its data and gets plots and a model card. A baseline of another run
-            does not, nor does a trial of a search.
+        learner: Provides initial weights, objective and samples.
+        standalone: Whether the run reports about its data and gets plots and a model card. False for the baseline of
+            another run, and for the trial of a search.
     """
 
-    def __init__(self, plan: FinetunePlan, run: Run, learner: Learner, *, on_its_own: bool = True) -> None:
-        self.plan, self.run, self.learner, self.on_its_own = plan, run, learner, on_its_own
-        self.settings, self.source, self.survey = plan.settings, plan.source, plan.survey
-        self.splits = tuple(split for split in plan.survey.non_empty_splits if split != "train")  # splits to evaluate
+    def __init__(self, plan: FinetunePlan, run: Run, learner: Learner, *, standalone: bool = True) -> None:
+        self.plan = plan
+        self.run = run
+        self.learner = learner
+        self.standalone = standalone
+        self.settings = plan.settings
+        self.source = plan.source
+        self.stats = plan.stats
+        self.splits = tuple(split for split in plan.stats.non_empty_splits if split != "train")  # splits to evaluate
 
     def notes(self) -> Iterable[str]:
         """Return sentences about data, defaults and the model."""
         model_note = continued_run_note(model_name(self.settings.init), self.settings.task.kind)
-        data_notes = (*self.source.stated, *self.plan.notes) if self.on_its_own else ()
+        data_notes = (*self.source.stated, *self.plan.notes) if self.standalone else ()
         return *data_notes, self.plan.why, model_note
 
     def train(self) -> bool:
-        """Train and evaluate each seed, and write the results; return False if a signal interrupted training."""
+        """Train and evaluate each seed, and write the results. Return False if a signal interrupted training."""
         self.run.report_bad_rows()
         first = self.settings.train.seed
         seeds = range(first, first + self.settings.seeds)
@@ -233,61 +251,61 @@ class FinetuneTraining:
 
     def finish(self) -> None:
         """Write plots and the model card."""
-        if self.on_its_own:
+        if self.standalone:
             self.run.illustrate(write_finetuned_card)
 
     def _train_seed(self, base: ModelBundle | None, seed: int, folder: Path) -> JsonObject | None:
         """Train and evaluate with one seed.
 
         Args:
-            base: The initial model; None: that of the seed.
+            base: The initial model. If None, the initial model of the seed.
             seed: The seed.
             folder: The folder of the seed.
 
         Returns:
-            The results; None if a signal interrupted training.
+            The results, or None if a signal interrupted training.
         """
         if (folder / SEED).exists():
             self._remove_state(folder)
             return read_run_json(folder / SEED)
         base = base or self.learner.initial_model(seed)
         settings = replace(self.settings, train=replace(self.settings.train, seed=seed))
-        task, model = build_task(settings, self.source, self.survey, base, self.plan.labels)
+        task, model = build_task(settings, self.source, self.stats, base, self.plan.labels)
         if settings.method != "finetune":
             model = with_vector_head(model, base)
         model.to(resolve_device(settings.train.device))
         for split in self.splits:
             task.check(self.source.examples(split))
-        lesson = self.learner.lesson(task, model, seed)
-        notes = reading_notes(settings, self.source, self.survey, task, lesson.encoded)
+        setup = self.learner.training_setup(task, model, seed)
+        notes = reading_notes(settings, self.source, self.stats, task, setup.encoded)
         for note in notes:
             self.run.reporter.message(note)
         folder.mkdir(exist_ok=True)
         self._score_before_training(task, model, folder)
-        trainer = self._make_trainer(settings, task, model, lesson, folder)
+        trainer = self._make_trainer(settings, task, model, setup, folder)
         fitted = self._fit(settings, task, model, trainer, folder)
         if fitted.stop_reason == "interrupted":
             return None
         with trainer.full_params():
             if settings.method != "finetune":
-                fit_last_layer(model, lesson.samples, task)
-            results = self._evaluate(settings, task, model, trainer, fitted, lesson, notes, folder)
+                fit_last_layer(model, setup.samples, task)
+            results = self._evaluate(settings, task, model, trainer, fitted, setup, notes, folder)
         self._remove_state(folder)
         self.run.ranks.barrier()
         return results
 
     def _make_trainer(
-        self, settings: FinetuneSettings, task: Task, model: ModelBundle, lesson: Lesson, folder: Path
+        self, settings: FinetuneSettings, task: Task, model: ModelBundle, setup: TrainingSetup, folder: Path
     ) -> Trainer:
-        """Return the trainer of a seed; outputs of frozen layers are cached, and the training time is reported."""
-        objective = lesson.objective if settings.method == "finetune" else body_objective(settings, task)
-        trainer = Trainer(model, objective, lesson.samples, settings.train, self.run.ranks)
+        """Return the trainer of a seed, after caching outputs of frozen layers and reporting the training time."""
+        objective = setup.objective if settings.method == "finetune" else body_objective(settings, task)
+        trainer = Trainer(model, objective, setup.samples, settings.train, self.run.ranks)
         if settings.train.freeze_layers and isinstance(objective, Task | ContrastiveClasses):
             cache_frozen_outputs(trainer, self.run.folder / FROZEN, self.run.reporter.message)
         elif settings.train.freeze_layers:
             self.run.reporter.message(f"{freezing_note(settings.train.freeze_layers)}, and recomputed in every step")
         if self.run.ranks.size == 1 and settings.method == "finetune" and not (folder / STATE).exists():
-            note = training_time_note(model, objective, trainer.samples, lesson.encoded.tokens, settings.train)
+            note = training_time_note(model, objective, trainer.samples, setup.encoded.tokens, settings.train)
             if note:
                 self.run.reporter.message(note)
         return trainer
@@ -295,7 +313,7 @@ class FinetuneTraining:
     def _fit(
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, folder: Path
     ) -> FitResult:
-        """Train the weights; the method "linear" trains only the last layer, later, and has an empty journal."""
+        """Train the weights. The method "linear" only gets an empty journal, since its last layer is fitted later."""
         if settings.method == "linear":
             (folder / JOURNAL).touch()
             return NOT_TRAINED
@@ -314,9 +332,9 @@ class FinetuneTraining:
 
     def _evaluate(
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, trainer: Trainer, fitted: FitResult,
-        lesson: Lesson, notes: list[str], folder: Path,
+        setup: TrainingSetup, notes: list[str], folder: Path,
     ) -> JsonObject:  # fmt: skip
-        """Save, calibrate and evaluate the trained model; it is saved first, so that no failure afterwards loses it."""
+        """Save, calibrate and evaluate the trained model. It is saved first, so that no later failure loses it."""
         model = task.for_inference(model)
         self._save(model, folder)
         model, temperature, calibration_notes = self._calibrate(settings, task, model, folder)
@@ -340,17 +358,17 @@ class FinetuneTraining:
             "notes": [*notes, *calibration_notes, *filter(None, [dev_note])],
         }
         if self.run.ranks.is_main:
-            results |= self._baseline(task, model, trainer, lesson.encoded, folder)
+            results |= self._baseline(task, model, trainer, setup.encoded, folder)
             write_file(folder / SEED, results)
         return results
 
     def _calibrate(
         self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path
     ) -> tuple[ModelBundle, float | None, list[str]]:
-        """Fit temperature, prediction sets and thresholds on dev, as the task needs them, and save the model with them.
+        """Fit temperature, prediction sets and thresholds on dev if the task uses them, and save the model with them.
 
         Returns:
-            The model; the temperature (None: not fitted); sentences about it.
+            The model, the temperature or None if none was fitted, and notes about the calibration.
         """
         notes = []
         temperature = self._fit_temperature(settings, task, model)
@@ -365,7 +383,7 @@ class FinetuneTraining:
         if "dev" in self.splits and settings.task.fits_temperature():
             model.calibration = calibration_of(task, model, self.source.examples("dev"))
             self._save(model, folder)
-        if settings.task.tunes_thresholds(self.survey):
+        if settings.task.tunes_thresholds(self.stats):
             model.thresholds |= tune_thresholds(task, model, self.source.examples("dev"))
             self._save(model, folder)
         return model, temperature, notes
@@ -373,7 +391,7 @@ class FinetuneTraining:
     # -- baselines ----------------------------------------------------------------------------------------------------
 
     def _score_before_training(self, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Evaluate the untrained model if the task allows it, unless its scores are in the folder of a resumed run."""
+        """Evaluate the untrained model if the task is zero-shot, unless its scores are already in the folder."""
         zero_shot = SPECS[self.settings.task.kind].zero_shot
         if not zero_shot or not self.settings.eval_baseline or (folder / BEFORE).exists():
             return
@@ -385,7 +403,7 @@ class FinetuneTraining:
     def _baseline(
         self, task: Task, model: ModelBundle, trainer: Trainer, encoded: EncodedSplit, folder: Path
     ) -> dict[str, JsonObject]:
-        """Return the entry "baseline": the scores before training, or of a bag of words; {} if the task has neither."""
+        """Return the entry "baseline" with the scores before training or of a bag of words, or {} without either."""
         if not self.settings.eval_baseline or not self.splits:
             return {}
         if (folder / BEFORE).exists():
@@ -397,7 +415,7 @@ class FinetuneTraining:
             task,
             model,
             self.source,
-            self.survey,
+            self.stats,
             self.splits,
             seed=self.settings.train.seed,
             seconds=seconds_allowed(trainer, encoded.tokens),
@@ -412,16 +430,16 @@ class FinetuneTraining:
             save(model, folder / name, overwrite=True)
 
     def _save_last(self, settings: FinetuneSettings, task: Task, model: ModelBundle, folder: Path) -> None:
-        """Save the last weights, with their own temperature and thresholds, in a folder beside that of the model."""
+        """Save the last weights, with a temperature and thresholds fitted for them, beside the model's folder."""
         model = copy(task.for_inference(model))
         if (temperature := self._fit_temperature(settings, task, model)) is not None:
             model = rescaled(model, 1 / temperature, 0.0)
-        if settings.task.tunes_thresholds(self.survey):
+        if settings.task.tunes_thresholds(self.stats):
             model.thresholds = model.thresholds | tune_thresholds(task, model, self.source.examples("dev"))
         self._save(model, folder, f"{CHECKPOINTS}/{LAST}")
 
     def _fit_temperature(self, settings: FinetuneSettings, task: Task, model: ModelBundle) -> float | None:
-        """Return the temperature of the scores, fitted on dev; None if the task has none, or dev is too small."""
+        """Return the temperature fitted on dev, or None if the task has no temperature or dev is too small."""
         if "dev" not in self.splits or not settings.task.fits_temperature():
             return None
         return fit_temperature(task, model, self.source.examples("dev"))
@@ -437,11 +455,11 @@ class FinetuneTraining:
         return measure_split(task, task.for_inference(model), examples, precision=dtype, ranks=self.run.ranks)
 
     def _evaluate_split(self, task: Task, model: ModelBundle, split: str, folder: Path | None = None) -> JsonObject:
-        """Evaluate a split. All ranks evaluate the whole split, so that no rank waits; only the first one writes."""
+        """Evaluate a split. All ranks evaluate the whole split, so that no rank waits. Only the first one writes."""
         self.run.reporter.message(f"measuring {split}")
         path = folder / f"predictions-{split}.jsonl" if folder and self.run.ranks.is_main else None
         dtype = resolve_dtype(self.settings.eval_precision, next(model.parameters()).device)
-        task, model = task.for_split(model, lambda: self.survey, split)
+        task, model = task.for_split(model, lambda: self.stats, split)
         metrics = measure_split(task, model, self.source.examples(split), precision=dtype, predictions=path)
         return {"numbers": task.report(metrics), "intervals": metrics.intervals()}
 
@@ -452,7 +470,8 @@ class FinetuneTraining:
             base: Name of the initial model.
             finished: Folder and results of each seed.
         """
-        run, (folder, best) = self.run, finished[0]
+        run = self.run
+        folder, best = finished[0]
         metric = best["metric"]
         if "dev" in self.splits:
             folder, best = max(finished, key=lambda seed: float(seed[1]["splits"]["dev"]["numbers"][metric]))

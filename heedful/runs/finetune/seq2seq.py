@@ -1,4 +1,4 @@
-"""Seq2seq models with random weights, one vocabulary for source and target texts, and checks of BLEU as a metric."""
+"""Creation of seq2seq models with random weights and a shared vocabulary, and the choice of BLEU as their metric."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from heedful.tasks.settings import TaskSettings
 from heedful.tasks.specs.seq2seq import BleuTokenizer, Seq2SeqSettings, has_bleu
 from heedful.tokenizer import TokenizerSettings, train_tokenizer
 
-MAX_TARGETS = 1000  # targets from which it is decided whether BLEU counts words or characters
+MAX_TARGETS = 1000  # maximum targets for the decision whether BLEU counts words or characters
 RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
     "rotary": Rotary(),
     "shaw": Shaw(),
@@ -40,13 +40,13 @@ RELATIONS: dict[str, Rotary | Buckets | Shaw | TransformerXl] = {
 def seq2seq_model(
     init: Seq2Seq, texts: Sequence[str], seed: int, max_length: int | None, log: Callable[[str], None]
 ) -> ModelBundle:
-    """Train a tokenizer, and make a model with random weights.
+    """Train a tokenizer, and create a model with random weights.
 
     Args:
         init: Settings of the model and of its tokenizer.
         texts: Source and target texts.
         seed: Seed of the weights.
-        max_length: Maximum tokens of a text; None: as the model has learned positions, or any number without them.
+        max_length: Maximum tokens of a text. If None, only learned positions limit the length.
         log: Receives a sentence about the model.
     """
     num_positions = init.longest if isinstance(init, TransformerInit) and init.positions == "learned" else None
@@ -77,9 +77,9 @@ def recurrent_config(rnn: RecurrentSeq2Seq, vocabulary: int, width: int | None =
     """Return the configuration of a recurrent encoder and decoder that share an embedding of unit variance.
 
     Args:
-        rnn: Settings of both.
-        vocabulary: Size of the vocabulary.
-        width: Width of the token vectors; None: half of rnn.width.
+        rnn: Settings of encoder and decoder.
+        vocabulary: Vocabulary size.
+        width: Embedding dimension. If None, half of rnn.width.
     """
     width = width or rnn.width // 2
     embedding = EmbeddingConfig(vocabulary=vocabulary, width=width, scale=width**0.5, dropout=rnn.dropout)
@@ -87,10 +87,11 @@ def recurrent_config(rnn: RecurrentSeq2Seq, vocabulary: int, width: int | None =
 
 
 def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfig:
-    """Return the configuration of the original Transformer, or of one with other norms or positions."""
+    """Return the configuration of the original Transformer, with the norms and positions of the settings."""
     config = vaswani_config(settings.shape, vocabulary)
     absolute: dict[str, Learned | Sinusoidal] = {"learned": Learned(count=settings.longest), "sine": Sinusoidal()}
-    relation, final_norm = RELATIONS.get(settings.positions), settings.norm_at == "pre"
+    relation = RELATIONS.get(settings.positions)
+    final_norm = settings.norm_at == "pre"
     assert config.encoder is not None and config.decoder is not None
     return replace(
         config,
@@ -101,7 +102,7 @@ def transformer_config(settings: TransformerInit, vocabulary: int) -> ModelConfi
 
 
 def sample_targets(source: Dataset[Example], splits: Sequence[str]) -> list[str]:
-    """Return the first targets of dev, or of train without dev; [] if the task is not seq2seq, or BLEU is missing."""
+    """Return the first targets of dev, else of train, or [] if the task is not seq2seq or sacrebleu is missing."""
     if source.kind is not Seq2SeqExample or not has_bleu():
         return []
     examples = source.examples("dev" if "dev" in splits else "train")
@@ -109,9 +110,9 @@ def sample_targets(source: Dataset[Example], splits: Sequence[str]) -> list[str]
 
 
 def default_bleu_units(references: Sequence[str]) -> BleuTokenizer | None:
-    """Return what BLEU counts by default: words, or characters if most targets have too few words.
+    """Return the units that BLEU counts by default: words, or characters if most targets have too few words.
 
-    None if most targets have too few characters too.
+    The result is None if most targets have too few characters too.
     """
     candidates: tuple[BleuTokenizer, ...] = ("13a", "char")
     return next((units for units in candidates if bleu_is_informative(references, units)), None)

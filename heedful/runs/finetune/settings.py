@@ -1,6 +1,6 @@
-"""Settings of a fine-tuning run, and defaults that follow from its data.
+"""Settings of a fine-tuning run, and their defaults, which depend on the data.
 
-Imports nothing heavy, so that a wrong setting is refused at once.
+This module imports nothing heavy, so that a wrong setting is refused immediately.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from heedful.train.settings import AdamW, FitSettings, Linear, Noam, Schedule, T
 PRETRAINED = Pretrained()
 LongInputs = Literal["stride", "truncate"]
 Method = Literal["auto", "finetune", "linear", "contrastive"]
-METHOD_TASKS = ("classify", "multiple")  # kinds of tasks that have several methods
+METHOD_TASKS = ("classify", "multiple")  # kinds of tasks with several methods
 MIN_CONTRASTIVE_STEPS = 100
-FEW = 200  # training examples below which methods are compared
-FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # beginnings of paths that only the method finetune follows
-EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # exceptions to these
-EVALUATION_SETTINGS = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # for evaluations in training
-LONG_TEXT = 512  # characters, about 128 tokens, that count as one example when epochs are chosen
-DOCUMENTS_PER_BATCH = 64  # approximate number of documents to rank in a batch
+FEW_EXAMPLES = 200  # training examples below which methods are compared
+FINETUNE_ONLY = ("train.", "fit.", "init.reinit_layers")  # prefixes of settings that only the method finetune uses
+EVERY_METHOD = ("train.seed", "train.device", "train.precision", "fit.keep_checkpoints")  # exceptions to FINETUNE_ONLY
+EVALUATION_SETTINGS = ("fit.patience", "fit.load_best_at_end", "fit.eval_every_epochs")  # evaluations during training
+CHARS_PER_EXAMPLE = 512  # characters, about 128 tokens, that are equivalent to one example in the choice of epochs
+DOCUMENTS_PER_BATCH = 64  # approximate documents to rank in a batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +46,9 @@ class FinetuneSettings:
     # finetune: train all weights; linear: logistic regression over sentence vectors of the frozen model; contrastive:
     # train the sentence vectors by pairs first (SetFit); auto: the one that is best on held-out examples
     method: Method = "finetune"
-    folds: int = 0  # also evaluate by cross-validation with this number of folds of train; 0: do not
-    method_seconds: float = 120.0  # time for comparing methods; those that do not fit are not compared
-    seeds: int = 1  # number of runs, with train.seed, train.seed + 1, ...
+    folds: int = 0  # folds of train for an additional evaluation by cross-validation; 0: no cross-validation
+    method_seconds: float = 120.0  # time for comparing methods; methods that need more are not compared
+    seeds: int = 1  # how many runs, with train.seed, train.seed + 1, ...
     max_length: int | None = None  # maximum tokens of a sequence; None: the model's maximum
     long_inputs: LongInputs = "stride"  # longer texts: overlapping windows, or truncation
     eval_precision: Literal["float32", "bfloat16"] = "float32"  # precision of the final evaluation
@@ -97,28 +97,30 @@ def finetune_defaults(
     method: Method = "finetune",
     documents: int = 0,
 ) -> tuple[FinetuneSettings, str]:
-    """Return the default settings for some data, and a sentence with what they follow from.
+    """Return the default settings for some data, and a sentence with the facts that determine them.
 
-    Small data needs more passes to converge and a smaller batch (Mosbach et al. 2021). Random weights need a higher
-    learning rate, and so does a narrow model: 0.04 / width is 5e-5 for the published base sizes (Devlin et al. 2019,
-    appendix A.3).
+    Small data needs more epochs to converge and a smaller batch (Mosbach et al. 2021). Random weights need a higher
+    learning rate, and so does a small hidden size: 0.04 / hidden size is 5e-5 for the published base sizes (Devlin et
+    al. 2019, appendix A.3).
 
     Args:
         kind: Name of the task's specification.
-        examples: Number of training examples.
+        examples: How many training examples there are.
         random_init: Whether the model starts from random weights.
-        width: Width of the model's hidden states.
+        width: Hidden size of the model.
         classic: Whether the model is from before the Transformer.
-        seq2seq: Settings of a seq2seq model with random weights; None: another task, or a trained model.
-        group_size: Number of samples that are learned together; a batch has whole groups.
-        bleu_units: What BLEU counts; None: models are ranked by F1 of words.
-        characters: Number of characters of all training texts; LONG_TEXT of them count as one example. 0: not counted.
+        seq2seq: Settings of a seq2seq model with random weights, or None for another task or a pretrained model.
+        group_size: How many samples the loss compares with each other. A batch has whole groups.
+        bleu_units: Units that BLEU counts. If None, models are ranked by F1 of words.
+        characters: Characters of all training texts. CHARS_PER_EXAMPLE of them are equivalent to one example in the
+            choice of epochs. 0 if they are not known.
         method: Method of training.
-        documents: Number of documents to rank, for all queries; they count instead of examples. 0: another task.
+        documents: Documents to rank, over all queries, which then determine epochs instead of examples. 0 for other
+            tasks.
     """
     if seq2seq is not None:
         return _seq2seq_defaults(seq2seq, examples, bleu_units)
-    epochs = min(_epochs(kind, documents or examples), _epochs(kind, characters // LONG_TEXT))
+    epochs = min(_epochs(kind, documents or examples), _epochs(kind, characters // CHARS_PER_EXAMPLE))
     batch_size = 32 if examples >= 10_000 else 16
     if documents:
         batch_size = max(1, round(DOCUMENTS_PER_BATCH * examples / documents))
@@ -147,12 +149,12 @@ def finetune_defaults(
 
 
 def _epochs(kind: str, examples: int) -> float:
-    """Return the default number of epochs for a task and a number of examples."""
+    """Return the default epochs of a task for so much data."""
     return next(epochs for min_examples, epochs in SPECS[kind].epochs if examples >= min_examples)
 
 
 def check_batch_groups(train: TrainSettings, group_size: int) -> None:
-    """Raise a SettingError for a batch size that would split a group of samples that are learned together."""
+    """Raise a SettingError if the batch size is not a multiple of `group_size`, so that groups would be split."""
     if train.batch_size % group_size:
         raise SettingError(
             f"train.batch_size is {train.batch_size}, but an update takes whole groups of {group_size} pairs "
@@ -162,10 +164,10 @@ def check_batch_groups(train: TrainSettings, group_size: int) -> None:
 
 
 def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | None) -> tuple[FinetuneSettings, str]:
-    """Return the defaults for a seq2seq model with random weights: five times the epochs, and smoothed labels.
+    """Return the defaults for a seq2seq model with random weights: five times the epochs, and label smoothing.
 
-    A Transformer has the peak learning rate of the paper, (4000 width)^-0.5 after a warm-up of 4,000 steps, and the
-    paper's betas and eps (Vaswani et al. 2017, sections 5.3 and 5.4).
+    A Transformer gets the peak learning rate of the paper, (4000 hidden size)^-0.5 after a warm-up of 4,000 steps, and
+    the paper's betas and eps (Vaswani et al. 2017, sections 5.3 and 5.4).
     """
     epochs = 5 * _epochs(SEQ2SEQ.name, examples)
     batch_size = 64 if examples >= 2_000 else 16
@@ -191,12 +193,12 @@ def _seq2seq_defaults(init: Seq2Seq, examples: int, bleu_units: BleuTokenizer | 
 
 
 def training_settings(paths: Iterable[str]) -> list[str]:
-    """Return the paths of settings that only the method "finetune" follows."""
+    """Return the paths, among `paths`, of settings that only the method "finetune" uses."""
     return [path for path in paths if path.startswith(FINETUNE_ONLY) and path not in EVERY_METHOD]
 
 
 def check_method_settings(method: Method, paths: Iterable[str]) -> None:
-    """Raise a SettingError for settings given by hand, by their paths, that would change nothing with a method."""
+    """Raise a SettingError if a setting given by hand, by its path, would change nothing with a method."""
     reasons: dict[Method, str] = {
         "auto": "methods are compared with their own defaults; name one with method",
         "linear": "method is linear, which trains no weights below the last layer",
@@ -208,11 +210,11 @@ def check_method_settings(method: Method, paths: Iterable[str]) -> None:
 
 
 def training_summary(settings: FinetuneSettings, reason: str, by_hand: Sequence[str] = ()) -> str:
-    """Return a sentence with what the defaults follow from, duration, batch size, rate, and settings set by hand.
+    """Return a sentence with the reason for the defaults, duration, batch size, lr, and settings set by hand.
 
     Args:
         settings: Settings of the run.
-        reason: The sentence of `finetune_defaults`.
+        reason: The sentence from `finetune_defaults`.
         by_hand: Paths of settings that were given by hand.
     """
     train = settings.train
@@ -227,20 +229,21 @@ def training_summary(settings: FinetuneSettings, reason: str, by_hand: Sequence[
 
 
 def run_data_settings(run: str | Path) -> tuple[DataSettings, LongInputs]:
-    """Return the data settings of a run, without its generated dev split, and how the run treats long texts.
+    """Return the data settings of a run, without a generated dev split, and how the run treats long texts.
 
-    If `run` is not a run folder, they are the defaults.
+    If `run` is not a run folder, both are the defaults.
     """
     path = Path(run) / "settings.toml"
     table = load_mapping(path) if path.is_file() else {}
-    settings, data_table = DataSettings(), table.get("data")
+    settings = DataSettings()
+    data_table = table.get("data")
     if isinstance(data_table, Mapping):  # the "data" of pre-training is a list of paths
         settings = overlay(settings, data_table, source=f"{path}: data")
     return replace(settings, dev_fraction=0.0), "truncate" if table.get("long_inputs") == "truncate" else "stride"
 
 
 def check_task(task: str) -> str:
-    """Return the name of a task from that name, or from an alias such as "ner".
+    """Return the name of the task with a name or alias, such as "tag" for "ner".
 
     Raises:
         HeedfulError: If no task has this name or alias.
@@ -259,13 +262,13 @@ def finetune_overrides(
     assignments: Sequence[str] = (),
     flags: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Overrides:
-    """Collect settings given by hand; `Overrides` are returned as they are."""
+    """Collect settings given by hand. `Overrides` are returned unchanged."""
     model_flag = {f"--model {model}": {"init.model": str(model), "init.revision": ""}} if str(model) else {}
     return Overrides.of(overrides, recipe=recipe, flags={**model_flag, **(flags or {})}, assignments=assignments)
 
 
 def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
-    """Return the settings that are known before the data are read: overrides, and the defaults for one example.
+    """Return the settings that are known before the data is read: overrides over the defaults for one example.
 
     Raises:
         HeedfulError: If an override cannot be used with any specification of the task.
@@ -280,7 +283,7 @@ def preview_settings(task: str, overrides: Overrides) -> FinetuneSettings:
 
 
 def resolve_finetune(overrides: Overrides, defaults: FinetuneSettings) -> Resolved[FinetuneSettings]:
-    """Lay overrides over the defaults of a task, and check that the task can be done on this machine."""
+    """Merge overrides over the defaults of a task, and check that the packages of the task are installed."""
     name = SPECS[defaults.task.kind].public_name
     resolved = overrides.resolve(defaults, fixed={"task.kind": f"the task, {name}, and its data decide it"})
     resolved.settings.task.check()

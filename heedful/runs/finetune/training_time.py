@@ -1,4 +1,4 @@
-"""Estimation of the training time from a few steps."""
+"""Estimation of the training time from a few steps, for fine-tuning, its dry run and the choice of a method."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from heedful.objectives import Objective, Sample
 from heedful.train.settings import TrainSettings
 from heedful.train.trainer import Trainer
 
-TIMED_STEPS = 4  # steps that are timed, after a warm-up step
-MIN_STEPS = 20 * TIMED_STEPS  # steps of a run; the time of a shorter one is not estimated
+TIMED_STEPS = 4  # timed steps, after a warm-up step
+MIN_STEPS = 20 * TIMED_STEPS  # minimum steps of a run whose time is estimated
 
 
 def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
-    """Estimate the duration of training by making its next steps.
+    """Estimate the duration of training by running the next steps.
 
     Args:
-        trainer: The trainer, which makes the steps.
-        tokens: Number of tokens in one epoch.
+        trainer: The trainer, which runs the steps.
+        tokens: Tokens in one epoch.
 
     Returns:
-        Seconds of the whole training, and tokens a second.
+        Seconds of the whole training, and tokens per second.
     """
     try:
         steps = [trainer.train_step() for _ in range(1 + TIMED_STEPS)][1:]
@@ -39,16 +39,16 @@ def estimate_seconds(trainer: Trainer, tokens: int) -> tuple[float, float]:
 def training_time_note(
     loaded: ModelBundle, objective: Objective, samples: Sequence[Sample], tokens: int, settings: TrainSettings
 ) -> str:
-    """Return a sentence with the estimated time of training; "" if training is short, or cannot be timed.
+    """Return a sentence with the estimated time of training, or "" if training is short or cannot be timed.
 
-    Steps are made with a copy of the model, so that training is the same to the last bit. An objective that trains
-    modules of its own is not timed, since that would change them.
+    The timed steps use a copy of the model, so that the training itself does not change. An objective with an extra
+    module is not timed, since the steps would change that module.
 
     Args:
         loaded: The model, with the task's head.
         objective: The objective of training.
         samples: The training samples.
-        tokens: Number of tokens in one epoch.
+        tokens: Tokens in one epoch.
         settings: Settings of training.
     """
     if settings.time_budget is not None or settings.compile or objective.extra_module is not None:

@@ -1,8 +1,8 @@
 """The bag-of-words baseline of a fine-tuned model: TF-IDF and a linear model of scikit-learn, on the same data.
 
-It takes seconds and shows whether the encoder was worth its training. The number of rows that are read follows from
-estimated costs, not from a clock, so that an interrupted run reports the same score as an uninterrupted one.
-scikit-learn is imported by the functions that need it.
+The baseline takes seconds and shows whether the encoder was worth its training. How many examples it uses depends on
+estimated costs, not on a clock, so that an interrupted run reports the same score as an uninterrupted one. The
+functions that need scikit-learn import it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 TRAINING_SHARE = 0.1  # share of the training time that the baseline may take
-MIN_SECONDS, MAX_SECONDS = 1.0, 10.0  # limits of that time
-MAX_ROWS = 50_000  # rows of a split that are read
-READ_SECONDS = 1.1e-7  # seconds to read a character
-SCORE_SECONDS = 7e-5  # seconds to score a row
-FIT_ROW_SECONDS = 1e-5  # seconds for each training row and each output of the linear model
-FIT_CHARACTER_SECONDS = 3e-8  # seconds for each character of the training rows and each output
-CPU_FLOPS, GPU_FLOPS = 3e11, 1e14  # operations per second, to estimate the training time
-MAX_WEIGHTS = 1_000_000  # weights of the linear model; its optimizer needs 200 bytes for each
-CHUNK = 512  # rows of a batch
-METHODS: dict[LinearModel, str] = {  # descriptions
+MIN_SECONDS, MAX_SECONDS = 1.0, 10.0  # limits of the time of the baseline
+MAX_ROWS = 50_000  # maximum examples per split
+READ_SECONDS = 1.1e-7  # seconds per character for reading
+SCORE_SECONDS = 7e-5  # seconds per example for scoring
+FIT_ROW_SECONDS = 1e-5  # seconds per training example and output of the linear model
+FIT_CHARACTER_SECONDS = 3e-8  # seconds per character of the training examples and output of the linear model
+CPU_FLOPS, GPU_FLOPS = 3e11, 1e14  # operations per second, for estimating the training time
+MAX_WEIGHTS = 1_000_000  # maximum weights of the linear model; its optimizer needs 200 bytes per weight
+BATCH_EXAMPLES = 512  # examples in a batch
+METHODS: dict[LinearModel, str] = {  # descriptions of linear models
     "logistic": "TF-IDF and logistic regression",
     "logistic_per_label": "TF-IDF and one logistic regression per label",
     "ridge": "TF-IDF and ridge regression",
@@ -57,22 +57,21 @@ METHODS: dict[LinearModel, str] = {  # descriptions
 
 
 def linear_model_of(task: Task) -> LinearModel | None:
-    """Return the kind of linear model that can learn the task from a bag of words; None if no kind can."""
+    """Return the kind of linear model that can learn the task from a bag of words, or None if no kind can."""
     return next((spec.linear_model for spec in SPECS.values() if spec.task is type(task)), None)
 
 
-# -- number of rows ------------------------------------------------------------------------------------------
+# -- sampling of examples ------------------------------------------------------------------------------------
 
 
 def seconds_allowed(trainer: Trainer, tokens: int) -> float:
     """Return the seconds that the baseline may take: a tenth of the estimated training time, from 1 to 10 s.
 
-    A training pass over a token costs 6 operations per weight outside the embedding tables (Kaplan et al. 2020,
-    table 1).
+    Training costs 6 operations per token and weight outside the embedding tables (Kaplan et al. 2020, table 1).
 
     Args:
         trainer: The trainer of the run.
-        tokens: Number of tokens in one epoch.
+        tokens: Tokens in one epoch.
     """
     budget = trainer.settings.budget_seconds
     if budget is not None:
@@ -89,13 +88,13 @@ def seconds_allowed(trainer: Trainer, tokens: int) -> float:
 def rows_of_splits(
     counts: Mapping[str, int], characters: Mapping[str, int], outputs: int, seconds: float
 ) -> dict[str, int]:
-    """Return the number of rows of each split that can be used in a time: all rows, or the same share of each split.
+    """Return how many examples of each split can be used in a time: all, or the same share of each split.
 
     Args:
-        counts: Number of rows by split; "train" is one of them.
-        characters: Number of characters by split.
-        outputs: Number of outputs of the linear model.
-        seconds: The time to read all rows, fit to train and score the other splits.
+        counts: Counts of examples by split, including "train".
+        characters: Counts of characters by split.
+        outputs: How many outputs the linear model has.
+        seconds: Time for reading all examples, fitting to train and scoring the other splits.
 
     >>> rows_of_splits({"train": 100_000, "test": 1000}, {"train": 5_000_000, "test": 50_000}, 1, 10.0)
     {'train': 50000, 'test': 1000}
@@ -113,7 +112,7 @@ def rows_of_splits(
 
 
 def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
-    """Return a mask that is true for `rows` of `count` rows, sampled by the seed."""
+    """Return a mask, [count], that is true for `rows` examples, sampled with the seed."""
     mask = np.zeros(count, dtype=bool)
     mask[epoch_order(count, derive_seed(seed, Stream.BASELINE_WORDS), 0)[:rows]] = True
     return mask
@@ -122,12 +121,12 @@ def sample_mask(count: int, rows: int, seed: int) -> NDArray[np.bool_]:
 def _sample_examples(
     source: Dataset[Example], split: str, count: int, rows: int, seed: int
 ) -> Iterator[tuple[int, Example]]:
-    """Yield `rows` of the `count` examples of a split, sampled by the seed, with their numbers, in their order."""
+    """Yield (index, example) for `rows` of the `count` examples of a split, sampled with the seed, in their order."""
     if rows >= count:
         yield from enumerate(source.examples(split))
         return
     mask = sample_mask(count, rows, seed)
-    yield from ((number, example) for number, example in enumerate(source.examples(split)) if mask[number])
+    yield from ((index, example) for index, example in enumerate(source.examples(split)) if mask[index])
 
 
 # -- the model -----------------------------------------------------------------------------------------------
@@ -136,8 +135,8 @@ def _sample_examples(
 class WordBaseline:
     """A linear model of a task over the TF-IDF of words.
 
-    A pair of texts has three blocks of features: those of the first text, those of the second, and their product. The
-    product is scaled so that the mean of its squared norm over the training rows is 1.
+    A pair of texts has three blocks of features: the TF-IDF of the first text, that of the second text, and their
+    product. The product is scaled so that its mean squared norm over the training examples is 1.
     """
 
     def __init__(self, task: Task) -> None:
@@ -145,8 +144,9 @@ class WordBaseline:
         from sklearn.linear_model import LogisticRegression, Ridge
         from sklearn.multiclass import OneVsRestClassifier
 
-        self.task, self.kind = task, linear_model_of(task)
-        self.thresholds: dict[str, float] = {}  # threshold by label, for tasks with any number of labels; default 0.5
+        self.task = task
+        self.kind = linear_model_of(task)
+        self.thresholds: dict[str, float] = {}  # threshold by label, for multi-label tasks; missing: 0.5
         self.pairs = False  # whether examples are pairs of texts
         self.product_scale = 1.0  # factor of the third block of features
         balanced = "balanced" if getattr(task, "weights", ()) else None
@@ -161,7 +161,7 @@ class WordBaseline:
 
     @property
     def words(self) -> int:
-        """The size of the vocabulary."""
+        """The vocabulary size."""
         return len(self._vectorizer.vocabulary_)
 
     def fit(self, examples: Sequence[Example]) -> None:
@@ -174,7 +174,7 @@ class WordBaseline:
         outputs = len(self.task.labels) if self.kind == "logistic" and len(self.task.labels) > 2 else 1
         self._vectorizer.max_features = max(1, MAX_WEIGHTS // (outputs * (3 if self.pairs else 1)))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about too few steps, and labels that all rows have
+            warnings.simplefilter("ignore")  # warnings about convergence and about labels that all examples have
             features = self._fit_features(examples)
             if self.kind == "ridge":
                 targets = np.array(
@@ -185,7 +185,7 @@ class WordBaseline:
             self._estimator.fit(features, targets)
 
     def answers(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer examples in the form of an engine's answers."""
+        """Return an answer to each example, in the form of an engine's answers."""
         features = self._features(examples)
         if self.kind == "ridge":
             return [{"values": {"score": float(score)}} for score in self._estimator.predict(features)]
@@ -195,7 +195,7 @@ class WordBaseline:
         return [self._answer(dict(zip(self.task.labels, row, strict=True))) for row in probabilities.tolist()]
 
     def _answer(self, probabilities: dict[str, float]) -> Answer:
-        """Return the answer with these probabilities by label."""
+        """Return the answer for the probabilities by label."""
         if self.kind == "logistic_per_label":
             labels = [
                 label
@@ -207,7 +207,7 @@ class WordBaseline:
         return {"label": label, "probability": probabilities[label], "probabilities": probabilities}
 
     def _texts(self, examples: Sequence[Example]) -> list[str]:
-        """Return the first texts of all examples, followed by the second texts if they are pairs."""
+        """Return the first texts of all examples, followed by the second texts if examples are pairs."""
         second = ["".join(example.texts[1:]) for example in examples] if self.pairs else []
         return [example.texts[0] for example in examples] + second
 
@@ -223,7 +223,7 @@ class WordBaseline:
         return self._join_pairs(self._vectorizer.transform(self._texts(examples)))
 
     def _join_pairs(self, tfidf: csr_matrix) -> csr_matrix:
-        """Return the features of examples from the TF-IDF of `_texts`; those of a pair have three blocks."""
+        """Return the features of examples from the TF-IDF of `_texts`. A pair has three blocks of features."""
         from scipy.sparse import hstack
 
         if not self.pairs:
@@ -251,17 +251,17 @@ def score_words(
 
     Args:
         task: The task, which has a linear model.
-        loaded: The model. If it has thresholds of labels, those of the bag of words are fitted on dev too.
+        loaded: The model. If it has thresholds of labels, thresholds of the bag of words are tuned on dev too.
         source: The data.
         stats: Statistics of the data.
         splits: Names of the splits to score.
-        seed: Seed of the sample of rows.
+        seed: Seed of the sample of examples.
         seconds: Approximate time that the baseline may take.
         folder: The run folder with the predictions of the model.
 
     Returns:
-        Plain data: the method, "rows" of train "of" all, the size of the vocabulary, "seconds", and for each split
-        "numbers", "intervals" and "difference": the model's metric minus that of the baseline, with a 95 % interval.
+        Plain data: the method, how many "rows" "of" train were used, the vocabulary size, "seconds", and for each split
+        "numbers", "intervals" and "difference", which is the model's metric minus the baseline's, with a 95 % interval.
         If nothing can be fitted, "why" is the reason.
     """
     kind = linear_model_of(task)
@@ -286,58 +286,62 @@ def score_words(
     del train
     spent = time.perf_counter() - began
     result |= {"words": words.words, "splits": {}}
-    for split in sorted(splits, key=lambda split: split != "dev"):  # dev first, since thresholds are fitted on it
-        numbered = list(_sample_examples(source, split, counts[split], rows[split], seed))
+    for split in sorted(splits, key=lambda split: split != "dev"):  # dev first, since thresholds are tuned on dev
+        indexed = list(_sample_examples(source, split, counts[split], rows[split], seed))
         began = time.perf_counter()
         if split == "dev" and kind == "logistic_per_label" and loaded.thresholds:
-            words.thresholds = _fit_thresholds(words, [example for _, example in numbered])
-        baseline = measure_words(words, numbered)
+            words.thresholds = _tune_thresholds(words, [example for _, example in indexed])
+        baseline = measure_words(words, indexed)
         spent += time.perf_counter() - began
-        model = _measure_predictions(task, numbered, read_predictions(folder, split))
-        result["splits"][split] = _compare(task, baseline, model, len(numbered))
+        model = _measure_predictions(task, indexed, read_predictions(folder, split))
+        result["splits"][split] = _compare(task, baseline, model, len(indexed))
     return result | {"seconds": round(spent, 2)}
 
 
-def measure_words(words: WordBaseline, numbered: Sequence[tuple[int, Example]]) -> EvalMetrics:
-    """Answer numbered examples, and measure the answers."""
+def measure_words(words: WordBaseline, indexed: Sequence[tuple[int, Example]]) -> EvalMetrics:
+    """Return the metrics of a word baseline on examples, which are pairs (index in the split, example)."""
     metrics = _main_metric(words.task)
-    for chunk in batched(numbered, CHUNK):
+    for chunk in batched(indexed, BATCH_EXAMPLES):
+        ids = [index for index, _ in chunk]
         examples = [example for _, example in chunk]
-        metrics = words.task.update_metrics(metrics, examples, words.answers(examples), [number for number, _ in chunk])
+        metrics = words.task.update_metrics(metrics, examples, words.answers(examples), ids)
     return metrics
 
 
 def _main_metric(task: Task) -> EvalMetrics:
-    """Return new metrics with bootstrap replicates for the main metric only: all would cost more than the fit."""
+    """Return new metrics with a bootstrap of the main metric only. All bootstraps would cost more than the fit."""
     metrics = task.new_metrics()
     return replace(metrics, bootstraps={task.metric: metrics.bootstraps[task.metric]})
 
 
 def _measure_predictions(
-    task: Task, numbered: Sequence[tuple[int, Example]], lines: Iterator[JsonObject]
+    task: Task, indexed: Sequence[tuple[int, Example]], lines: Iterator[JsonObject]
 ) -> EvalMetrics:
-    """Measure a model's answers to numbered examples, from the lines of its predictions."""
-    metrics, examples = _main_metric(task), dict(numbered)
+    """Return the metrics of a model on examples, (index, example), from the lines of its predictions."""
+    metrics = _main_metric(task)
+    examples = dict(indexed)
     matching = (line for line in lines if line["id"] in examples)
-    while chunk := list(islice(matching, CHUNK)):
+    while chunk := list(islice(matching, BATCH_EXAMPLES)):
         ids = [line["id"] for line in chunk]
         metrics = task.update_metrics(metrics, [examples[id] for id in ids], [line["answer"] for line in chunk], ids)
     return metrics
 
 
 def _compare(task: Task, baseline: EvalMetrics, model: EvalMetrics, count: int) -> JsonObject:
-    """Return the numbers of a baseline, and the difference to those of a model on the same `count` examples."""
-    numbers, model_numbers = task.compute_metrics(baseline), task.compute_metrics(model)
-    scores = {
+    """Return the metrics of a baseline, and the difference to a model's metric on the same `count` examples."""
+    numbers = task.compute_metrics(baseline)
+    model_numbers = task.compute_metrics(model)
+    model_replicates = model.bootstraps[task.metric].values()
+    baseline_replicates = baseline.bootstraps[task.metric].values()
+    interval = paired_difference(model_replicates, baseline_replicates, count=count)
+    return {
         "numbers": {name: value for name, value in numbers.items() if isinstance(value, float)} | {"count": count},
         "intervals": baseline.intervals(),
+        "difference": {"value": model_numbers[task.metric] - numbers[task.metric]} | interval,
     }
-    replicates = [metrics.bootstraps[task.metric].values() for metrics in (model, baseline)]
-    difference = {"value": model_numbers[task.metric] - numbers[task.metric]}
-    return scores | {"difference": difference | paired_difference(replicates[0], replicates[1], count=count)}
 
 
-def _fit_thresholds(words: WordBaseline, examples: Sequence[Example]) -> dict[str, float]:
+def _tune_thresholds(words: WordBaseline, examples: Sequence[Example]) -> dict[str, float]:
     """Return the threshold of each label with the best F1 on these examples."""
     labels = words.task.labels
     probabilities = np.array([list(answer["probabilities"].values()) for answer in words.answers(examples)])

@@ -1,1 +1,1 @@
-"""Plots of a run."""
+"""Plots of a run: training curves, and the quality of its model."""

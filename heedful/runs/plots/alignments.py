@@ -23,27 +23,27 @@ from heedful.tokenizer import Encoding
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ALIGNMENTS = 4  # alignments in a plot
-MAX_TOKENS = 28  # tokens of a source or target text that is plotted
+MAX_ALIGNMENTS = 4  # maximum alignments in a plot
+MAX_TOKENS = 28  # maximum tokens of a source or target text in a plot
 MAX_PREDICTIONS = 2000  # predictions among which short ones are searched
 SPACE = "\u2581"  # name of a token of white space
 
 
 class Alignment(NamedTuple):
-    """Attention weights of each target token over the source tokens; a row sums to 1 or less."""
+    """Attention weights of each target token over the source tokens."""
 
     source: tuple[str, ...]  # names of the tokens
-    target: tuple[str, ...]  # names of the tokens, with the one that ends the text
-    weights: Float[np.ndarray, "target source"]
+    target: tuple[str, ...]  # names of the tokens, including the end token
+    weights: Float[np.ndarray, "target source"]  # each row sums to 1 or less
 
 
 def alignment(loaded: ModelBundle, source_text: str, target_text: str) -> Alignment | None:
-    """Return the attention in the decoder's last layer, as the mean over its heads.
+    """Return the cross-attention in the decoder's last layer, as the mean over heads.
 
-    The target is tokenized again. The row of a token is the attention at the position that predicts it.
+    The target is tokenized again. The row of a token is the attention at the position that predicts the token.
 
     Returns:
-        The alignment; None if the model has no cross-attention or records no weights.
+        The alignment, or None if the model has no cross-attention or records no weights.
     """
     tokenizer, model = loaded.tokenizer, loaded.config.model
     if tokenizer is None or not loaded.needs_target or "weights" not in loaded.model.traceable:
@@ -72,7 +72,7 @@ def alignment(loaded: ModelBundle, source_text: str, target_text: str) -> Alignm
 
 
 def _token_names(encoding: Encoding, text: str, loaded: ModelBundle | None = None) -> tuple[str, ...]:
-    """Names of tokens: their characters, or SPACE. Special tokens have their names in the vocabulary of `loaded`."""
+    """Return the names of tokens: their characters, SPACE, or for special tokens the name in the vocabulary."""
     names = []
     for id, is_special, (start, stop) in zip(encoding.ids, encoding.special, encoding.offsets, strict=True):
         if not is_special:
@@ -88,7 +88,7 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
     """Plot the alignments of the first few short predictions of a split.
 
     Returns:
-        The figure; None if the run has no model with cross-attention, or no prediction is short enough.
+        The figure, or None if the run has no model with cross-attention or no prediction is short enough.
     """
     if not (folder / RUN_MODEL / "config.json").is_file():
         return None
@@ -118,7 +118,7 @@ def plot_alignments(folder: Path, split: str) -> Figure | None:
 
 
 def draw_alignments(alignments: Sequence[Alignment], *title: str) -> Figure:
-    """Plot each alignment as a grid of weights, in two columns; `title` are lines above the figure."""
+    """Plot each alignment as a grid of weights, in two columns, with the lines `title` above the figure."""
     columns = min(2, len(alignments))
     rows = -(-len(alignments) // columns)
     size = 0.22 * max(max(len(aligned.source), len(aligned.target)) for aligned in alignments)

@@ -21,15 +21,15 @@ Values = Float64[np.ndarray, " points"]
 Updates = Float64[np.ndarray, " updates"]
 Evals = Float64[np.ndarray, " evaluations"]
 Parts = Float64[np.ndarray, " parts"]
-MAX_MARKERS = 30  # points up to which each one gets a marker
-MAX_LOSS_POINTS = 2000  # steps above which the loss of each step is drawn as ranges of neighbouring steps
+MAX_MARKERS = 30  # maximum points of a line that are drawn with markers
+MAX_LOSS_POINTS = 2000  # maximum steps whose losses are drawn as a line; more are drawn as ranges
 SMOOTHING_PARTS = 40  # the smoothed loss is a moving mean over 1 / SMOOTHING_PARTS of the run on both sides
-LOG_AXIS_RATIO = 50  # the loss has a logarithmic axis if its greatest value is more than this times the median
+LOG_AXIS_RATIO = 50  # the axis is logarithmic if the ratio of the maximum loss to the median is larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCurves:
-    """Columns of the journal. A number that a record lacks is NaN."""
+    """Columns of the journal. A missing number is NaN."""
 
     step: Updates
     epoch: Updates
@@ -38,7 +38,7 @@ class TrainingCurves:
     eval_steps: Evals  # steps after which dev was evaluated
     dev_loss: Evals
     score: Evals  # dev metric
-    best: float  # step of the best dev metric; NaN without dev
+    best: float  # step of the best dev metric; NaN: no dev split
 
     @classmethod
     def of(cls, lines: Iterable[JsonObject]) -> TrainingCurves:
@@ -67,7 +67,7 @@ def plot_curves(lines: Iterable[JsonObject], metric: str) -> Figure | None:
         metric: Name of the dev metric.
 
     Returns:
-        The figure; None if the journal has no training step.
+        The figure, or None if the journal has no training step.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -95,8 +95,9 @@ def plot_curves(lines: Iterable[JsonObject], metric: str) -> Figure | None:
 
 
 def _plot_loss(axes: Axes, curves: TrainingCurves) -> None:
-    """Plot the training loss, raw and smoothed, and the dev loss; steps whose loss is not finite are crosses."""
-    step, loss = curves.step, curves.loss
+    """Plot the training loss, raw and smoothed, and the dev loss. Steps without a finite loss are crosses."""
+    step = curves.step
+    loss = curves.loss
     finite = np.isfinite(loss)
     half_width = max(1, len(step) // SMOOTHING_PARTS)
     if len(step) > MAX_LOSS_POINTS:
@@ -134,9 +135,9 @@ def _plot_score(axes: Axes, curves: TrainingCurves, metric: str) -> None:
         bottom, top = axes.get_ylim()
         margin = 0.03 * (min(top, greatest) - max(bottom, least))  # shows the whole marker of a score at its bound
         axes.set_ylim(max(bottom, least - margin), min(top, greatest + margin))
-    rows = np.flatnonzero(curves.eval_steps == curves.best)
-    if len(rows):
-        best_score = float(curves.score[rows[-1]])
+    best_indices = np.flatnonzero(curves.eval_steps == curves.best)
+    if len(best_indices):
+        best_score = float(curves.score[best_indices[-1]])
         axes.plot([curves.best], [best_score], marker="*", ms=15, color=BLUE, ls="none", mec="white", zorder=5)
         text_on_left = curves.best > curves.step[-1] / 2
         axes.annotate(
@@ -159,7 +160,7 @@ def _plot_lr(axes: Axes, curves: TrainingCurves) -> None:
 
 
 def _add_epoch_axis(axes: Axes, curves: TrainingCurves) -> None:
-    """Add an axis with epochs on top; all epochs have the same number of steps."""
+    """Add an axis with epochs on top. All epochs have equally many steps."""
     epochs_per_step = curves.epoch[-1] / curves.step[-1]
     if np.isfinite(epochs_per_step) and epochs_per_step > 0:
         top = axes.secondary_xaxis(
@@ -170,12 +171,12 @@ def _add_epoch_axis(axes: Axes, curves: TrainingCurves) -> None:
 
 
 def _markers(points: Values, marker: str = ".") -> dict[str, Any]:
-    """Arguments of `plot` that draw a marker at each point, if points are few: a single point has no line."""
+    """Return arguments of `plot` for markers if there are few points, since a single point has no line."""
     return {"marker": marker, "ms": 4 if marker == "o" else 6} if len(points) <= MAX_MARKERS else {}
 
 
 def moving_mean(values: Values, half_width: int) -> Values:
-    """Mean of the finite values among `half_width` neighbours on both sides and the value; NaN if none is finite.
+    """Return for each value the mean of the finite values within `half_width` positions, or NaN if none is finite.
 
     >>> moving_mean(np.array([1.0, np.nan, 3.0, 4.0]), 1)
     array([1. , 2. , 3.5, 3.5])
@@ -191,10 +192,10 @@ def moving_mean(values: Values, half_width: int) -> Values:
 
 
 def ranges(values: Values, positions: Values, size: int) -> tuple[Parts, Parts, Parts]:
-    """Split the values into parts of `size` neighbours.
+    """Return the range of values in each part of `size` neighbours.
 
     Returns:
-        The least and the greatest finite value of each part, NaN if none is finite, and the mean position of each part.
+        The minimum and the maximum of the finite values of each part, NaN if none is finite, and its mean position.
     """
     starts = np.arange(0, len(values), size)
     finite = np.isfinite(values)

@@ -1,4 +1,7 @@
-"""Plots of a run: training curves, and the quality of its model on test, or on dev if there is no test split."""
+"""Plots of a run: training curves, and the quality of the model on test, or on dev if there is no test split.
+
+Every run calls `draw_run_plots` at its end.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,16 @@ Pairs = Float64[np.ndarray, "examples 2"]  # label, prediction
 Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
 IdealLine = tuple[tuple[float, float], tuple[float, float]]  # two points (label, prediction) of correct predictions
-MAX_CONFUSION_LABELS = 30  # labels of a confusion matrix
-MAX_SCORE_ROWS = 50  # rows in a plot of scores
-THRESHOLD_SPACING = 0.12  # least difference of coverage between two thresholds that are written above the plot
+MAX_CONFUSION_LABELS = 30  # maximum labels in a plot of a confusion matrix
+MAX_SCORE_ROWS = 50  # maximum rows in a plot of scores
+THRESHOLD_SPACING = 0.12  # minimum difference of coverage between two thresholds with a label
 
 
 def draw_run_plots(folder: Path) -> list[Path]:
     """Write plots of a run to its folder plots/ as PNG and SVG files.
 
-    Plots of kinds that do not apply to the task are left out: curves, alignments, confusion, calibration, coverage,
-    scores and numbers. A run that is not finished has curves only.
+    Kinds of plots are curves, alignments, confusion, calibration, coverage, scores and numbers. Kinds that do not apply
+    to the task are left out. An unfinished run only has curves.
 
     Returns:
         The paths of the PNG files.
@@ -63,7 +66,7 @@ def draw_run_plots(folder: Path) -> list[Path]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
-    """Yield the file name without suffix and the figure of each plot."""
+    """Yield (file name without suffix, figure) for each plot."""
     results: JsonObject = {"task": "", "metric": "score", "splits": {}}
     if (folder / RESULTS).is_file():
         results = read_results(folder)
@@ -75,7 +78,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
     split, numbers = headline
     spec = SPECS.get(results["task"])
     if spec is not None and spec.plots_alignments:
-        from heedful.runs.plots.alignments import plot_alignments  # it loads the model
+        from heedful.runs.plots.alignments import plot_alignments  # imports torch
 
         if figure := plot_alignments(folder, split):
             yield "alignments", figure
@@ -95,7 +98,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def plot_confusion(numbers: Result, split: str) -> Figure:
-    """Plot the confusion matrix, coloured by the share of each label's examples.
+    """Plot the confusion matrix, coloured by the share of the label's examples.
 
     Args:
         numbers: Metrics of the split, with "classes", "confusion" [label, prediction] and "count".
@@ -103,17 +106,20 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
     """
     from matplotlib import colormaps
 
-    labels, all_counts = drawable_labels(numbers["classes"]), np.array(numbers["confusion"], dtype=np.int64)
-    chosen, selection_note = most_confused(all_counts), ""
+    labels = drawable_labels(numbers["classes"])
+    all_counts = np.array(numbers["confusion"], dtype=np.int64)
+    chosen = most_confused(all_counts)
+    selection_note = ""
     if len(chosen) < len(all_counts):
         selection_note = (
             f"the {len(chosen)} most confused of {len(all_counts)} labels; shares and sums are of all examples"
         )
-    support, size = all_counts.sum(1)[chosen], len(chosen)
+    size = len(chosen)
+    support = all_counts.sum(1)[chosen]
     counts = all_counts[np.ix_(chosen, chosen)]
     shares = np.where(support[:, None] > 0, counts / np.maximum(support[:, None], 1), np.nan)
     cell = min(1.1, max(0.38, 4 / size))  # inches
-    names = [labels.names[number] for number in chosen]
+    names = [labels.names[index] for index in chosen]
     longest = max(map(len, names))
     figure = new_figure(max(6.0, cell * size + 0.07 * longest + 2.4), cell * size + 0.055 * longest + 1.5)
     axes = figure.subplots()
@@ -139,16 +145,16 @@ def plot_confusion(numbers: Result, split: str) -> Figure:
 
 
 def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> list[int]:
-    """Return the labels of the most frequent confusions, at most `max_labels`, in the order of the matrix.
+    """Return the indices of the labels with the most frequent confusions, at most `max_labels`, ascending.
 
     >>> most_confused(np.array([[9, 0, 2], [0, 9, 0], [1, 0, 9]]), 2)
     [0, 2]
     """
     if len(counts) <= max_labels:
         return list(range(len(counts)))
-    confusions = np.triu(counts + counts.T, 1)  # examples of each pair of labels that were confused, in both directions
+    confusions = np.triu(counts + counts.T, 1)  # confused examples of each pair of labels, in both directions
     order = np.argsort(-confusions, axis=None, kind="stable")
-    chosen: dict[int, None] = {}  # a set that keeps the order
+    chosen: dict[int, None] = {}  # an ordered set
     for pair in zip(*np.unravel_index(order, confusions.shape), strict=True):
         for label in pair:
             if len(chosen) < max_labels:
@@ -157,7 +163,7 @@ def most_confused(counts: Counts, max_labels: int = MAX_CONFUSION_LABELS) -> lis
 
 
 def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> None:
-    """Write the count into each cell of `cell` inches; zeros only in small matrices."""
+    """Write the count into each cell, whose size is `cell` inches. Zeros are only written in small matrices."""
     longest = len(f"{counts.max():,}")
     font_size = min(9.0, cell * 72 / (0.66 * longest + 0.8))
     for row, column in np.ndindex(counts.shape):
@@ -171,7 +177,7 @@ def _write_counts(axes: Axes, counts: Counts, shares: Shares, cell: float) -> No
 
 
 def plot_calibration(numbers: Result, split: str) -> Figure:
-    """Plot accuracy over confidence (a reliability diagram), and the number of answers for each confidence.
+    """Plot accuracy over confidence (a reliability diagram), and the count of answers for each confidence.
 
     Args:
         numbers: Metrics of the split, with "calibration" and "ece".
@@ -179,7 +185,8 @@ def plot_calibration(numbers: Result, split: str) -> Figure:
     """
     table = numbers["calibration"]
     count = np.array([row["count"] for row in table], dtype=np.float64)
-    confidence, accuracy = (np.array([as_float(row[name]) for row in table]) for name in ("confidence", "accuracy"))
+    confidence = np.array([as_float(row["confidence"]) for row in table])
+    accuracy = np.array([as_float(row["accuracy"]) for row in table])
     low, high = wilson(accuracy, count)
     figure = new_figure(5.6, 6.8)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.0])
@@ -211,9 +218,10 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
         split: Name of the split.
     """
     table = numbers["coverage"]
-    count, coverage, accuracy, confidence = (
-        np.array([as_float(row[name]) for row in table]) for name in ("count", "coverage", "accuracy", "min_confidence")
-    )
+    count = np.array([as_float(row["count"]) for row in table])
+    coverage = np.array([as_float(row["coverage"]) for row in table])
+    accuracy = np.array([as_float(row["accuracy"]) for row in table])
+    confidence = np.array([as_float(row["min_confidence"]) for row in table])
     low, high = wilson(accuracy, count)
     figure = new_figure(5.6, 4.2)
     axes = figure.subplots()
@@ -222,7 +230,7 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
     axes.set_xlim(0, 1.02)
     axes.set_ylabel("share of right answers")
     axes.set_xlabel("coverage: share of texts that are answered")
-    labelled: list[int] = []  # points whose threshold is written above the axes
+    labelled: list[int] = []  # indices of points with a label for their threshold
     for index in range(len(table)):
         if not labelled or coverage[labelled[-1]] - coverage[index] >= THRESHOLD_SPACING:
             labelled.append(index)
@@ -238,7 +246,9 @@ def plot_coverage(numbers: Result, split: str) -> Figure:
 
 
 def wilson(shares: Shares, counts: Shares, z: float = 1.959964) -> tuple[Shares, Shares]:
-    """95 % interval of a share p of n: (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n) (Wilson 1927).
+    """Return the 95 % interval of a share p of n examples (Wilson 1927).
+
+    It is (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n).
 
     >>> low, high = wilson(np.array([0.5]), np.array([10.0]))
     >>> round(float(low[0]), 4), round(float(high[0]), 4)
@@ -254,9 +264,9 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     """Plot precision, recall and F1 of each label, the best on top.
 
     Args:
-        scores: By label, "precision", "recall", "f1", and perhaps the number of examples as "count" or "gold".
+        scores: Scores by label: "precision", "recall", "f1", and optionally the count of examples as "count" or "gold".
         split: Name of the split.
-        row_kind: The name of a row in the title: "class", "label" or "type of entity".
+        row_kind: Name of a row for the title: "class", "label" or "type of entity".
     """
     labels = drawable_labels(scores)
     all_rows = list(zip(labels.names, scores.values(), strict=True))
@@ -266,9 +276,9 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
     figure = new_figure(6.4 + 0.085 * longest, max(2.5, 1.5 + 0.27 * len(rows)))
     axes = figure.subplots()
     heights = np.arange(len(rows))
-    precision, recall, f1 = (
-        np.array([as_float(row[name]) for _, row in rows]) for name in ("precision", "recall", "f1")
-    )
+    precision = np.array([as_float(row["precision"]) for _, row in rows])
+    recall = np.array([as_float(row["recall"]) for _, row in rows])
+    f1 = np.array([as_float(row["f1"]) for _, row in rows])
     axes.barh(heights, f1, height=0.62, color=SKY, alpha=0.55, label="F1")
     markers: dict[str, Any] = {"ls": "none", "clip_on": False, "ms": 5, "mec": "white", "mew": 0.5}
     axes.plot(precision, heights + 0.17, marker="v", color=BLUE, label="precision", **markers)
@@ -291,13 +301,13 @@ def plot_scores(scores: dict[str, JsonObject], split: str, row_kind: str) -> Fig
 
 
 def _count_in_parentheses(row: JsonObject) -> str:
-    """The number of examples or entities with the label, in parentheses; "" if it is unknown."""
+    """Format the count of examples or entities with the label in parentheses, or return "" if it is unknown."""
     count = row.get("count", row.get("gold"))
     return "" if count is None else f"  ({count:,})"
 
 
 def _ideal_line(results: JsonObject, pairs: list[tuple[float, float]]) -> IdealLine | None:
-    """Two points of the line of correct predictions; None for cosines, if the labels of cosines 0 and 1 are unknown."""
+    """Return two points of the line of correct predictions, or None for cosines whose scale is unknown."""
     if not SPECS[results["task"]].predicts_cosines:
         values = [value for pair in pairs if np.isfinite(pair).all() for value in pair] or [0.0, 1.0]
         return (min(values), min(values)), (max(values), max(values))
@@ -309,10 +319,10 @@ def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: IdealLine | N
     """Plot predictions over labels, and the line of correct predictions.
 
     Args:
-        pairs: Labels and predictions; pairs with a number that is not finite are left out.
-        numbers: Metrics of the split, with "count", "pearson" and perhaps "spearman".
+        pairs: Labels and predictions. Pairs with a value that is not finite are left out.
+        numbers: Metrics of the split, with "count", "pearson" and optionally "spearman".
         split: Name of the split.
-        ideal: Two points of the line of correct predictions; None: no line.
+        ideal: Two points of the line of correct predictions. If None, no line is drawn.
     """
     finite = np.isfinite(pairs).all(1)
     label, prediction = pairs[finite].T
@@ -330,7 +340,8 @@ def plot_scatter(pairs: Pairs, numbers: Result, split: str, ideal: IdealLine | N
     title = f"Numbers on {split}: Pearson's r {numbers['pearson']:.3f}"
     if "spearman" in numbers:
         title += f", Spearman's ρ {numbers['spearman']:.3f}"
-    count, finite_count = numbers["count"], int(finite.sum())
+    count = numbers["count"]
+    finite_count = int(finite.sum())
     examples = f"{finite_count:,} examples"
     if finite_count != count:
         examples = f"{finite_count:,} of {count:,} examples are shown"

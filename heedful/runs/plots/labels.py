@@ -1,4 +1,4 @@
-"""Label names for plots: short, on one line, distinguishable, and in characters that fonts of this machine have."""
+"""Label names for plots: short, on one line, distinguishable, in characters that the fonts of this machine have."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FONT = "DejaVu Sans"  # comes with matplotlib
-LAST_RESORT = "Last Resort High-Efficiency"  # comes with matplotlib: has a placeholder box for every character
+LAST_RESORT = "Last Resort High-Efficiency"  # comes with matplotlib; has a placeholder box for every character
 BOX, DOTS = "□", "…"
-MAX_COLUMNS = 28  # width of a name; a wide character, such as a Chinese one, takes two columns
+MAX_COLUMNS = 28  # maximum width of a name; a wide character, such as a Chinese one, takes two columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawableLabels:
-    """Names to draw instead of labels, and the fonts for them."""
+    """Names to draw instead of labels, and their fonts."""
 
     names: tuple[str, ...]
     fonts: tuple[str, ...]  # each character is drawn in the first font that has it
-    note: str  # a sentence about characters that no font has; "" if all can be drawn
+    note: str  # sentence about characters that no font has; "": all can be drawn
 
 
 def drawable_labels(labels: Iterable[str]) -> DrawableLabels:
     """Shorten long labels, and replace characters that no font has by a box.
 
-    The number of a label, from 0, is put before its name if that is empty, has a box, or is the name of another label.
+    The index of a label, from 0, precedes its name if the name is empty, has a box, or is the name of another label.
     """
     short_names = [shorten(_printable(label)) for label in labels]
     fonts, missing = _find_fonts(set().union(*short_names))
     names = ["".join(BOX if character in missing else character for character in name) for name in short_names]
     occurrences = Counter(names)
-    for number, name in enumerate(names):
+    for index, name in enumerate(names):
         if not name or BOX in name or occurrences[name] > 1:
-            names[number] = f"{number}: {name}"
+            names[index] = f"{index}: {name}"
     note = f"{BOX}: no font here has this character; labels are numbered from 0" if missing else ""
     return DrawableLabels(names=tuple(names), fonts=fonts, note=note)
 
 
 def shorten(text: str, max_columns: int = MAX_COLUMNS) -> str:
-    """Shorten a text to at most `max_columns` by leaving out its middle.
+    """Shorten a text to at most `max_columns` by cutting out its middle.
 
     >>> shorten("a label that nobody wants to read", 16)
     'a label t…o read'
@@ -53,17 +53,17 @@ def shorten(text: str, max_columns: int = MAX_COLUMNS) -> str:
 
 
 def _printable(label: str) -> str:
-    """The label on one line, without control characters."""
+    """Return the label on one line, without control characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in label).split())
 
 
 def _columns(character: str) -> int:
-    """Width of a character in columns."""
+    """Return the width of a character in columns."""
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def _first_columns(text: str, max_columns: int) -> str:
-    """The beginning of the text, up to `max_columns`."""
+    """Return the beginning of the text, up to `max_columns`."""
     end = width = 0
     while end < len(text) and (width := width + _columns(text[end])) <= max_columns:
         end += 1
@@ -93,7 +93,7 @@ def _find_fonts(characters: set[str]) -> tuple[tuple[str, ...], set[str]]:
 
 
 def _covered(path: str, characters: Sequence[str] | set[str]) -> set[str]:
-    """The characters that the font in a file has; an empty set if it cannot be read or scaled."""
+    """Return the characters that the font in a file has. A font that cannot be read or scaled has none."""
     from matplotlib.font_manager import get_font
 
     try:

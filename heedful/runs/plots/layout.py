@@ -1,4 +1,4 @@
-"""A constrained layout whose positions are the same every time a figure is drawn."""
+"""RoundedLayout: a constrained layout with the same positions each time a figure is drawn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-DIGITS = 9  # decimal places of positions, which are shares of the figure
+DIGITS = 9  # decimals of positions, which are fractions of the figure size
 
 
 class RoundedLayout(ConstrainedLayoutEngine):
     """Constrained layout with rounded positions.
 
-    Positions from matplotlib's solver (kiwisolver) differ in their last bits from one call to the next. SVG files
-    contain hashes of positions, so they would differ too.
+    Positions from matplotlib's solver (kiwisolver) differ in their last bits between calls. SVG files contain hashes of
+    positions, so these files would differ too.
     """
 
     def execute(self, fig: Figure) -> None:
@@ -22,4 +22,4 @@ class RoundedLayout(ConstrainedLayoutEngine):
         for axes in fig.axes:
             in_layout = axes.get_in_layout()
             axes.set_position(np.round(axes.get_position(original=True).bounds, DIGITS).tolist())
-            axes.set_in_layout(in_layout)  # since set_position resets it
+            axes.set_in_layout(in_layout)  # set_position resets this flag

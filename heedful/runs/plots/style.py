@@ -1,4 +1,4 @@
-"""The style of all plots: a palette for colour-blind people (Okabe and Ito 2008), thin axes and a pale grid."""
+"""The style and the files of all plots: a palette for colour-blind people (Okabe and Ito 2008), thin axes, a grid."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, SKY = "#0072B2", "#D55E00", "#56B4E9"
 GREY, PALE, INK = "#6B6B6B", "#E4E4E4", "#222222"
-DPI = 110  # pixels of a PNG for an inch
-FORMATS = {  # suffix -> metadata that is left out, because it depends on the time or on versions
+DPI = 110  # pixels per inch of a PNG
+FORMATS = {  # metadata, by suffix, that is left out because it depends on the time or on versions
     ".png": ("Software",),
     ".svg": ("Date", "Creator"),
     ".pdf": ("CreationDate", "Creator", "Producer"),
 }
-MAX_VECTOR_POINTS = 2000  # points above which a scatter is an image within the SVG
+MAX_VECTOR_POINTS = 2000  # maximum points of a scatter plot that are drawn as vectors in an SVG
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure; `width` and `height` are in inches."""
+    """Return an empty figure; `width` and `height` are in inches."""
     from matplotlib.figure import Figure
 
     from heedful.runs.plots.layout import RoundedLayout
@@ -33,7 +33,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> None:
-    """Draw thin axes, and grid lines behind the data; `grid` is the axis that gets them ("": none)."""
+    """Draw thin axes, and grid lines behind the data for the axis `grid`, or no grid lines for ""."""
     axes.tick_params(labelsize=8, color=GREY, labelcolor=INK, which="both")
     axes.set_axisbelow(True)
     for side in axes.spines:
@@ -43,13 +43,13 @@ def style_axes(axes: _AxesBase, *, grid: Literal["x", "y", "both", ""] = "") -> 
 
 
 def set_title(figure: Figure, *lines: str) -> None:
-    """Put lines of text above the figure, aligned to the left; "" is left out."""
+    """Put lines of text above the figure, aligned to the left. Empty lines are left out."""
     text = "\n".join(line for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=10, color=INK, parse_math=False)
 
 
 def save_plot(path: Path, figure: Figure) -> Path:
-    """Write a figure as PNG and as SVG, atomically; equal figures give equal bytes.
+    """Write a figure as PNG and as SVG, atomically. Equal figures have equal bytes.
 
     Args:
         path: Path of the PNG file. The SVG file is beside it, with the suffix .svg.

@@ -1,4 +1,4 @@
-"""The model, the objectives and the samples of a pre-training run, from its components."""
+"""Build model, objectives and samples of a pre-training run from its components, for `runs.pretrain.run`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_model(settings: PretrainSettings, init_model: ModelBundle | None) -> N
 
 
 def _family(settings: PretrainSettings) -> str:
-    """The family of a model with random weights.
+    """Return the family of a model with random weights.
 
     Raises:
         HeedfulError: If the settings name an unknown family, or one without published sizes.
@@ -98,7 +98,7 @@ def _family(settings: PretrainSettings) -> str:
 
 
 def build_model(components: Components) -> ModelBundle:
-    """Make a model with random weights, or use the one to continue from; add the objective's head."""
+    """Make a model with random weights, or use the model to continue from, and add the objective's head."""
     settings, seed = components.settings, components.settings.train.seed
     head = settings.spec.head
     if components.init_model is not None:
@@ -112,7 +112,7 @@ def build_model(components: Components) -> ModelBundle:
 
 
 def _family_config(family: str) -> ModelConfig:
-    """The config of a family's first published size."""
+    """Return the config of a family's first published size."""
     values = next(iter(FAMILIES[family].sizes.values()))
     return read_config(dict(values) | {"model_type": family}, family).model
 
@@ -121,8 +121,8 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
     """Return a config of a family, with the shape of the settings and the vocabulary of a tokenizer.
 
     Args:
-        family: A family with published sizes. The first one is the source of all that is not resized.
-        settings: Layers, width, heads and lengths.
+        family: A family with published sizes. All other values of the config are from the first size.
+        settings: Layers, hidden size, heads and lengths.
         tokenizer: The tokenizer of the model.
     """
     model = _family_config(family)
@@ -143,8 +143,9 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         )
 
     def resize_embedding(embedding: EmbeddingConfig) -> EmbeddingConfig:
-        positions, new_width = embedding.positions, width
-        if embedding.width != model.width:  # a family with embeddings that are narrower than its layers
+        positions = embedding.positions
+        new_width = width
+        if embedding.width != model.width:  # a family whose embedding dimension is below its hidden size
             new_width = min(embedding.width, max(1, width // 2))
         if isinstance(positions, Learned):
             padding = None if positions.padding is None else tokenizer.special.pad
@@ -168,7 +169,7 @@ def config_of_size(family: str, settings: PretrainSettings, tokenizer: Tokenizer
         decoder_embedding=None if model.decoder_embedding is None else resize_embedding(model.decoder_embedding),
         start=None if model.start is None else tokenizer.special.pad,
     )
-    # the initialisation depends on the number of layers in some families: read it from the new config
+    # in some families the initialisation depends on how many layers there are, so read it from the new config
     reread = read_config(dict(FAMILIES[family].write(model)) | {"model_type": family}, family).model
     return BundleConfig(family=family, model=replace(model, initialisation=reread.initialisation))
 
@@ -179,7 +180,7 @@ def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = N
     Args:
         model: The config.
         source: The config whose rates are copied.
-        rate: Replaces all rates of `source` that are not 0; None: they stay.
+        rate: Replaces all rates of `source` that are not 0. If None, they are copied unchanged.
     """
 
     def copy_rates(config: Part, source_config: Part) -> Part:
@@ -197,7 +198,7 @@ def with_dropout(model: ModelConfig, source: ModelConfig, rate: float | None = N
 
 
 def _with_config(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
-    """A model in eval mode with another config and the same weights."""
+    """Return a model in eval mode with another config and the same weights."""
     with skip_init():
         bundle = ModelBundle(replace(loaded.config, model=model), loaded.tokenizer, loaded.source)
     assign(bundle, {name: tensor.detach() for name, tensor in loaded.named_tensors().items()}, "cpu")
@@ -206,7 +207,10 @@ def _with_config(loaded: ModelBundle, model: ModelConfig) -> ModelBundle:
 
 
 def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
-    """The model with the dropout for fine-tuning: that of its family, or of the model that training continued from."""
+    """Return the model with the dropout of its family, or of the model that training continued from.
+
+    Fine-tuning starts with this dropout.
+    """
     init_model = components.init_model
     source = _family_config(loaded.config.family) if init_model is None else init_model.config.model
     return _with_config(loaded, with_dropout(loaded.config.model, source))
@@ -218,7 +222,7 @@ def model_to_save(loaded: ModelBundle, components: Components) -> ModelBundle:
 def build_objectives(
     components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
 ) -> list[SelfSupervised]:
-    """Return the objective of each phase for a model with the objective's head; `samples` are those of each phase."""
+    """Return the objective of each phase for a model with the objective's head. `samples` has the samples of each."""
     return components.builder.objectives(components, loaded, samples)
 
 
@@ -226,14 +230,15 @@ def build_objectives(
 
 
 def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[Sample]]:
-    """Return the training samples of each phase, and validation samples for at most `eval_tokens` and a last row.
+    """Return the training samples of each phase, and the validation samples.
 
-    Validation samples have the length of the first phase.
+    Validation samples have the length of the first phase. Rows are added until they have `eval_tokens` tokens.
 
     Raises:
         HeedfulError: If the corpus has too few documents.
     """
-    settings, corpus = components.settings, components.corpus
+    settings = components.settings
+    corpus = components.corpus
     is_held_out = held_out(corpus, settings.eval_fraction)
     train_documents, validation_documents = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     if not len(train_documents) or not len(validation_documents):
@@ -252,16 +257,16 @@ def build_samples(components: Components) -> tuple[list[Sequence[Sample]], list[
     )
     chosen_rows: list[Sample] = []
     tokens_left = settings.eval_tokens
-    for number in epoch_order(len(validation_rows), validation_seed, 0).tolist():  # shuffled, since rows are by length
+    for index in epoch_order(len(validation_rows), validation_seed, 0).tolist():  # shuffled, as rows are by length
         if tokens_left <= 0:
             break
-        chosen_rows.append(validation_rows[number])
+        chosen_rows.append(validation_rows[index])
         tokens_left -= len(chosen_rows[-1])
     return train_rows, chosen_rows
 
 
 def _fixed_shape(components: Components) -> FixedShape | None:
-    """The fixed shape of all rows that `sequences_per_pack` asks for; None if it is unset.
+    """Return the fixed shape of all rows by `sequences_per_pack`, or None if it is unset.
 
     Raises:
         HeedfulError: If the objective or the tokenizer cannot have rows of fixed shape.

@@ -1,7 +1,4 @@
-"""One builder for each pre-training objective, which makes its samples and its loss.
-
-`spec.ObjectiveSpec` names the builder of an objective.
-"""
+"""The builders of pre-training objectives, which make samples and losses. `ObjectiveSpec.builder_ref` names them."""
 
 from __future__ import annotations
 
@@ -41,10 +38,10 @@ GENERATOR = "generator"  # folder of the generator in a run folder (ELECTRA)
 
 
 def masked_count(settings: PretrainSettings, mask_prob: float, template: SpecialTokenTemplate) -> int | None:
-    """Return the number of targets of a row of fixed shape; None if rows have no fixed shape.
+    """Return how many targets a row of fixed shape has, or None if rows have no fixed shape.
 
-    It is enough for a row in which nearly all tokens are text. Rows with fewer masked tokens are filled up with targets
-    of weight 0.
+    There are enough for a row in which nearly all tokens are text. Rows with fewer masked tokens are filled up with
+    targets of weight 0.
     """
     if settings.sequences_per_pack is None:
         return None
@@ -60,13 +57,13 @@ class MaskingBuilder(ObjectiveBuilder[MaskingT]):
     """Base class of builders for objectives that mask tokens."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer without a mask token, or without marks of words where whole words are masked."""
+        """Refuse a tokenizer without a mask token, or without marks of words if whole words are masked."""
         super().check_tokenizer(tokenizer)
         MaskedLM(tokenizer=tokenizer, mask_unit=self.phases[0].mask_unit)
 
 
 class MlmBuilder(MaskingBuilder[MlmSettings]):
-    """Masked language modelling."""
+    """Builder for masked language modelling."""
 
     def objective(self, components: Components, loaded: ModelBundle, phase: MlmSettings) -> MaskedLM:
         """Return the objective of a phase."""
@@ -80,7 +77,7 @@ class MlmBuilder(MaskingBuilder[MlmSettings]):
 
 
 class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
-    """Masked language modelling on pairs of segments with a label."""
+    """Base class of builders for masked language modelling on pairs of segments with a label."""
 
     label: ClassVar[Literal["nsp", "sop"]]
 
@@ -98,7 +95,7 @@ class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
         *,
         validation: bool = False,
     ) -> SegmentPairs:
-        """Return rows of segment pairs, which are sampled anew in each epoch."""
+        """Return packed rows of segment pairs, which are sampled anew in each epoch."""
         return SegmentPairs(
             corpus=components.corpus,
             documents=documents,
@@ -124,12 +121,12 @@ class SentencePairBuilder(MaskingBuilder[SentencePairSettings]):
 
 
 class NspBuilder(SentencePairBuilder):
-    """Next sentence prediction."""
+    """Builder for masked language modelling with next sentence prediction."""
 
     label = "nsp"
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Refuse a single document: the second segment of a negative pair comes from another document."""
+        """Refuse a single document, as the second segment of a negative pair comes from another document."""
         if min(train, validation) < 2:
             raise HeedfulError(
                 f"a second segment of another document needs two documents at least, but of {train + validation:,} "
@@ -139,13 +136,13 @@ class NspBuilder(SentencePairBuilder):
 
 
 class SopBuilder(SentencePairBuilder):
-    """Sentence order prediction."""
+    """Builder for masked language modelling with sentence order prediction."""
 
     label = "sop"
 
 
 class PlmBuilder(ObjectiveBuilder[PlmSettings]):
-    """Permutation language modelling."""
+    """Builder for permutation language modelling."""
 
     def objective(self, components: Components, loaded: ModelBundle, phase: PlmSettings) -> PermutationLM:
         """Return the objective."""
@@ -153,7 +150,7 @@ class PlmBuilder(ObjectiveBuilder[PlmSettings]):
 
 
 class SpanCorruptionBuilder(ObjectiveBuilder[SpanCorruptionSettings]):
-    """Span corruption."""
+    """Builder for span corruption."""
 
     def check_model(self, config: BundleConfig, name: str) -> None:
         """Refuse a model that is not an encoder-decoder."""
@@ -184,7 +181,7 @@ class SpanCorruptionBuilder(ObjectiveBuilder[SpanCorruptionSettings]):
 
 
 class ClmBuilder(ObjectiveBuilder[ClmSettings]):
-    """Causal language modelling."""
+    """Builder for causal language modelling."""
 
     def check_model(self, config: BundleConfig, name: str) -> None:
         """Refuse a model with an encoder and a decoder."""
@@ -196,7 +193,8 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
     def template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
         """Return the special tokens around a document: one at its beginning, and one at its end."""
-        template, end_id = super().template(tokenizer), tokenizer.special.eos_or_sep
+        template = super().template(tokenizer)
+        end_id = tokenizer.special.eos_or_sep
         prefix, suffix = template.runs
         if len(suffix[0]):
             return template
@@ -208,7 +206,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
         return replace(template, runs=(prefix if len(prefix[0]) else end, end))
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate:
-        """Return the special tokens around a sequence whose document continues after it: none at its end."""
+        """Return the special tokens of a sequence whose document continues after it, without a token at its end."""
         return self.template(tokenizer).without_end
 
     def objective(self, components: Components, loaded: ModelBundle, phase: ClmSettings) -> CausalLM:
@@ -217,7 +215,7 @@ class ClmBuilder(ObjectiveBuilder[ClmSettings]):
 
 
 class RtdBuilder(ObjectiveBuilder[RtdSettings]):
-    """Replaced token detection (ELECTRA): the model is trained together with a generator."""
+    """Builder for replaced token detection. The model is trained together with a generator."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer without a mask token."""
@@ -244,7 +242,7 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
             yield f"{components.init_model.source} has no generator beside it: a new one is trained"
 
     def generator_folder(self) -> Path | None:
-        """Return the folder of the generator that belongs to the model to continue from; None if it is missing."""
+        """Return the folder of the generator that belongs to the model to continue from, or None if it is missing."""
         init_from = Path(self.settings.model.init_from)
         folder = (init_from.parent if init_from.name == RUN_MODEL else init_from) / GENERATOR
         return folder if self.settings.model.init_from and folder.is_dir() else None
@@ -276,7 +274,7 @@ class RtdBuilder(ObjectiveBuilder[RtdSettings]):
 
 
 class DistillationBuilder(MaskingBuilder[DistillationSettings]):
-    """Distillation of a trained encoder."""
+    """Builder for distillation of a trained encoder."""
 
     def load_teacher(self) -> ModelBundle:
         """Load the teacher.
@@ -316,7 +314,7 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
         *,
         validation: bool = False,
     ) -> WindowRows:
-        """Return rows of windows and pairs of sentences."""
+        """Return packed rows of windows of sentences, and of pairs of windows."""
         assert components.teacher is not None
         return components.teacher.rows(
             components.corpus, documents, self.row_size(length), length, seed, shape, held_out=validation
@@ -325,7 +323,7 @@ class DistillationBuilder(MaskingBuilder[DistillationSettings]):
     def objectives(
         self, components: Components, loaded: ModelBundle, samples: Sequence[Sequence[Sample]]
     ) -> list[SelfSupervised]:
-        """Return the objective of each phase; all share the teacher and the modules trained beside the model."""
+        """Return the objective of each phase. All share the teacher and the modules trained beside the model."""
         assert components.teacher is not None
         rows_by_phase = [cast(WindowRows, rows) for rows in samples]
         count = masked_count(self.settings, self.phases[0].mask_prob, self.template(components.tokenizer))

@@ -1,4 +1,7 @@
-"""Warnings about settings and texts with which masked language modelling stalls at a high loss."""
+"""Warnings about settings and texts with which masked language modelling stalls at a high loss.
+
+`runs.pretrain.run` calls them before the first step.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from heedful.errors import HeedfulWarning
 from heedful.objectives import Sample
 from heedful.runs.pretrain.settings import PretrainSettings
 
-STALLING_SEQUENCES = 8  # sequences in a step up to which masked language modelling is known to stall
-STALLING_REPEATED_SHARE = 0.2  # share of repeated text from which it is known to stall
-PROBED_ROWS = 8  # rows from which the number of sequences in a row is estimated
+STALLING_SEQUENCES = 8  # masked language modelling is known to stall with this many sequences in a step, or fewer
+STALLING_REPEATED_SHARE = 0.2  # it is known to stall with this share of repeated text, or a larger one
+PROBED_ROWS = 8  # packed rows that are used to estimate how many sequences a row has
 
 
 def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequence[Sample]) -> None:
@@ -25,7 +28,7 @@ def warn_of_stalling(settings: PretrainSettings, corpus: Corpus, samples: Sequen
     """
     if "mlm" not in settings.kind.split("+"):
         return
-    rows = [samples[number] for number in range(min(PROBED_ROWS, len(samples)))]
+    rows = [samples[index] for index in range(min(PROBED_ROWS, len(samples)))]
     sequences = settings.train.batch_size * sum(len(row.bounds) - 1 for row in rows) / len(rows)
     if sequences <= STALLING_SEQUENCES:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Tokenizer, corpus and models of a pre-training run: loaded, or made from its text."""
+"""Load tokenizer, corpus and models of a pre-training run. A missing tokenizer or corpus is made from the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from heedful.runs.run import Run
 from heedful.runs.run_folder import BAD_ROWS, CORPUS, DATA, TOKENIZER, read_run_json, write_file
 from heedful.tokenizer import Tokenizer, train_tokenizer
 
-MAX_SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption; fewer if its vocabulary is small
+MAX_SENTINELS = 100  # sentinel tokens of a tokenizer for span corruption, fewer if its vocabulary is small
 PROGRESS_SECONDS = 10.0  # seconds between two progress messages while a corpus is made
 
 
@@ -37,7 +37,7 @@ def load_components(
         settings: The settings of the run.
         run: The run folder, reporter and ranks.
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
-        corpus_folder: A corpus that another run has made from the same text; None: one in the run folder.
+        corpus_folder: A corpus that another run has built from the same text. If None, the corpus of the run folder.
 
     Raises:
         HeedfulError: If the models, the tokenizer or the text do not fit the settings or each other.
@@ -60,22 +60,27 @@ def load_components(
     corpus = _load_corpus(settings, run, tokenizer, on_bad_row, corpus_folder)
     teacher_run = None if teacher is None else builder.teacher_run(teacher, tokenizer, run)
     return Components(
-        settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=init_model, teacher=teacher_run, probes=probes
+        settings=settings,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        init_model=init_model,
+        teacher=teacher_run,
+        probes=probes,
     )
 
 
 def _finished_corpus(settings: PretrainSettings) -> Corpus | None:
-    """The corpus that `data` of the settings names; None if it names files of text."""
+    """Return the corpus that `data` of the settings names, or None if it names files of text."""
     paths = [Path(path) for path in settings.data]
     return Corpus.open(paths[0]) if len(paths) == 1 and contains_corpus(paths[0]) else None
 
 
 def _load_tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundle | None) -> Tokenizer:
-    """Load the tokenizer that the settings name, else that of the model or the corpus; else train one on the text.
+    """Load the tokenizer that the settings name, or that of the model or the corpus, or train one on the text.
 
     Raises:
-        TokenizerError: If the settings name another tokenizer than that of the model.
-        ModelError: If the model has no tokenizer, and the settings name none.
+        TokenizerError: If the settings name another tokenizer than the model's.
+        ModelError: If neither the model nor the settings have a tokenizer.
     """
     if settings.tokenizer.path:
         tokenizer = Tokenizer.load(settings.tokenizer.path)
@@ -94,7 +99,7 @@ def _load_tokenizer(settings: PretrainSettings, run: Run, init_model: ModelBundl
     if corpus is not None and (corpus.folder / TOKENIZER).is_dir():
         return Tokenizer.load(corpus.folder / TOKENIZER)
     folder = run.folder / TOKENIZER
-    if run.ranks.is_main and not (folder / "tokenizer.json").exists():  # the last file of a tokenizer that is written
+    if run.ranks.is_main and not (folder / "tokenizer.json").exists():  # the file that is written last
         _train_tokenizer(settings, run).save(folder)
     run.ranks.barrier()
     return Tokenizer.load(folder)
@@ -118,7 +123,7 @@ def _train_tokenizer(settings: PretrainSettings, run: Run) -> Tokenizer:
 def _load_corpus(
     settings: PretrainSettings, run: Run, tokenizer: Tokenizer, on_bad_row: OnBadRow, corpus_folder: Path | None
 ) -> Corpus:
-    """Open the corpus that the settings name, or that of another run; else build one in the run folder, and open it.
+    """Open the corpus that the settings name, or that of another run, or build one in the run folder and open it.
 
     Raises:
         DataError: If the corpus was made with another tokenizer.
@@ -150,7 +155,7 @@ def _load_corpus(
 
 
 def _check_same_corpus(corpus: Corpus, folder: Path) -> None:
-    """Write the digest of the corpus to the folder of a new run; for a resumed run check that it is the same.
+    """Write the digest of the corpus to the folder of a new run, or check that a resumed run has the same corpus.
 
     Raises:
         RunError: If the run began with another corpus.
@@ -185,18 +190,19 @@ def _corpus_progress(run: Run) -> Callable[[CorpusProgress], None]:
 def sample_documents(documents: Iterable[tuple[str, bool]], max_chars: int) -> list[str]:
     """Return a random sample of cleaned documents, of at most `max_chars` characters unless it is a single document.
 
-    A document is in the sample if the hash of its number is a multiple of a divisor, a power of two. The divisor is
-    doubled whenever the sample is too large. So all documents have the same chance, also if the text is sorted; their
-    number need not be known; and equal texts give equal samples.
+    A document is in the sample if the hash of its index is a multiple of a divisor, a power of two. The divisor is
+    doubled whenever the sample is too large. So all documents have the same chance, even if the text is sorted. It need
+    not be known how many documents there are, and equal texts give equal samples.
 
     Args:
         documents: Texts, and whether each line of the text is a sentence.
         max_chars: Maximum characters of the sample, before cleaning.
     """
-    sample: list[tuple[int, str, bool]] = []  # hash of the number, text, whether lines are sentences
-    sample_chars, divisor = 0, 1
-    for number, (text, lines_are_sentences) in enumerate(documents):
-        key = derive_seed(Stream.TOKENIZER_DOCUMENTS, number)
+    sample: list[tuple[int, str, bool]] = []  # hash of the index, text, whether lines are sentences
+    sample_chars = 0
+    divisor = 1
+    for index, (text, lines_are_sentences) in enumerate(documents):
+        key = derive_seed(Stream.TOKENIZER_DOCUMENTS, index)
         if key % divisor:
             continue
         sample.append((key, text, lines_are_sentences))

@@ -1,4 +1,4 @@
-"""Evaluation during pre-training: losses on validation samples, and scores of probes."""
+"""Evaluation during pre-training: losses on validation samples, and scores of probes. `runs.pretrain.run` calls it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def measure_share(
     """Evaluate this rank's share of the validation samples, with the same masks at each evaluation.
 
     Returns:
-        For each metric of the objective its sum and the number of its targets; on the first rank also the probe scores,
-        with a count of 1.
+        The sum and the count of targets of each metric. On the first rank, probe scores are among them with a count of
+        1.
     """
     sums: dict[str, tuple[float, float]] = {}
-    ranks, device = trainer.ranks, trainer.device
-    for number in range(ranks.rank, len(validation), ranks.size):
-        key = derive_seed(trainer.settings.seed, Stream.VALIDATION, number)
-        batch = objective.batch([validation[number]], [key]).to(device)
+    ranks = trainer.ranks
+    device = trainer.device
+    for index in range(ranks.rank, len(validation), ranks.size):
+        key = derive_seed(trainer.settings.seed, Stream.VALIDATION, index)
+        batch = objective.batch([validation[index]], [key]).to(device)
         with autocast(device, trainer.precision):
             for name, (batch_sum, batch_count) in objective.measure(trainer.loaded, batch).items():
                 total, count = sums.get(name, (0.0, 0.0))
@@ -39,11 +40,11 @@ def measure_share(
 
 
 def combine_shares(objective: SelfSupervised, shares: Sequence[dict[str, tuple[float, float]]]) -> EvalResult:
-    """Combine the sums of all ranks to the result of an evaluation.
+    """Combine the sums of all ranks into the result of an evaluation.
 
-    The metrics are the weighted sum of the terms as "loss", the mean of each metric, and the number of targets of the
-    first term as "count". If the first term has an accuracy, it is a classification over a vocabulary: "perplexity" is
-    exp of its loss. Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
+    The metrics are the weighted sum of the terms as "loss", the mean of each metric, and the count of targets of the
+    first term as "count". If the first term has an accuracy, it is a classification over a vocabulary, and "perplexity"
+    is exp of its loss. Checkpoints are ranked by the first term's accuracy, or by the negated loss if it has none.
 
     Args:
         objective: The objective, for the weights of its terms.

@@ -1,4 +1,7 @@
-"""ObjectiveBuilder, the base class that builds samples and losses of pre-training, and Components, its inputs."""
+"""ObjectiveBuilder builds samples and losses of a pre-training objective; Components are its inputs.
+
+`runs.pretrain.builders` has a subclass for each objective.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +35,20 @@ class Components:
     settings: PretrainSettings
     tokenizer: Tokenizer
     corpus: Corpus
-    init_model: ModelBundle | None  # the trained model to continue from; None: random weights
-    teacher: TeacherRun | None = None  # None: the objective has no teacher
+    init_model: ModelBundle | None  # the trained model to continue from, if weights are not random
+    teacher: TeacherRun | None = None  # the teacher, if the objective has one
     probes: Sequence[ProbeSet] = ()
 
     @property
     def builder(self) -> ObjectiveBuilder[ObjectiveSettings]:
-        """The builder of the samples and the objectives."""
+        """Builder of the samples and the objectives."""
         return builder_of(self.settings)
 
 
 class ObjectiveBuilder(Generic[SettingsT]):
     """Builds the samples and the objectives of a run.
 
-    A subclass for each kind of objective defines `objective` or `objectives`, and overrides other methods as needed.
+    Each kind of objective has a subclass, which defines `objective` or `objectives` and may override other methods.
 
     Args:
         settings: The settings of the run.
@@ -58,7 +61,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def check_model(self, config: BundleConfig, name: str) -> None:
-        """Raise a HeedfulError if a model does not fit the objective; `name` is the model's name in the message."""
+        """Raise a HeedfulError if a model does not fit the objective. Its message contains the model's `name`."""
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise a HeedfulError if the objective cannot use the tokenizer, or a length leaves no tokens for text."""
@@ -66,12 +69,12 @@ class ObjectiveBuilder(Generic[SettingsT]):
             self.template(tokenizer).room(length)
 
     def check_documents(self, train: int, validation: int) -> None:
-        """Raise a HeedfulError if the numbers of documents in train and validation are too small."""
+        """Raise a HeedfulError if train or validation has too few documents."""
 
     # -- the teacher ------------------------------------------------------------------------------------------------
 
     def load_teacher(self) -> ModelBundle | None:
-        """Load the model whose outputs are learned; None for objectives without a teacher."""
+        """Load the model whose outputs are learned, if the objective has a teacher."""
         return None
 
     def teacher_run(self, teacher: ModelBundle, tokenizer: Tokenizer, run: Run) -> TeacherRun | None:
@@ -98,19 +101,20 @@ class ObjectiveBuilder(Generic[SettingsT]):
 
         Args:
             components: The components of the run.
-            documents: Numbers of documents.
+            documents: Indices of documents in the corpus.
             length: Maximum tokens of a sequence.
             seed: Random seed of the order in which sequences are packed.
-            shape: The fixed shape of all rows; None: as many sequences as fit.
+            shape: The fixed shape of all rows. If None, a row has all sequences that fit.
             validation: Whether the rows are for evaluation.
         """
-        template, corpus = self.template(components.tokenizer), components.corpus
+        template = self.template(components.tokenizer)
+        corpus = components.corpus
         windows = segment_windows(corpus, documents, template.room(length))
         continued = self.continued_template(components.tokenizer)
         return PackedRows(corpus, template, windows, self.row_size(length), seed, shape=shape, continued=continued)
 
     def continued_template(self, tokenizer: Tokenizer) -> SpecialTokenTemplate | None:
-        """Return the special tokens around a sequence whose document continues after it; None: `template`."""
+        """Return the special tokens around a sequence whose document continues after it, or None for `template`."""
         return None
 
     def row_size(self, length: int) -> int:
@@ -140,7 +144,7 @@ class ObjectiveBuilder(Generic[SettingsT]):
         return [first, *later]
 
     def for_validation(self, objective: SelfSupervised) -> SelfSupervised:
-        """Return the objective that validation samples are evaluated with, from the objective of training."""
+        """Return the objective for validation samples, by the objective of training."""
         return objective
 
     def notes(self, components: Components) -> Iterable[str]:

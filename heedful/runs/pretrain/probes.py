@@ -1,4 +1,4 @@
-"""Probes: scores of frozen vectors on small labelled files during pre-training."""
+"""Probes: scores of frozen vectors on small labelled files. `runs.pretrain.evaluate` measures them in training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from heedful.tokenizer import Encoding, Tokenizer
 BATCH_TOKENS = 8192  # tokens in a batch
 MAX_LENGTH = 128  # maximum tokens of a text
 RIDGE = 1e-3  # regularization of the linear classifier, for features with a mean square of 1
-MIN_TARGETS = 8  # fewest targets of a probe
+MIN_TARGETS = 8  # minimum of targets of a probe
 EXAMPLES: dict[str, type[Example]] = {"similarity": ScoredExample, "classify": LabelledExample, "tag": TaggedExample}
 
 
@@ -62,13 +62,14 @@ class ProbeSet:
             tagged = [example for example in examples if isinstance(example, TaggedExample)]
             texts = [" ".join(example.words) for example in tagged]
         encodings = tokenizer.encode_batch(list(texts))
-        self.ids, self.types = [encoding.ids for encoding in encodings], [encoding.types for encoding in encodings]
-        self.rows: list[list[int]] = []  # for a tagging probe: positions of the first tokens of words, for each text
+        self.ids = [encoding.ids for encoding in encodings]
+        self.types = [encoding.types for encoding in encodings]
+        self.positions: list[list[int]] = []  # for a tagging probe, each text's positions of the first tokens of words
         if probe.kind == "tag":
             tags: list[str] = []
             for example, encoding in zip(tagged, encodings, strict=True):
-                text_rows, text_tags = _tagged_rows(example, encoding)
-                self.rows.append(text_rows)
+                text_positions, text_tags = _tagged_positions(example, encoding)
+                self.positions.append(text_positions)
                 tags += text_tags
             names = sorted(set(tags))
             self.targets = np.array([names.index(tag) for tag in tags], dtype=np.float64)
@@ -87,21 +88,21 @@ class ProbeSet:
             return float(np.corrcoef(ranks((unit[::2] * unit[1::2]).sum(1)), ranks(self.targets))[0, 1])
         return _linear_accuracy(features, self.targets.astype(np.int64))
 
-    def _features(self, loaded: ModelBundle) -> Float[Tensor, "vectors width"]:
-        """Mean vectors of texts, or hidden states of words, in the order of the targets."""
+    def _features(self, loaded: ModelBundle) -> Float[Tensor, "vectors hidden_size"]:
+        """Compute mean vectors of texts, or hidden states of words, in the order of the targets."""
         device = next(loaded.parameters()).device
         order = sorted(range(len(self.ids)), key=lambda text: len(self.ids[text]))
         vectors: list[Tensor] = [torch.zeros(0)] * len(order)
-        batch: list[int] = []  # numbers of texts
-        for position, number in enumerate(order):
-            batch.append(number)
-            if sum(len(self.ids[text]) for text in batch) < BATCH_TOKENS and position + 1 < len(order):
+        batch: list[int] = []  # indices of texts
+        for texts_seen, text_index in enumerate(order, start=1):
+            batch.append(text_index)
+            if sum(len(self.ids[text]) for text in batch) < BATCH_TOKENS and texts_seen < len(order):
                 continue
             packed = Packed.of([self.ids[text] for text in batch], [self.types[text] for text in batch]).to(device)
             states = loaded.hidden_states(packed).float()
-            if self.rows:
+            if self.positions:
                 for text, text_states in zip(batch, packed.unpack(states), strict=True):
-                    vectors[text] = text_states[self.rows[text]]
+                    vectors[text] = text_states[self.positions[text]]
             else:
                 for text, vector in zip(batch, pool(states, packed, "mean"), strict=True):
                     vectors[text] = vector[None]
@@ -109,36 +110,37 @@ class ProbeSet:
         return torch.cat(vectors)
 
 
-def _tagged_rows(example: TaggedExample, encoding: Encoding) -> tuple[list[int], list[str]]:
-    """Positions of the first tokens of an example's words, and their tags.
+def _tagged_positions(example: TaggedExample, encoding: Encoding) -> tuple[list[int], list[str]]:
+    """Return positions of the first tokens of an example's words, and the tags of these words.
 
-    The encoding is that of the words joined by spaces. Words that are tagged O, or whose first token is missing, are
-    left out.
+    The words, joined by spaces, are encoded in `encoding`. Words that are tagged O, or whose first token is missing,
+    are left out.
     """
-    row_at_offset: dict[int, int] = {}  # character where a token starts -> position of the token
+    position_at_offset: dict[int, int] = {}  # character where a token starts -> position of the token
     for position, (start, stop) in enumerate(encoding.offsets):
         if stop > start:
-            row_at_offset.setdefault(start, position)
-    rows: list[int] = []
+            position_at_offset.setdefault(start, position)
+    positions: list[int] = []
     tags: list[str] = []
     word_start = 0
     for word, tag in zip(example.words, example.tags, strict=True):
-        row = row_at_offset.get(word_start)
-        if row is not None and tag != "O":
-            rows.append(row)
+        first_position = position_at_offset.get(word_start)
+        if first_position is not None and tag != "O":
+            positions.append(first_position)
             tags.append(tag)
         word_start += len(word) + 1
-    return rows, tags
+    return positions, tags
 
 
 def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) -> float:
-    """Accuracy of a linear classifier on the last third of the rows, fitted on the others.
+    """Measure the accuracy of a linear classifier on the last third of the rows, fitted on the others.
 
-    The classifier is a ridge regression to one-hot targets. It has a closed form, so that a probe gives the same score
-    on every machine and takes milliseconds.
+    The classifier is a ridge regression to one-hot targets. It has a closed form, so a probe gives the same score on
+    every machine and takes milliseconds.
     """
     train_rows = 2 * len(features) // 3
-    mean, deviation = features[:train_rows].mean(0), features[:train_rows].std(0) + 1e-6
+    mean = features[:train_rows].mean(0)
+    deviation = features[:train_rows].std(0) + 1e-6
     inputs = np.concatenate([(features - mean) / deviation, np.ones((len(features), 1))], 1)
     one_hot = np.eye(int(targets.max()) + 1)[targets[:train_rows]]
     gram = inputs[:train_rows].T @ inputs[:train_rows] + RIDGE * train_rows * np.eye(inputs.shape[1])
@@ -147,5 +149,5 @@ def _linear_accuracy(features: NDArray[np.float64], targets: NDArray[np.int64]) 
 
 
 def probe_scores(probe_sets: Sequence[ProbeSet], loaded: ModelBundle) -> dict[str, float]:
-    """Score a model on all probes; the keys are names of metrics, probe_NAME."""
+    """Score a model on all probes. The keys are names of metrics, probe_NAME."""
     return {f"probe_{probe_set.probe.name}": probe_set.score(loaded) for probe_set in probe_sets}

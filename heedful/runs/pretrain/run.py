@@ -1,4 +1,7 @@
-"""Pre-training: raw text becomes a run folder with a model that transformers can load."""
+"""`heedful pretrain`: train a model on raw text, in a run folder. transformers can load the model.
+
+`heedful distil` uses the same training for a teacher that is a masked language model.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,13 @@ def pretrain(
     """Pre-train a model on text; an interrupted run in `output_dir` is resumed.
 
     Args:
-        data: Files and folders of text, or one folder that holds a corpus (see data.corpus.build).
+        data: Files and folders of text, or one folder with a corpus (see data.corpus.build).
         output_dir: The run folder.
-        objective: An objective such as "mlm", or terms of a distillation such as "mlm+hidden_states"; "": "mlm".
-        size: Size of a model with random weights, such as "mini"; "": "mini".
-        model: A model to continue from: a folder, or NAME[@REVISION] on the hub; "": random weights.
-        tokenizer: A folder with a tokenizer; "": that of the model or the corpus, else one is trained on the text.
+        objective: An objective, or terms of a distillation such as "mlm+hidden_states". If empty, "mlm".
+        size: Size of a model with random weights. If empty, "mini".
+        model: A model to continue from: a folder, or NAME[@REVISION] on the hub. If empty, weights are random.
+        tokenizer: A folder with a tokenizer. If empty, the tokenizer of the model or the corpus is used, else one is
+            trained on the text.
         teacher: A trained encoder as teacher of a distillation: a folder, or NAME[@REVISION] on the hub.
         recipe: A .toml or .json file of settings.
         assignments: Texts such as "lr=0.1".
@@ -105,7 +109,7 @@ def pretrain_with(
     reporter: Reporter | None = None,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> RunResult:
-    """Pre-train with complete settings, which also name the text; see `pretrain`.
+    """Pre-train with complete settings, which also name the text. See `pretrain`.
 
     Raises:
         HeedfulError: If the text, a setting or the folder cannot be used.
@@ -124,12 +128,12 @@ def pretrain_with(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainLesson:
+class PretrainSetup:
     """Objectives and training samples of a pre-training run."""
 
     objectives: Sequence[Objective]  # one for each phase
     samples: Sequence[Sequence[Sample]]  # training samples of each phase
-    evaluated: SelfSupervised  # the objective that validation samples are evaluated with
+    evaluated: SelfSupervised  # the objective for validation samples
 
 
 class PretrainLearner(Protocol):
@@ -137,12 +141,14 @@ class PretrainLearner(Protocol):
 
     @property
     def base(self) -> str:
-        """A description of the initial weights, for results.json; "": random."""
+        """Description of the initial weights for results.json, or "" if they are random."""
 
     def settings(self) -> JsonObject:
         """Return all settings that the model depends on, for results.json."""
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return objectives and training samples.
 
         Args:
@@ -158,29 +164,32 @@ class TextLearner:
     Args:
         settings: The settings of the run.
         run: The run folder, reporter and ranks.
-        base: A description of the initial weights; None: the name of the model that training continues from.
+        base: A description of the initial weights. If None, the name of the model that training continues from.
     """
 
     def __init__(self, settings: PretrainSettings, run: Run, base: str | None = None) -> None:
-        self._settings, self.run = settings, run
+        self._settings = settings
+        self.run = run
         self._base = settings.model.init_from if base is None else base
 
     @property
     def base(self) -> str:
-        """A description of the initial weights; "": random."""
+        """Description of the initial weights, or "" if they are random."""
         return self._base
 
     def settings(self) -> JsonObject:
         """Return the settings of the run."""
         return to_mapping(self._settings)
 
-    def lesson(self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]) -> PretrainLesson:
+    def training_setup(
+        self, components: Components, model: ModelBundle, samples: Sequence[Sequence[Sample]]
+    ) -> PretrainSetup:
         """Return the objectives of the settings, and the samples unchanged."""
         objectives = build_objectives(components, model, samples)
         for note in components.builder.notes(components):
             self.run.reporter.message(note)
         evaluated = components.builder.for_validation(objectives[0])
-        return PretrainLesson(objectives=objectives, samples=samples, evaluated=evaluated)
+        return PretrainSetup(objectives=objectives, samples=samples, evaluated=evaluated)
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -194,7 +203,7 @@ class PretrainTraining:
         run: The run folder, reporter and ranks.
         learner: Makes the objectives and the samples.
         on_bad_row: "raise", or "skip" to set rows aside that cannot be read.
-        corpus_folder: A corpus that another run has made from the same text; None: one in the run folder.
+        corpus_folder: A corpus that another run has built from the same text. If None, the corpus of the run folder.
     """
 
     def __init__(
@@ -205,52 +214,65 @@ class PretrainTraining:
         on_bad_row: OnBadRow,
         corpus_folder: Path | None = None,
     ) -> None:
-        self.settings, self.run, self.learner = settings, run, learner
+        self.settings = settings
+        self.run = run
+        self.learner = learner
         self._load = partial(load_components, settings, run, on_bad_row, corpus_folder)
 
     def notes(self) -> Iterable[str]:
-        """A sentence about the run whose model is trained further."""
+        """Return a sentence about the run whose model is trained further."""
         return (continued_run_note(self.settings.model.init_from, "pretrain"),)
 
     def train(self) -> bool:
-        """Train the model, and write the results; return False if a signal interrupted the training."""
-        settings, run, components = self.settings, self.run, self._load()
+        """Train the model, and write the results. Return False if a signal interrupted the training."""
+        settings = self.settings
+        run = self.run
+        components = self._load()
         for note in corpus_notes(components.corpus.about):
             run.reporter.message(note)
         run.report_bad_rows()
         samples, validation = build_samples(components)
         model = build_model(components)
-        lesson = self.learner.lesson(components, model, samples)
-        self._report_sizes(components, model, lesson)
+        setup = self.learner.training_setup(components, model, samples)
+        self._report_sizes(components, model, setup)
         if run.ranks.is_main:
-            warn_of_stalling(settings, components.corpus, lesson.samples[0])
+            warn_of_stalling(settings, components.corpus, setup.samples[0])
         later_phases = [
             Stage(phase.start_fraction, rows, phase.batch_size, objective)
-            for phase, rows, objective in zip(settings.phases, lesson.samples[1:], lesson.objectives[1:], strict=True)
+            for phase, rows, objective in zip(settings.phases, setup.samples[1:], setup.objectives[1:], strict=True)
         ]
         trainer = Trainer(
-            model, lesson.objectives[0], lesson.samples[0], settings.train, run.ranks, later_stages=later_phases
+            model,
+            setup.objectives[0],
+            setup.samples[0],
+            settings.train,
+            run.ranks,
+            later_stages=later_phases,
         )
-        measure = partial(measure_share, trainer, lesson.evaluated, validation, components.probes)
-        self._score_before_training(trainer, measure, lesson.evaluated)
+        measure = partial(measure_share, trainer, setup.evaluated, validation, components.probes)
+        self._score_before_training(trainer, measure, setup.evaluated)
         fitted = fit(
             trainer,
             run.folder,
             replace(settings.fit, eval_every_epochs=settings.eval_every_steps / trainer.order.steps_per_epoch),
             evaluate=measure,
-            merge_evaluations=partial(combine_shares, lesson.evaluated),
+            merge_evaluations=partial(combine_shares, setup.evaluated),
             save_last=partial(self._save_last, components, model),
             reporter=run.reporter,
         )
         if fitted.stop_reason == "interrupted":
             return False
         entry = checkpoint_entry(
-            fitted.best_step, fitted.best_metric, trainer.step, fitted.last_metric, settings.fit.load_best_at_end
+            fitted.best_step,
+            fitted.best_metric,
+            trainer.step,
+            fitted.last_metric,
+            settings.fit.load_best_at_end,
         )
         with trainer.full_params():
             shares = run.ranks.all_gather_object(measure())
             if run.ranks.is_main:
-                scores = combine_shares(lesson.evaluated, shares)
+                scores = combine_shares(setup.evaluated, shares)
                 self._write_results(components, model_to_save(model, components), trainer, scores, entry)
         run.ranks.barrier()
         return True
@@ -261,12 +283,12 @@ class PretrainTraining:
             remove_training_state(self.run.folder)
         self.run.illustrate(write_pretrained_card)
 
-    def _report_sizes(self, components: Components, model: ModelBundle, lesson: PretrainLesson) -> None:
+    def _report_sizes(self, components: Components, model: ModelBundle, setup: PretrainSetup) -> None:
         """Report the sizes of corpus, model and first phase."""
         counts = components.corpus.about["counts"]
         self.run.reporter.message(
             f"{counts['documents']:,} documents of {counts['tokens']:,} tokens; a model of {model.count():,} "
-            f"parameters; {len(lesson.samples[0]):,} rows of up to {self.settings.pack_length:,} tokens, "
+            f"parameters; {len(setup.samples[0]):,} rows of up to {self.settings.pack_length:,} tokens, "
             f"{self.settings.train.batch_size} in a step"
         )
 
@@ -275,27 +297,29 @@ class PretrainTraining:
     ) -> None:
         """Evaluate the model that training continues from, and write its scores to the run folder.
 
-        Does nothing for random weights, or if the scores are in the folder already. All ranks must call this.
+        Nothing happens for random weights, or if the scores are in the folder already. All ranks must call this.
 
         Raises:
             ModelError: If a score is not finite.
         """
-        init_from, path, ranks = self.settings.model.init_from, self.run.folder / BEFORE, self.run.ranks
+        init_from = self.settings.model.init_from
+        path = self.run.folder / BEFORE
+        ranks = self.run.ranks
         if not init_from or init_from != self.learner.base or ranks.all_gather_object(path.exists())[0]:
             return
         self.run.reporter.message("the score before training")
         with trainer.full_params():
             shares = ranks.all_gather_object(measure())
-        numbers = combine_shares(objective, shares).metrics
-        if not all(map(math.isfinite, numbers.values())):
+        metrics = combine_shares(objective, shares).metrics
+        if not all(map(math.isfinite, metrics.values())):
             raise ModelError(
-                f"{init_from} has a validation loss of {numbers['loss']}: training cannot start from its weights"
+                f"{init_from} has a validation loss of {metrics['loss']}: training cannot start from its weights"
             )
         if ranks.is_main:
-            write_file(path, baseline_before_training({"validation": {"numbers": numbers}}))
+            write_file(path, baseline_before_training({"validation": {"numbers": metrics}}))
 
     def _save_last(self, components: Components, model: ModelBundle) -> None:
-        """Save the last weights as a checkpoint, since the model of the run will have the best ones."""
+        """Save the last weights as a checkpoint, since the model of the run will have the best weights."""
         if self.run.ranks.is_main:
             save(
                 model_to_save(model, components),
@@ -307,8 +331,9 @@ class PretrainTraining:
     def _write_results(
         self, components: Components, model: ModelBundle, trainer: Trainer, scores: EvalResult, entry: CheckpointEntry
     ) -> None:
-        """Save the model and, for ELECTRA, its generator; write results.json and results.csv."""
-        folder, corpus = self.run.folder, components.corpus.about
+        """Save the model and, for replaced token detection, its generator. Write results.json and results.csv."""
+        folder = self.run.folder
+        corpus = components.corpus.about
         pooling = self.settings.objective.pooling
         save(model, folder / RUN_MODEL, overwrite=True, pooling=pooling)
         generator = trainer.objective.extra_module

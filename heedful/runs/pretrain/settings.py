@@ -1,4 +1,7 @@
-"""Settings of a pre-training run. Imports nothing heavy, so that a wrong setting is refused at once."""
+"""Settings of `heedful pretrain`.
+
+This module imports nothing heavy, so that a wrong setting is refused immediately.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,19 @@ DEFAULT_CORPUS = CorpusSettings()
 class Probe:
     """A score of frozen vectors on a small labelled file, measured at each evaluation of a run.
 
-    `similarity` is the Spearman correlation of the cosines of mean vectors with the scores of pairs. `classify` is the
-    accuracy of a linear classifier (ridge regression to one-hot targets) on mean vectors. `tag` is the accuracy of such
-    a classifier on the first hidden state of each word, without words tagged O. Classifiers are fitted on the first two
-    thirds of the file and scored on the rest.
+    A `similarity` probe is the Spearman correlation between cosines of mean vectors and the labels of pairs. A
+    `classify` probe is the accuracy of a linear classifier (ridge regression to one-hot targets) on mean vectors. A
+    `tag` probe is the accuracy of such a classifier on the hidden state of each word's first token, without words
+    tagged O. Classifiers are fitted on the first two thirds of the file and scored on the rest.
     """
 
     name: str  # name in the journal, after probe_
     kind: Literal["similarity", "classify", "tag"]
-    data: str  # a file as `finetune regress`, `finetune classify` or `finetune tag` reads it
+    data: str  # a file in a format of `finetune regress`, `finetune classify` or `finetune tag`
 
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
-SIZES: dict[str, tuple[int, int, int]] = {  # layers, width, heads (Turc et al. 2019; Devlin et al. 2019)
+SIZES: dict[str, tuple[int, int, int]] = {  # layers, hidden size, heads (Turc et al. 2019; Devlin et al. 2019)
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
     "small": (4, 512, 8),
@@ -54,11 +57,11 @@ class ModelSettings:
 
     init_from: str = ""  # model to train further: a folder, or NAME[@REVISION] on the hub; "": random weights
     family: str = ""  # model family; "": the default family of the objective
-    size: Size = "mini"  # named shape: layers, width and heads
-    layers: int | None = None  # Transformer blocks; none: those of the size
-    width: int | None = None  # width of the hidden states; none: that of the size
-    heads: int | None = None  # attention heads; none: those of the size
-    dropout: float = 0.0  # dropout during pre-training; the saved model has that of its family
+    size: Size = "mini"  # named shape: layers, hidden size and heads
+    layers: int | None = None  # Transformer blocks; none: as in the size
+    width: int | None = None  # hidden size; none: as in the size
+    heads: int | None = None  # attention heads; none: as in the size
+    dropout: float = 0.0  # dropout during pre-training; the saved model has the dropout of its family
 
     def __post_init__(self) -> None:
         layers, width, heads = self.shape
@@ -72,14 +75,14 @@ class ModelSettings:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Layers, width and heads."""
+        """Count of layers, hidden size, and count of heads."""
         layers, width, heads = SIZES[self.size]
         return self.layers or layers, self.width or width, self.heads or heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A part of the training with other settings; None: the setting of the run."""
+    """A part of the training with other settings. Where a value is None, the setting of the run is used."""
 
     start_fraction: float  # share of the training, 0 to 1, after which the phase begins
     max_seq_length: int | None = None  # maximum tokens of a sequence
@@ -115,7 +118,7 @@ class PretrainSettings:
     max_seq_length: int = 128  # maximum tokens of a sequence
     phases: tuple[Phase, ...] = ()  # later parts of the training with other settings, such as longer sequences
     pack_length: int = 1024  # tokens of a packed row: several whole sequences, end to end
-    sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: as many as fit
+    sequences_per_pack: int | None = None  # sequences of a packed row, padded to one shape; none: all that fit
     eval_fraction: float = 0.01  # share of the documents that are the validation split
     eval_tokens: int = 100_000  # maximum tokens of an evaluation
     eval_every_steps: int = 500  # steps between evaluations
@@ -157,7 +160,7 @@ class PretrainSettings:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Maximum tokens of a sequence: of the run, and then of each later phase."""
+        """Maximum tokens of a sequence in the first phase, and then in each later phase."""
         return self.max_seq_length, *(
             self.max_seq_length if phase.max_seq_length is None else phase.max_seq_length for phase in self.phases
         )
@@ -169,11 +172,11 @@ class PretrainSettings:
 
     @property
     def kind(self) -> str:
-        """The name of the objective in results; for a distillation its terms, joined by +."""
+        """The name of the objective in results. For a distillation, it is the terms joined by +."""
         return self.objective.name
 
     def objectives(self) -> tuple[ObjectiveSettings, ...]:
-        """Return the objective settings of the run, and then of each later phase."""
+        """Return the objective settings of the first phase, and then of each later phase."""
         return self.objective, *(self.objective.with_values(phase.objective_values()) for phase in self.phases)
 
     @property
@@ -183,10 +186,10 @@ class PretrainSettings:
 
 
 def pretrain_defaults(objective: str, width: int, *, continued: bool) -> PretrainSettings:
-    """Return the default settings for an objective and a model width.
+    """Return the default settings for an objective and a hidden size.
 
-    The learning rate is 0.25 / width, at most 0.002, which is near published ones. It is a tenth of that if `continued`
-    is set: the model is trained already.
+    The learning rate is 0.25 / width, but at most 0.002, which is near published learning rates. It is a tenth of that
+    if training continues from a trained model (`continued`).
     """
     lr = min(2e-3, 0.25 / width) * (0.1 if continued else 1.0)
     spec = OBJECTIVES[objective]
@@ -215,7 +218,7 @@ def pretrain_overrides(
     flags: Mapping[str, Mapping[str, object]] | None = None,
     overrides: Mapping[str, object] | Overrides | None = None,
 ) -> Overrides:
-    """Collect the settings of options, flags, recipe and assignments, and lay them over `overrides`.
+    """Collect the settings of options, flags, recipe and assignments, and merge them over `overrides`.
 
     Raises:
         HeedfulError: If a recipe is among the text files, or an option has an unknown value.
@@ -243,7 +246,7 @@ def pretrain_overrides(
 
 
 def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **options: Any) -> PretrainSettings:
-    """Return the defaults with overrides laid over them; the arguments are those of `pretrain_overrides`.
+    """Return the defaults with overrides merged over them. The arguments are those of `pretrain_overrides`.
 
     Raises:
         HeedfulError: If a setting is wrong or would change nothing.
@@ -256,15 +259,15 @@ def resolve_pretrain(data: str | Path | Sequence[str | Path] = (), **options: An
             f"model.size would change nothing: {model.init_from} has a shape of its own; leave it out",
             path="model.size",
         )
-    width = model.shape[1]
+    _, hidden_size, _ = model.shape
     if model.init_from and not preview.has("train.optimizer.lr"):
-        width = _model_width(model.init_from)
-    defaults = replace(pretrain_defaults(objective.kind, width, continued=bool(model.init_from)), objective=objective)
-    return overrides.resolve(defaults).settings
+        hidden_size = _hidden_size(model.init_from)
+    defaults = pretrain_defaults(objective.kind, hidden_size, continued=bool(model.init_from))
+    return overrides.resolve(replace(defaults, objective=objective)).settings
 
 
 def _objective_by_name(name: str) -> dict[str, object]:
-    """Settings by path that choose an objective, by its name or by some of its terms joined by +.
+    """Return settings by path that choose an objective, by its name or by some of its terms joined by +.
 
     Raises:
         HeedfulError: If there is no such objective.
@@ -281,7 +284,7 @@ def _objective_by_name(name: str) -> dict[str, object]:
     raise HeedfulError(f'"{name}" is not an objective{hint}: use one of {", ".join(OBJECTIVES)}{choices}')
 
 
-def _model_width(model: str) -> int:
+def _hidden_size(model: str) -> int:
     from heedful.checkpoint import config_of  # here, since it imports torch
 
     return config_of(model).model.width

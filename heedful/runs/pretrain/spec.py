@@ -1,6 +1,7 @@
 """ObjectiveSpec: the facts about a pre-training objective that commands, settings and the training need.
 
-Imports nothing heavy, so that a wrong setting is refused at once.
+`pretrain.specs` has one for each objective. This module imports nothing heavy, so that a wrong setting is refused
+immediately.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ObjectiveSettings:
 
     @property
     def pooling(self) -> Pooling | None:
-        """How hidden states are pooled to the sentence vectors that the model learns; None: it learns none."""
+        """How hidden states are pooled to the sentence vectors that the model learns, or None if it learns none."""
         return None
 
     @classmethod
@@ -51,7 +52,7 @@ class ObjectiveSettings:
 
 
 class MaskingSettings(ObjectiveSettings):
-    """Base class of settings with a share of masked tokens; checks that share."""
+    """Base class of settings with a share of masked tokens, which it checks."""
 
     __slots__ = ()
     mask_prob: float
@@ -67,11 +68,11 @@ class ObjectiveSpec:
 
     name: str  # `kind` of its settings
     settings: type[ObjectiveSettings]
-    builder_ref: str  # class of its builder as "module:name", imported when it is needed
+    builder_ref: str  # class of its builder as "module:name", which is imported when it is needed
     head: str  # kind of the head that is trained
-    family: str = ""  # family of a model with random weights; "": that of families.DEFAULT_FAMILIES
+    family: str = ""  # family of a model with random weights; "": the family in families.DEFAULT_FAMILIES
     terms: tuple[str, ...] = ()  # loss terms; users may choose the objective by some of them, joined by +
-    phase_settings: tuple[str, ...] = ()  # settings that a phase may change, beside its lengths and batch size
-    fixed_shape: bool = False  # whether sequences_per_pack is allowed: padding must have no targets
+    phase_settings: tuple[str, ...] = ()  # settings that a phase may change, besides its lengths and batch size
+    fixed_shape: bool = False  # whether sequences_per_pack is allowed, for which padding must have no targets
     algorithm: Algorithm | None = None  # algorithm of a tokenizer that is trained; None: the default
     sentinels: bool = False  # whether a tokenizer that is trained has sentinel tokens

@@ -1,4 +1,7 @@
-"""The teacher of a pre-training run: its caches on disk, and the samples and objectives that use it."""
+"""The teacher of a pre-training run, its caches on disk, and the samples and objectives that use them.
+
+`DistillationBuilder` in `runs.pretrain.builders` calls it.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,15 @@ from heedful.train.ranks import Ranks
 from heedful.train.settings import TrainSettings
 
 STATISTICS = "statistics.safetensors"
-FOLDER = "teacher"  # folder in a run folder: statistics and cached vectors of the teacher
-STATISTICS_ROWS = 128  # rows from which the teacher's statistics are estimated
+FOLDER = "teacher"  # folder in a run folder, with statistics and cached vectors of the teacher
+STATISTICS_ROWS = 128  # packed rows that are used to estimate the teacher's statistics
 CHUNKS_PER_MESSAGE = 50  # chunks of a cache between two progress messages
 
 
 class WindowRows(PackedRows):
-    """Packed rows of windows of sentences and of pairs of them."""
+    """Packed rows of windows of sentences, and of pairs of windows."""
 
-    windows: Ranges  # the text of each window; the targets of a row are numbers of windows
+    windows: Ranges  # the text of each window; the targets of a row are indices of windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +57,21 @@ class TeacherRun:
     loaded: ModelBundle  # the teacher
     tokenizer: Tokenizer  # the student's tokenizer
     folder: Path  # run folder
-    init_from: str  # folder of the model or run that training continues from; "": random weights
-    shortest: int  # least max_seq_length of all phases, in tokens
+    init_from: str  # folder of the model or run that training continues from, or "" if weights are random
+    shortest: int  # minimum of max_seq_length over all phases, in tokens
     ranks: Ranks
     on_message: Callable[[str], None]  # receives progress messages
 
     @cached_property
     def teacher(self) -> EncoderTeacher:
-        """The teacher, in the precision of the training."""
+        """Teacher in the precision of the training."""
         _ = self._digest  # computed and stored now, since `to` changes the weights
         dtype = torch.bfloat16 if self.train.precision == "bfloat16" else torch.float32
         return EncoderTeacher(self.loaded.to(resolve_device(self.train.device), dtype), self.tokenizer)
 
     @property
     def reads_cached(self) -> bool:
-        """Whether the teacher's sentence vectors are cached: the loss needs them, but no hidden states of tokens."""
+        """Whether sentence vectors are cached, as the loss needs them, but no hidden states of tokens."""
         weights = self.settings.term_weights
         return not weights.hidden_states and bool(weights.sentence_embedding or weights.pair_similarity)
 
@@ -89,12 +92,12 @@ class TeacherRun:
 
         Args:
             corpus: The corpus.
-            documents: Numbers of documents.
+            documents: Indices of documents in the corpus.
             size: Maximum tokens of a packed row.
             length: Maximum tokens of a sequence.
             seed: Random seed of windows and packing.
-            shape: The fixed shape of all rows; None: as many sequences as fit.
-            held_out: Whether the documents are those of the validation split, which get no pairs of nearest neighbours.
+            shape: The fixed shape of all rows. If None, a row has all sequences that fit.
+            held_out: Whether the documents are in the validation split, which has no pairs of nearest neighbours.
         """
         settings = self.settings
         single = SpecialTokenTemplate.of(self.tokenizer, pair=False)
@@ -118,9 +121,10 @@ class TeacherRun:
         return rows
 
     def _neighbours(self, corpus: Corpus, documents: NDArray[np.int64], max_tokens: int) -> Neighbours | None:
-        """Sample texts of at most `max_tokens`, and find the nearest of each by the teacher's vectors.
+        """Sample texts of at most `max_tokens`, and find each text's nearest neighbours by the teacher's vectors.
 
-        The result is cached in the run folder, and is the same for all phases. None if the settings ask for none.
+        The result is cached in the run folder, and is the same for all phases. It is None if the settings need no
+        neighbours.
         """
         settings = self.settings
         if not (settings.neighbour_texts and settings.term_weights.pair_similarity):
@@ -146,7 +150,7 @@ class TeacherRun:
             folder: The folder of the cache.
             corpus: The corpus.
             texts: Ranges of tokens in the corpus.
-            name: What the texts are, for messages.
+            name: A description of the texts for messages.
         """
         cache = VectorCache(folder, self.teacher, self._digest, corpus, texts)
         chunks_done = 0
@@ -168,7 +172,7 @@ class TeacherRun:
 
     @cached_property
     def _is_text_token(self) -> NDArray[np.bool_]:
-        """Whether each token of the vocabulary is one of text, not a special token. [vocabulary]"""
+        """Whether each token of the vocabulary is a token of text, not a special one. [vocabulary]"""
         return is_text_token(np.arange(self.tokenizer.size, dtype=np.int32), self.tokenizer)
 
     # -- objectives -------------------------------------------------------------------------------------------------
@@ -181,20 +185,21 @@ class TeacherRun:
         Args:
             phases: The objective settings of each phase.
             samples: The rows of each phase.
-            width: Width of the student.
-            count: Targets of each row, filled up with targets of weight 0; None: as many as `mask_prob` gives.
+            width: Hidden size of the student.
+            count: How many targets each row has after filling up with targets of weight 0. If None, rows are not filled
+                up.
         """
         self._load_statistics(samples[0])
         modules = new_modules(width, self.teacher.width, derive_seed(self.train.seed, Stream.EXTRA_MODULES))
         return [
-            self._objective(phase, rows, modules, count, f"phase-{number}")
-            for number, (phase, rows) in enumerate(zip(phases, samples, strict=True))
+            self._objective(phase, rows, modules, count, f"phase-{index}")
+            for index, (phase, rows) in enumerate(zip(phases, samples, strict=True))
         ]
 
     def _objective(
         self, phase: DistillationSettings, rows: WindowRows, modules: torch.nn.ModuleDict, count: int | None, name: str
     ) -> EncoderDistillation:
-        """Return the objective of a phase; `name` is the folder of its cache."""
+        """Return the objective of a phase. `name` is the folder of its cache."""
         weights = phase.term_weights
         vectors = None
         if replace(self, settings=phase).reads_cached:
@@ -214,11 +219,12 @@ class TeacherRun:
     def _load_statistics(self, rows: Sequence[Sample]) -> None:
         """Load statistics of the teacher's outputs. The first rank estimates them from some rows if they are missing.
 
-        They are saved in the run folder, so that a resumed run has the same ones. A run that continues from another run
-        with the same teacher copies its statistics, since its model has learned vectors in the basis of those principal
-        components.
+        They are saved in the run folder, so that a resumed run has the same statistics. A run that continues from
+        another run with the same teacher copies the statistics of that run, since its model has learned vectors in the
+        basis of those principal components.
         """
-        path, owner = self.folder / FOLDER / STATISTICS, {"teacher": self._digest}
+        path = self.folder / FOLDER / STATISTICS
+        owner = {"teacher": self._digest}
         if self.ranks.is_main and not path.exists():
             make_folder(path.parent)
             init_from = Path(self.init_from)
@@ -226,7 +232,7 @@ class TeacherRun:
             if self.init_from and earlier.is_file() and _statistics_owner(earlier) == owner:
                 self.teacher.load_statistics(load_file(earlier))
             else:
-                first_rows = [rows[number] for number in range(min(STATISTICS_ROWS, len(rows)))]
+                first_rows = [rows[index] for index in range(min(STATISTICS_ROWS, len(rows)))]
                 self.teacher.estimate_statistics(first_rows, self._is_text_token)
             with atomic_path(path) as temporary:
                 save_file(self.teacher.statistics(), temporary, metadata={"about": json.dumps(owner)})
@@ -235,6 +241,6 @@ class TeacherRun:
 
 
 def _statistics_owner(path: Path) -> object:
-    """Read which teacher a file of statistics belongs to; None if the file does not say."""
+    """Read which teacher a file of statistics belongs to, or None if the file does not say."""
     with safe_open(path, framework="pt") as file:
         return json.loads((file.metadata() or {}).get("about", "null"))

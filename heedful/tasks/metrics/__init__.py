@@ -1,4 +1,4 @@
-"""Metrics with their official definitions, in constant memory where possible. See `base` for their interface."""
+"""Metrics with their official definitions, for tasks, `heedful evaluate` and users. See `base` for their interface."""
 
 from __future__ import annotations
 

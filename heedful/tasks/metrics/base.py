@@ -1,8 +1,9 @@
-"""The interface of metrics: `update(examples)`, `merge_state(metric)` and `compute()`, which returns plain data.
+"""The interface of metrics, and helpers for them: checks of inputs, exact sums, and formatting of values.
 
-Metrics are immutable: `update` and `merge_state` return a new one. `merge_state` is associative and commutative to the
-last bit, because counts are integers and sums of floats are kept without rounding. A result does not depend on the
-order of the examples, the size of a batch, or the number of ranks.
+A metric has `update(examples)`, `merge_state(metric)` and `compute()`, which returns plain data. Metrics are immutable:
+`update` and `merge_state` return a new metric. `merge_state` is associative and commutative to the last bit, because
+counts are integers and sums of floats are computed without rounding. A result does not depend on the order of the
+examples, the batch size, or the world size.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from heedful.errors import HeedfulError
 
-Result = dict[str, Any]  # plain data by name: numbers, texts, and lists and dicts of them
+Result = dict[str, Any]  # plain data by name: numbers, texts, and lists and dicts of these
 Values = Sequence[Any] | NDArray[Any] | Tensor
-Ids = Sequence[object] | NDArray[Any] | None  # ids of examples, for error messages; None: indices in the update
+Ids = Sequence[object] | NDArray[Any] | None  # ids of examples, for error messages; None: indices within the update
 
 # frexp gives each double a significand of 53 bits; the smallest double, 2^-1074, is 2^52 times 2^-1126
 BITS = 1126
@@ -38,10 +39,10 @@ class Mergeable(Protocol):
 
 @runtime_checkable
 class Metric(Mergeable, Protocol):
-    """An accumulator of examples. Each metric also has an `update` with its own arguments."""
+    """An accumulator over examples. Each metric also has an `update` with its own arguments."""
 
     def compute(self) -> Result:
-        """Return the numbers over all examples so far, as fractions, not percentages."""
+        """Return the values over all examples so far, as fractions, not percentages."""
 
 
 @runtime_checkable
@@ -49,7 +50,7 @@ class HasIntervals(Metric, Protocol):
     """A metric that stores examples and can bootstrap its own confidence intervals."""
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Return confidence intervals by the names of numbers, from the quantiles of bootstrap replicates."""
+        """Return confidence intervals by metric name, from the quantiles of bootstrap replicates."""
 
 
 M = TypeVar("M", bound=Mergeable)
@@ -60,8 +61,8 @@ def merge_all(metrics: Iterable[M]) -> M:
     return reduce(lambda merged, metric: merged.merge_state(metric), metrics)
 
 
-CORRELATIONS = ("pearson", "spearman", "matthews")  # metrics from -1 to 1
-UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_threshold")  # metrics without bounds
+CORRELATIONS = ("pearson", "spearman", "matthews")  # metrics with values from -1 to 1
+UNBOUNDED = ("loss", "mse", "perplexity", "best_exact_threshold", "best_f1_threshold")
 
 
 def metric_bounds(name: str) -> tuple[float, float]:
@@ -76,7 +77,7 @@ def metric_bounds(name: str) -> tuple[float, float]:
 
 
 def format_metric(name: str, value: float) -> str:
-    """Format a metric: as a percentage if it is from 0 to 1, else as a plain number.
+    """Format a value of a metric: as a percentage if the metric is from 0 to 1, else as a plain number.
 
     >>> format_metric("accuracy", 0.5), format_metric("loss", 0.5), format_metric("accuracy", float("nan"))
     ('50.0 %', '0.5000', 'NaN')
@@ -87,7 +88,9 @@ def format_metric(name: str, value: float) -> str:
 
 
 def format_difference(name: str, *values: float, sign: str = "+") -> str:
-    """Format a difference of a metric, or both ends of its interval: in percentage points if the metric is from 0 to 1.
+    """Format a difference between values of a metric, or both ends of an interval of differences.
+
+    Differences of metrics from 0 to 1 are in percentage points.
 
     >>> format_difference("accuracy", 0.011), format_difference("loss", -0.1, 0.2)
     ('+1.1 points', '-0.1000 to +0.2000')
@@ -98,7 +101,7 @@ def format_difference(name: str, *values: float, sign: str = "+") -> str:
 
 
 def ratio(numerator: int, denominator: int) -> float:
-    """Return the quotient; 0 if the denominator is 0."""
+    """Return the quotient, or 0 if the denominator is 0."""
     return numerator / denominator if denominator else 0.0
 
 
@@ -122,7 +125,7 @@ def f1_scores(correct: int, gold: int, predicted: int) -> dict[str, float]:
 
 
 def require_examples(count: int, what: str) -> None:
-    """Raise HeedfulError if there are no examples."""
+    """Raise HeedfulError if there are no examples; `what` is the name of the metric in the message."""
     if not count:
         raise HeedfulError(
             f"{what} of no examples is not defined: the data set is empty, or all examples were left out"
@@ -130,13 +133,13 @@ def require_examples(count: int, what: str) -> None:
 
 
 def require_equal(left: object, right: object, what: str) -> None:
-    """Raise HeedfulError unless a setting of two metrics to merge is equal."""
+    """Raise HeedfulError if two metrics that are merged differ in the setting that `what` names."""
     if left != right:
         raise HeedfulError(f"these cannot be merged, their {what} differ: {left!r} and {right!r}")
 
 
 def require_same_length(count: int, expected: int, what: str, than: str) -> None:
-    """Raise HeedfulError unless two lists have the same length."""
+    """Raise HeedfulError unless two lists, which `what` and `than` name, have the same length."""
     if count != expected:
         raise HeedfulError(f"there are {count} {what} for {expected} {than}: each example needs one of each")
 
@@ -165,7 +168,7 @@ def as_finite(values: Values, what: str, ids: Ids, shape: str = "one number for 
     """Convert numbers of any shape to doubles.
 
     Raises:
-        HeedfulError: If a value is NaN or infinite, or not a number; names its example.
+        HeedfulError: If a value is NaN, infinite or not a number. The message names its example.
     """
     array = as_array(values)
     if array.size == 0:
@@ -197,7 +200,7 @@ def as_numbers(values: Values, what: str, ids: Ids = None) -> Float64[np.ndarray
 
 
 def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
-    """Return the sum without rounding, in units of 2^-1126. `from_exact` converts it back.
+    """Return the sum without rounding, as an integer in units of 2^-1126. `from_exact` converts it to a float.
 
     >>> values = np.array([1e300, 1.0, -1e300, 2.0**-1074])
     >>> from_exact(exact_sum(values) - exact_sum(np.array([1.0])))
@@ -208,15 +211,15 @@ def exact_sum(values: Float64[np.ndarray, " examples"]) -> int:
 
 
 def to_exact(value: float) -> int:
-    """Convert a value to units of 2^-1126, without rounding."""
+    """Convert a value to an integer in units of 2^-1126, without rounding."""
     numerator, denominator = value.as_integer_ratio()  # the denominator is a power of 2
     return numerator << (BITS + 1 - denominator.bit_length())
 
 
 def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, " examples"]) -> int:
-    """Return the sum of products x y without rounding, in units of 2^-2252.
+    """Return the sum of the products x y without rounding, as an integer in units of 2^-2252.
 
-    With significands x = h 2^27 + l and y = h' 2^27 + l': x y = h h' 2^54 + (h l' + l h') 2^27 + l l'.
+    For significands x = h 2^27 + l and y = h' 2^27 + l', the product is h h' 2^54 + (h l' + l h') 2^27 + l l'.
     """
     (x_significands, x_shifts), (y_significands, y_shifts) = _significands(x), _significands(y)
     x_high, y_high = x_significands >> HALF_BITS, y_significands >> HALF_BITS
@@ -230,7 +233,7 @@ def exact_products(x: Float64[np.ndarray, " examples"], y: Float64[np.ndarray, "
 
 
 def from_exact(total: int, count: int = 1, bits: int = BITS) -> float:
-    """Return total / count as the nearest double; `total` is in units of 2^-bits: 2 * BITS for sums of products."""
+    """Return total / count as the nearest double. `total` is in units of 2^-bits; sums of products need 2 * BITS."""
     return total / (count << bits)
 
 
@@ -243,9 +246,10 @@ def _significands(
 
 
 def _shifted_sum(significands: Int64[np.ndarray, " examples"], shifts: Int64[np.ndarray, " examples"]) -> int:
-    """Return the sum of w 2^s as one integer. Halves of 32 bits are summed, whose sums cannot overflow 64 bits."""
+    """Return the sum of w 2^s as one integer. Both 32-bit halves of w are summed separately, to avoid overflow."""
     total = 0
     for shift in np.unique(shifts):
         group = significands[shifts == shift]
-        total += (int((group >> 32).sum()) << (int(shift) + 32)) + (int((group & 0xFFFFFFFF).sum()) << int(shift))
+        total += int((group >> 32).sum()) << (int(shift) + 32)
+        total += int((group & 0xFFFFFFFF).sum()) << int(shift)
     return total

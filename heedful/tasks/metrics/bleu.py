@@ -1,4 +1,4 @@
-"""BLEU by sacrebleu (Papineni et al. 2002; Post 2018), with the signature that names its variant."""
+"""BLEU as sacrebleu computes it (Papineni et al. 2002, Post 2018), with the signature that names the variant."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
 ORDER = 4  # words in the longest n-grams
-# numbers of predicted words and of gold words; for n from 1 to 4, of correct n-grams and of predicted n-grams
-STATISTICS = 2 + 2 * ORDER
+STATISTICS = 2 + 2 * ORDER  # counts per text: predicted words, gold words, correct n-grams and predicted n-grams by n
 INSTALL_HINT = "BLEU needs sacrebleu, which is not installed: pip install 'heedful[translate]'"
 
 
@@ -28,12 +27,12 @@ def _scorer(words: BleuTokenizer = "13a", lower_case: bool = False) -> BLEU:
         raise HeedfulError(INSTALL_HINT)
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: no warnings about tokenized texts; the scores are the same
+    # force: suppresses warnings about tokenized texts
     return BLEU(lowercase=lower_case, force=True, tokenize=words)
 
 
 def bleu_statistics(prediction: str, gold: str, words: BleuTokenizer = "13a", lower_case: bool = False) -> list[int]:
-    """Return the statistics of one text. BLEU of a corpus is computed from their sums."""
+    """Return the statistics of one text. BLEU of a corpus is computed from the sums of these over its texts."""
     score = _scorer(words, lower_case).corpus_score([prediction], [[gold]])
     return [score.sys_len, score.ref_len, *score.counts, *score.totals]
 
@@ -41,7 +40,7 @@ def bleu_statistics(prediction: str, gold: str, words: BleuTokenizer = "13a", lo
 def bleu_of(sums: Float64[np.ndarray, "replicates statistics"]) -> Float64[np.ndarray, " replicates"]:
     """Return BLEU, from 0 to 1: min(1, exp(1 - gold / predicted)) times the geometric mean of the n-gram precisions.
 
-    `gold` and `predicted` are numbers of words. A precision of 0 is smoothed by sacrebleu's method "exp".
+    Here `gold` and `predicted` count words. A precision of 0 is smoothed by sacrebleu's method "exp".
     """
     scorer = _scorer()
     rows = np.rint(sums).astype(int).tolist()
@@ -63,17 +62,17 @@ class Bleu:
 
     words: BleuTokenizer = "13a"  # tokenizer that splits texts into words
     lower_case: bool = False  # whether texts are compared in lower case
-    count: int = 0  # number of texts
-    short: int = 0  # number of gold texts with fewer words than the longest n-grams
-    sums: tuple[int, ...] = (0,) * STATISTICS
+    count: int = 0  # texts
+    short: int = 0  # gold texts with fewer words than the longest n-grams
+    sums: tuple[int, ...] = (0,) * STATISTICS  # sums of `bleu_statistics` over texts
 
     @property
     def has_short_texts(self) -> bool:
-        """Whether most gold texts are short. BLEU is then 0 for any prediction, or depends on the few longer texts."""
+        """Whether most gold texts are short. BLEU is then 0 for any prediction, or depends on a few longer texts."""
         return 2 * self.short > self.count
 
     def update(self, predictions: Sequence[str], golds: Sequence[str]) -> Bleu:
-        """Add predicted texts, and the gold text of each."""
+        """Add predicted texts and their gold texts."""
         require_same_length(len(predictions), len(golds), "texts", "gold texts")
         return self.update_statistics([self.statistics(*pair) for pair in zip(predictions, golds, strict=True)])
 
@@ -82,7 +81,7 @@ class Bleu:
         return bleu_statistics(prediction, gold, self.words, self.lower_case)
 
     def update_statistics(self, rows: Sequence[Sequence[int]]) -> Bleu:
-        """Add texts by their statistics, a row for each."""
+        """Add texts by their statistics, [texts, statistics]."""
         sums = tuple(map(sum, zip(self.sums, *rows, strict=True)))
         short = self.short + sum(row[1] < ORDER for row in rows)
         return replace(self, count=self.count + len(rows), short=short, sums=sums)
@@ -98,5 +97,5 @@ class Bleu:
         require_examples(self.count, "BLEU")
         (score,) = bleu_of(np.array([self.sums], dtype=np.float64)).tolist()
         scorer = _scorer(self.words, self.lower_case)
-        scorer.corpus_score(["a"], [["a"]])  # its signature counts references
+        scorer.corpus_score(["a"], [["a"]])  # the signature needs the number of references
         return {"bleu": score, "signature": str(scorer.get_signature()), "count": self.count}

@@ -1,8 +1,8 @@
-"""Confidence intervals by a bootstrap that needs neither all examples in memory nor their order.
+"""Confidence intervals of metrics by a bootstrap that needs neither all examples in memory nor a fixed order.
 
 Each example occurs Poisson(1) times in each replicate of the data set (Hanley and MacGibbon 2006; for merging, Chamandy
-et al. 2012). That number depends only on the seed and on the example's id, which are the key of the counter-based
-random generator Philox (Salmon et al. 2011).
+et al. 2012). How often it occurs depends only on the seed and on the example's id, which are the key of the
+counter-based random generator Philox (Salmon et al. 2011).
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from heedful.tasks.metrics.base import (
 )
 
 Sums = Float64[np.ndarray, "replicates statistics"]
-Formula = Callable[[Sums], Float64[np.ndarray, " replicates"]]  # computes a number from the sums of each replicate
-
+Formula = Callable[[Sums], Float64[np.ndarray, " replicates"]]  # computes a metric from the sums of each replicate
 MatrixFormula = Callable[[Shaped[np.ndarray, "*more classes classes"]], Float64[np.ndarray, "*more"]]
 
-UNIT = 2.0**-30  # summands are rounded to multiples of it, so that sums do not depend on the order
+UNIT = 2.0**-30  # summands are rounded to multiples of this unit, so that sums do not depend on the order
 REPLICATES = 1000
 CHUNK_EXAMPLES = 256  # examples whose weights are in memory at a time
 # probabilities of Poisson(1) <= k for k = 0..20, times 2^64
@@ -70,13 +69,13 @@ def recall_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 
 
 def macro_f1_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
-    """Return the mean F1 of all labels, from the sums of (correct, gold, predicted) of each label in turn."""
+    """Return the mean F1 over labels, from the sums of (correct, gold, predicted) of each label in turn."""
     f1: Float64[np.ndarray, "replicates labels"] = f1_of(sums.reshape(-1, 3)).reshape(len(sums), -1)
     return np.asarray(f1.mean(1), dtype=np.float64)
 
 
 def confusion_of(classes: int, formula: MatrixFormula) -> Formula:
-    """Return a formula that applies, say, `macro_f1` to confusion matrices, from the sums of `confusion_statistics`."""
+    """Return a formula that applies a function such as `macro_f1` to the sums of `confusion_statistics`."""
     return partial(_apply_to_matrices, classes, formula)  # can be pickled, unlike a lambda
 
 
@@ -93,12 +92,12 @@ def confusion_statistics(predicted: Values, gold: Values, classes: int) -> Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Bootstrap:
-    """Sums of statistics over the examples of each replicate. They need memory for replicates × statistics."""
+    """Sums of statistics over the examples of each replicate. Memory: replicates × statistics × 8 bytes."""
 
     seed: int  # seed of the weights, from 0 to 2^64 - 1
-    statistics: int  # number of statistics of an example
-    replicates: int = REPLICATES  # number of replicates
-    count: int = 0  # number of examples
+    statistics: int  # statistics per example
+    replicates: int = REPLICATES
+    count: int = 0  # examples
     sums: Int64[np.ndarray, "replicates statistics"] | None = None  # sums in units of 2^-30; None: no examples yet
 
     def __post_init__(self) -> None:
@@ -110,7 +109,7 @@ class Bootstrap:
 
         Args:
             ids: Id of each example, unique in the data set.
-            statistics: A row of numbers for each example.
+            statistics: The statistics of each example, [examples, statistics].
         """
         rows = as_finite(statistics, "statistic", ids, "a row of numbers an example")
         if not len(rows):
@@ -129,7 +128,7 @@ class Bootstrap:
         return self.merge_state(replace(self, sums=sums, count=len(rows)))
 
     def merge_state(self, incoming: Bootstrap) -> Bootstrap:
-        """Return the metric over the examples of both metrics."""
+        """Return the bootstrap over the examples of both bootstraps."""
         settings = [(state.seed, state.statistics, state.replicates) for state in (self, incoming)]
         require_equal(settings[0], settings[1], "seeds, statistics or replicates")
         if self.sums is None or incoming.sums is None:
@@ -147,25 +146,25 @@ class Bootstrap:
         return _quantile_interval(self.values(formula), level, self.count)
 
     def values(self, formula: Formula = mean_of) -> Float64[np.ndarray, " replicates"]:
-        """Return the number in each replicate."""
+        """Return the metric in each replicate."""
         require_examples(self.count, "an interval")
         assert self.sums is not None
         return formula(self.sums * UNIT)
 
 
 def mean_interval(scores: Values, *, seed: int, ids: Ids = None, level: float = 0.95, replicates: int = 1000) -> Result:
-    """Return the mean of scores and its interval. Examples without ids are numbered.
+    """Return the mean of scores and its interval. Without ids, the index of each example is its id.
 
     >>> result = mean_interval([1.0] * 80 + [0.0] * 20, seed=7)
     >>> result["mean"], 0.70 < result["low"] < 0.75, 0.85 < result["high"] < 0.90
     (0.8, True, True)
     """
-    numbers = as_numbers(scores, "score", ids)
-    require_examples(len(numbers), "an interval")
-    names = range(len(numbers)) if ids is None else ids
-    rows = np.stack((numbers, np.ones_like(numbers)), 1)
-    interval = Bootstrap(seed=seed, statistics=2, replicates=replicates).update(names, rows).interval(level=level)
-    return {"mean": math.fsum(numbers) / len(numbers)} | interval
+    values = as_numbers(scores, "score", ids)
+    require_examples(len(values), "an interval")
+    names = range(len(values)) if ids is None else ids
+    statistics = np.stack((values, np.ones_like(values)), 1)
+    bootstrap = Bootstrap(seed=seed, statistics=2, replicates=replicates).update(names, statistics)
+    return {"mean": math.fsum(values) / len(values)} | bootstrap.interval(level=level)
 
 
 def paired_difference(
@@ -177,7 +176,7 @@ def paired_difference(
 ) -> Result:
     """Return the interval of first - second, from replicates of the same examples with the same seed.
 
-    In a replicate, an example has the same weight for both. So the difficulty of examples cancels in the difference.
+    In a replicate, an example has the same weight on both sides, so the difficulty of examples cancels out.
 
     >>> result = paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]), count=10)
     >>> round(result["low"], 4), round(result["high"], 4)
@@ -197,11 +196,11 @@ def _weights(seed: int, name: object, replicates: int) -> Int64[np.ndarray, " re
 def resampled_interval(
     count: int, formula: Callable[[Int64[np.ndarray, " examples"]], float], *, seed: int, level: float = 0.95
 ) -> Result:
-    """Return the interval of a number that cannot be computed from sums.
+    """Return the interval of a metric that cannot be computed from sums.
 
     Args:
-        count: Number of examples.
-        formula: Computes the number of a replicate from how often each example occurs in it.
+        count: How many examples there are.
+        formula: Computes the metric of a replicate from how often each example occurs in the replicate.
         seed: Seed of the replicates. How often an example occurs depends on its index, not on an id.
         level: Share of the replicates in the interval.
     """
@@ -215,13 +214,13 @@ def resampled_interval(
 
 
 def _quantile_interval(values: Float64[np.ndarray, " replicates"], level: float, count: int) -> Result:
-    """Return the interval of the middle replicates, from their quantiles."""
+    """Return the interval that contains a share `level` of the replicates, with equal shares below and above."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return {"low": float(low), "high": float(high), "level": level, "replicates": len(values), "count": count}
 
 
 def _check_range(sums: NDArray[Any], times: int = 1) -> None:
-    """Raise HeedfulError if a number times `times` could overflow a sum of 64 bits."""
+    """Raise HeedfulError if a sum times `times` could overflow 64 bits."""
     if np.abs(sums).max() * float(times) >= 2.0**62:
         raise HeedfulError(
             f"the statistics add up to more than {2.0**62 * UNIT:.3g}, which a bootstrap cannot hold: scale them down"

@@ -1,4 +1,4 @@
-"""Calibration of probabilities: temperature scaling, and the expected calibration error."""
+"""Calibration of probabilities: temperature scaling (`best_temperature`) and the expected calibration error."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ Rows = Float64[np.ndarray, "_ columns"]
 def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int64[np.ndarray, " n"]) -> float:
     """Return the temperature T that minimizes the mean of -log softmax(log p / T)[gold] (Guo et al. 2017, section 4.2).
 
-    p are the softmax of a model's scores. Dividing the scores by T does not change which class is the most probable.
-    T is between 0.05, at which the best class has almost all probability, and 20, at which classes are almost equal.
+    Here p is the softmax of a model's scores. Dividing the scores by T does not change which class is the most
+    probable. T is between 0.05, at which the best class has almost all probability, and 20, at which all classes have
+    almost the same.
 
     Args:
-        probabilities: Probability of each class, for each example; rows sum to 1.
-        gold: Number of the gold class of each example.
+        probabilities: Probability of each class, for each example. Each row sums to 1.
+        gold: Id of the gold class of each example.
 
     >>> p, gold = np.array([[0.99, 0.01]] * 4), np.array([0, 0, 0, 1])
     >>> round(best_temperature(p, gold), 2)  # probability 99 %, accuracy 75 %
@@ -45,11 +46,11 @@ def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int6
     from scipy.special import logsumexp
 
     logs = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    rows, classes = np.arange(len(logs)), gold.astype(np.int64)
+    examples, gold_ids = np.arange(len(logs)), gold.astype(np.int64)
 
     def loss(log_temperature: float) -> float:
         scores = logs / math.exp(log_temperature)
-        return float((logsumexp(scores, axis=1) - scores[rows, classes]).mean())
+        return float((logsumexp(scores, axis=1) - scores[examples, gold_ids]).mean())
 
     minimum = minimize_scalar(loss, bounds=(math.log(0.05), math.log(20)), method="bounded", options={"xatol": 1e-6})
     return math.exp(minimum.x)
@@ -57,19 +58,20 @@ def best_temperature(probabilities: Float64[np.ndarray, "n classes"], gold: Int6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Expected calibration error (ECE): the difference of confidence and accuracy, over bins of equal width.
+    """Expected calibration error (ECE): the mean difference of confidence and accuracy, over bins of equal width.
 
     ECE = Σ_m |B_m| / n |accuracy(B_m) - confidence(B_m)|. Bin m of M has the confidences in (m/M, (m+1)/M] (Naeini et
-    al. 2015, Guo et al. 2017); a confidence of 0 is in the first bin.
+    al. 2015, Guo et al. 2017). A confidence of 0 is in the first bin.
     """
 
-    bins: int = 15  # number of bins
-    # for each bin: number of examples, of correct ones, sum of confidences in units of 2^-1126; (): no examples yet
+    bins: int = 15  # how many bins
+    # for each bin: (examples, correct examples, sum of confidences in units of 2^-1126); (): no examples yet
     counts: tuple[tuple[int, int, int], ...] = ()
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Calibration:
         """Add examples: the probability of each prediction, and whether it is correct."""
-        p, outcomes = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
+        p = as_numbers(confidences, "confidence", ids)
+        outcomes = as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(outcomes), "confidences", "outcomes")
         for values, bad, expected in (
             (p, (p < 0) | (p > 1), "a probability from 0 to 1"),
@@ -86,7 +88,10 @@ class Calibration:
         return self.merge_state(replace(self, counts=new))
 
     def update_classes(self, probabilities: Values, gold: Values, ids: Ids = None) -> Calibration:
-        """Add examples: the probabilities of all classes (the largest is the prediction) and the gold class."""
+        """Add examples by the probabilities of all classes, [examples, classes], and the id of the gold class.
+
+        The most probable class is the prediction.
+        """
         rows = as_finite(probabilities, "probability", ids, "one for each class")
         classes = as_array(gold)
         if rows.size == 0:
@@ -105,7 +110,7 @@ class Calibration:
         return replace(self, counts=tuple(added))
 
     def compute(self) -> Result:
-        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table"}; the table has no empty bins."""
+        """Return {"ece", "largest_gap", "accuracy", "confidence", "count", "table"}. The table has no empty bins."""
         count = sum(examples for examples, _, _ in self.counts)
         require_examples(count, "the calibration")
         table = [

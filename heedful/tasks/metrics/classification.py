@@ -39,11 +39,11 @@ class Accuracy:
     {'accuracy': 0.5, 'correct': 1, 'count': 2}
     """
 
-    correct: int = 0  # number of correct examples
-    count: int = 0  # number of examples
+    correct: int = 0  # correct examples
+    count: int = 0  # examples
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> Accuracy:
-        """Add examples: their predicted and gold labels, either names or numbers of classes on both sides."""
+        """Add examples by their predicted and gold labels: names of classes in both, or ids of classes in both."""
         sides = []
         for values, what in ((predicted, "prediction"), (gold, "gold label")):
             array = as_array(values)
@@ -69,14 +69,17 @@ class Accuracy:
         require_same_length(len(scores), len(gold), "questions with scores", "gold choices")
         chosen = []
         for index in range(len(scores)):
-            row, correct_choice, name = as_array(scores[index]), int(gold[index]), example_name(ids, index)
-            if not 0 <= correct_choice < len(row):
+            choice_scores = as_array(scores[index])
+            gold_choice = int(gold[index])
+            name = example_name(ids, index)
+            if not 0 <= gold_choice < len(choice_scores):
                 raise HeedfulError(
-                    f"the gold choice of {name} is {correct_choice}, but it has {len(row)} choices, counted from 0"
+                    f"the gold choice of {name} is {gold_choice}, but it has {len(choice_scores)} choices, counted "
+                    "from 0"
                 )
-            if not np.isfinite(row).all():
-                raise not_finite_error(row[~np.isfinite(row)][0], "score", name)
-            chosen.append(int(row.argmax()))  # the first one among equals
+            if not np.isfinite(choice_scores).all():
+                raise not_finite_error(choice_scores[~np.isfinite(choice_scores)][0], "score", name)
+            chosen.append(int(choice_scores.argmax()))  # the first one among equals
         return self.update(chosen, gold, ids)
 
     def merge_state(self, incoming: Accuracy) -> Accuracy:
@@ -91,16 +94,16 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfusionMatrix:
-    """Confusion matrix: how often each gold class was predicted as each class. Memory does not grow with the examples.
+    """Confusion matrix: how often each gold class was predicted as each class. Memory is constant in the examples.
 
     >>> scores = ConfusionMatrix(labels=("no", "yes"), positive="yes").update(["yes", "yes"], ["yes", "no"]).compute()
     >>> scores["accuracy"], scores["recall"], scores["confusion"]
     (0.5, 1.0, [[0, 1], [0, 1]])
     """
 
-    labels: tuple[str, ...]  # name of each class, by its number
-    positive: str | None = None  # class whose "f1", "precision" and "recall" are computed; None: no class
-    # number of examples by (gold class, predicted class); never modified
+    labels: tuple[str, ...]  # name of each class, in the order of the class ids
+    positive: str | None = None  # class for which "f1", "precision" and "recall" are computed; None: no class
+    # examples by (gold class, predicted class); never modified
     cells: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -113,11 +116,11 @@ class ConfusionMatrix:
             )
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> ConfusionMatrix:
-        """Add examples: their predicted and gold classes, as names or as numbers."""
-        predicted_numbers = self._class_numbers(predicted, "prediction", ids)
-        gold_numbers = self._class_numbers(gold, "gold label", ids)
-        require_same_length(len(predicted_numbers), len(gold_numbers), "predictions", "gold labels")
-        pairs, counts = np.unique(gold_numbers * len(self.labels) + predicted_numbers, return_counts=True)
+        """Add examples by their predicted and gold classes, as names or as class ids."""
+        predicted_ids = self._class_ids(predicted, "prediction", ids)
+        gold_ids = self._class_ids(gold, "gold label", ids)
+        require_same_length(len(predicted_ids), len(gold_ids), "predictions", "gold labels")
+        pairs, counts = np.unique(gold_ids * len(self.labels) + predicted_ids, return_counts=True)
         new_cells = {divmod(int(pair), len(self.labels)): int(count) for pair, count in zip(pairs, counts, strict=True)}
         return replace(self, cells=_add_counts(self.cells, new_cells))
 
@@ -175,11 +178,11 @@ class ConfusionMatrix:
             notes.append(f"not in the macro averages, because they never occur: {', '.join(never)}")
         return notes
 
-    def _class_numbers(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
-        """Convert names or numbers of classes to numbers.
+    def _class_ids(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, " examples"]:
+        """Convert names or ids of classes to class ids.
 
         Raises:
-            HeedfulError: If a value is not a class; names its example.
+            HeedfulError: If a value is not a class. The message names its example.
         """
         array = as_array(values)
         if array.ndim != 1:
@@ -187,25 +190,25 @@ class ConfusionMatrix:
             raise HeedfulError(f"each {what} should be one class, got an array of shape {array.shape}{hint}")
         if array.size == 0:
             return array.astype(np.int64)
-        number_of = {label: number for number, label in enumerate(self.labels)}
+        id_of = {label: class_id for class_id, label in enumerate(self.labels)}
         if array.dtype.kind not in "biuf":
             for index, name in enumerate(array.tolist()):
-                if name not in number_of:
+                if name not in id_of:
                     hint = did_you_mean(name, self.labels) if isinstance(name, str) else ""
                     raise HeedfulError(
                         f"the {what} of {example_name(ids, index)} is {name!r}, which is none of the classes "
                         f"{', '.join(self.labels)}{hint}"
                     )
-            return np.array([number_of[name] for name in array.tolist()], dtype=np.int64)
-        numbers = as_finite(array, what, ids)
-        bad = (numbers < 0) | (numbers >= len(self.labels)) | (numbers % 1 != 0)
+            return np.array([id_of[name] for name in array.tolist()], dtype=np.int64)
+        class_ids = as_finite(array, what, ids)
+        bad = (class_ids < 0) | (class_ids >= len(self.labels)) | (class_ids % 1 != 0)
         if bad.any():
             index = int(bad.argmax())
             raise HeedfulError(
                 f"the {what} of {example_name(ids, index)} is {array[index]}, but the classes are the numbers 0 to "
                 f"{len(self.labels) - 1} ({', '.join(self.labels)}); leave out what should not count"
             )
-        return numbers.astype(np.int64)
+        return class_ids.astype(np.int64)
 
 
 def _add_counts(left: Mapping[Cell, int], right: Mapping[Cell, int]) -> dict[Cell, int]:
@@ -231,8 +234,7 @@ def macro_f1(matrix: Counts) -> Float64[np.ndarray, "*more"]:
 def matthews(matrix: Counts) -> Float64[np.ndarray, "*more"]:
     """Return (c s - Σ p t) / sqrt((s² - Σ p²) (s² - Σ t²)), or 0 for a constant side (Matthews 1975, Gorodkin 2004).
 
-    s is the number of examples and c that of correct ones; p and t are how often a class is predicted, and is the gold
-    label.
+    Here s counts the examples and c the correct ones. For each class, p counts its predictions and t its gold labels.
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     t, p, s = matrix.sum(-1), matrix.sum(-2), matrix.sum((-2, -1))
@@ -244,15 +246,15 @@ def matthews(matrix: Counts) -> Float64[np.ndarray, "*more"]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiLabelScores:
-    """Scores of examples with any number of labels, from counts for each label and of examples without a mistake."""
+    """Scores of examples with any number of labels: precision, recall, F1 and subset accuracy."""
 
     labels: tuple[str, ...]
     counts: tuple[tuple[int, int, int], ...] = ()  # (correct, gold, predicted) of each label; (): no examples yet
-    subsets: int = 0  # number of examples whose labels are all correct
-    count: int = 0  # number of examples
+    subsets: int = 0  # examples whose labels are all correct
+    count: int = 0  # examples
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> MultiLabelScores:
-        """Add examples: for each a row with 1 for its labels and 0 for the others, [examples, labels]."""
+        """Add examples by multi-hot vectors of predicted and gold labels, [examples, labels]."""
         predicted_rows, gold_rows = self._rows(predicted, "prediction", ids), self._rows(gold, "gold label", ids)
         require_same_length(len(predicted_rows), len(gold_rows), "predictions", "gold labels")
         correct = (predicted_rows & gold_rows).sum(0).tolist()
@@ -292,7 +294,7 @@ class MultiLabelScores:
         return result | {"labels": labels, "count": self.count, "notes": notes}
 
     def _rows(self, values: Values, what: str, ids: Ids) -> Int64[np.ndarray, "examples labels"]:
-        """Convert values to rows of 0 and 1; raise HeedfulError for other numbers."""
+        """Convert values to multi-hot vectors; raise HeedfulError for values other than 0 and 1."""
         array = as_finite(values, what, ids, "0 or 1 for each label")
         if not array.size:
             return np.zeros((0, len(self.labels)), dtype=np.int64)

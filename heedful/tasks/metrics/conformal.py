@@ -13,10 +13,10 @@ MAX_PROBABILITIES = 1000  # maximum calibration probabilities saved with a model
 
 
 def calibration_probabilities(probabilities: Sequence[float] | NDArray[np.float64]) -> tuple[float, ...]:
-    """Return the probabilities of the gold labels of held-out examples, ascending, as they are saved with a model.
+    """Return the probabilities of the gold labels of held-out examples, ascending and shortened for a model folder.
 
-    More than MAX_PROBABILITIES are divided into that many equal parts, and the lowest of each part is returned. This
-    never makes prediction sets smaller.
+    More than MAX_PROBABILITIES values are divided into MAX_PROBABILITIES equal parts, and only the lowest value of each
+    part is returned. Values are rounded down to 6 decimals. Neither makes prediction sets smaller.
     """
     ascending = np.sort(np.asarray(probabilities, dtype=np.float64))
     count = min(len(ascending), MAX_PROBABILITIES)
@@ -28,7 +28,8 @@ def least_probability(calibration: Sequence[float], coverage: float) -> float:
     """Return the minimum probability of the labels in a prediction set (Sadinle et al. 2019, section 2).
 
     A set contains the correct label of a new example with a probability of at least `coverage`, if the example is
-    exchangeable with the calibration examples. With too few of these, 0 is returned, and the set has every label.
+    exchangeable with the calibration examples. If there are too few of these, 0 is returned, so that sets have every
+    label.
 
     Args:
         calibration: Probabilities of the gold labels of held-out examples, ascending.

@@ -1,4 +1,4 @@
-"""Accuracy over coverage: the accuracy of a model that answers only when it is confident."""
+"""Accuracy over coverage: the accuracy of a classifier that abstains below a confidence threshold."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ COVERAGES = tuple(percent / 100 for percent in range(100, 0, -5))  # coverages i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """Accuracy of the answers above a confidence threshold, over their share of all answers (El-Yaniv and Wiener 2010).
+    """Accuracy of the answers above a confidence threshold, for several shares of answers (El-Yaniv and Wiener 2010).
 
-    Thresholds of the confidence p have equal distances of log(p / (1 - p)), so that those near 1 differ too.
+    Thresholds of the confidence p are equally spaced in log(p / (1 - p)), so that there are many near 1.
     """
 
-    # (examples, correct ones) below the first threshold, then between each threshold and the next; (): no examples yet
+    # (examples, correct examples) below the first threshold, then from each threshold to the next; (): no examples yet
     counts: tuple[tuple[int, int], ...] = ()
 
     def update(self, confidences: Values, correct: Values, ids: Ids = None) -> Coverage:
         """Add examples: the probability of each prediction, and whether it is correct."""
-        p, outcomes = as_numbers(confidences, "confidence", ids), as_numbers(correct, "outcome", ids)
+        p = as_numbers(confidences, "confidence", ids)
+        outcomes = as_numbers(correct, "outcome", ids)
         require_same_length(len(p), len(outcomes), "confidences", "outcomes")
         bin_of = np.searchsorted(THRESHOLDS, p, side="right")
-        size = len(THRESHOLDS) + 1
-        examples = np.bincount(bin_of, minlength=size)
-        correct_examples = np.bincount(bin_of, weights=outcomes, minlength=size)
+        bin_count = len(THRESHOLDS) + 1
+        examples = np.bincount(bin_of, minlength=bin_count)
+        correct_examples = np.bincount(bin_of, weights=outcomes, minlength=bin_count).astype(np.int64)
         pairs = zip(examples.tolist(), correct_examples.tolist(), strict=True)
-        return self.merge_state(replace(self, counts=tuple((count, int(number)) for count, number in pairs)))
+        return self.merge_state(replace(self, counts=tuple(pairs)))
 
     def merge_state(self, incoming: Coverage) -> Coverage:
         """Return the metric over the examples of both metrics."""
@@ -45,18 +46,18 @@ class Coverage:
     def compute(self) -> Result:
         """Return {"count", "table"}. Rows of the table have "min_confidence", "coverage", "count" and "accuracy".
 
-        For each coverage of 100 %, 95 %, ..., 5 % there is a row: the highest threshold with at least this coverage.
+        For each coverage of 100 %, 95 %, ..., 5 % there is a row with the highest threshold that reaches the coverage.
         """
         total = sum(count for count, _ in self.counts)
         require_examples(total, "accuracy over coverage")
-        counts = np.array(self.counts, np.int64)[::-1].cumsum(axis=0)[::-1]  # answers from each threshold on
-        floors = np.concatenate([[0.0], THRESHOLDS])
+        counts = np.array(self.counts, np.int64)[::-1].cumsum(axis=0)[::-1]  # counts at or above each threshold
+        thresholds = np.concatenate([[0.0], THRESHOLDS])
         rows = {}
         for coverage in COVERAGES:
             index = int(np.flatnonzero(counts[:, 0] >= np.ceil(coverage * total - 1e-9))[-1])
             count, correct_count = counts[index].tolist()
             rows[index] = {
-                "min_confidence": float(floors[index]),
+                "min_confidence": float(thresholds[index]),
                 "coverage": count / total,
                 "count": count,
                 "accuracy": correct_count / count,

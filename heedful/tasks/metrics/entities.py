@@ -1,4 +1,4 @@
-"""Scores of entities in tagged sentences, by a tagging scheme that the result names."""
+"""Precision, recall and F1 of entities in tagged sentences, as conlleval or a strict tagging scheme defines them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from heedful.tasks.metrics.base import (
 Scheme = Literal["conlleval", "strict-iob2", "strict-iobes"]
 Tags = Sequence[str]
 
-MARKS: dict[str, str] = {  # marks of each scheme, besides O
+MARKS: dict[str, str] = {  # marks of each scheme, except O
     "conlleval": "BIES",
     "strict-iob2": "BI",
     "strict-iobes": "BIES",
@@ -34,11 +34,11 @@ MARKS: dict[str, str] = {  # marks of each scheme, besides O
 
 
 class EntitySpan(NamedTuple):
-    """The type of an entity, and the numbers of its words."""
+    """The type of an entity, and its span of words."""
 
     kind: str
-    start: int
-    stop: int  # number of the first word after it
+    start: int  # index of the first word
+    stop: int  # index of the first word after the entity
 
 
 def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
@@ -55,7 +55,7 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
     spans: list[EntitySpan] = []
     open_entity: tuple[str, int] | None = None  # type and start of the entity that the next tag may continue
     lenient, needs_end = scheme == "conlleval", scheme == "strict-iobes"
-    for number, tag in enumerate([*tags, OUTSIDE]):
+    for index, tag in enumerate([*tags, OUTSIDE]):
         mark, kind = parse_tag(tag)
         if mark != OUTSIDE and mark not in MARKS[scheme]:
             raise HeedfulError(_unknown_tag(tag, scheme))
@@ -63,14 +63,14 @@ def entity_spans(tags: Tags, scheme: Scheme) -> list[EntitySpan]:
         if continues and mark == "I":
             continue
         if open_entity is not None and (continues or not needs_end):
-            spans.append(EntitySpan(*open_entity, number + continues))
+            spans.append(EntitySpan(*open_entity, index + continues))
         open_entity = None
         if continues or mark == OUTSIDE:
             continue
         if mark == "S" or (lenient and mark == "E"):
-            spans.append(EntitySpan(kind, number, number + 1))
+            spans.append(EntitySpan(kind, index, index + 1))
         elif mark == "B" or lenient:
-            open_entity = kind, number
+            open_entity = kind, index
     return spans
 
 
@@ -93,19 +93,18 @@ class EntityScores:
     """
 
     scheme: Scheme
-    types: Mapping[str, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # (correct, gold, predicted); never modified
-    tokens: int = 0  # number of words
-    correct_tokens: int = 0  # number of words whose predicted and gold tags are equal
-    sentences: int = 0  # number of sentences
+    # (correct, gold, predicted) entities by type; never modified
+    types: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    tokens: int = 0  # words
+    correct_tokens: int = 0  # words whose predicted and gold tags are equal
+    sentences: int = 0
 
     def __post_init__(self) -> None:
         if self.scheme not in MARKS:
             raise HeedfulError(f'scheme should be one of {", ".join(MARKS)}, got "{self.scheme}"')
 
     def update(self, predicted: Sequence[Tags], gold: Sequence[Tags], ids: Ids = None) -> EntityScores:
-        """Add sentences: for each the predicted and the gold tags, one for every word."""
+        """Add sentences by their predicted and gold tags, one per word."""
         require_same_length(len(predicted), len(gold), "predicted sentences", "gold sentences")
         types: dict[str, tuple[int, int, int]] = {}
         tokens = correct_tokens = 0
@@ -115,9 +114,9 @@ class EntityScores:
                     f"{example_name(ids, index)} has {len(predicted_tags)} predicted tags for {len(gold_tags)} words: "
                     "every word needs a tag, also where a long sentence was cut"
                 )
-            for kind, counts in _by_type(
-                self._spans(predicted_tags, ids, index), self._spans(gold_tags, ids, index)
-            ).items():
+            predicted_spans = self._spans(predicted_tags, ids, index)
+            gold_spans = self._spans(gold_tags, ids, index)
+            for kind, counts in _by_type(predicted_spans, gold_spans).items():
                 types[kind] = _add_counts(types.get(kind), counts)
             tokens += len(gold_tags)
             correct_tokens += sum(a == b for a, b in zip(predicted_tags, gold_tags, strict=True))
@@ -140,7 +139,7 @@ class EntityScores:
         )
 
     def compute(self) -> Result:
-        """Return micro "precision", "recall" and "f1", "token_accuracy", "scheme", scores of "types", and counts."""
+        """Return micro-averaged "precision", "recall", "f1", the "token_accuracy", scores of each type, and counts."""
         require_examples(self.sentences, "the entity scores")
         correct, gold, predicted = (sum(counts[index] for counts in self.types.values()) for index in range(3))
         type_scores = {
@@ -162,7 +161,7 @@ class EntityScores:
         }
 
     def _spans(self, tags: Tags, ids: Ids, index: int) -> list[EntitySpan]:
-        """Return the entities of a sentence; an error names the sentence."""
+        """Return the entities of a sentence. Errors name the sentence."""
         try:
             return entity_spans(tags, self.scheme)
         except HeedfulError as error:
@@ -172,23 +171,23 @@ class EntityScores:
 def entity_counts(
     predicted: Sequence[Tags], gold: Sequence[Tags], scheme: Scheme
 ) -> Int64[np.ndarray, "sentences counts"]:
-    """Return the numbers of (correct, gold, predicted) entities of each sentence, for a bootstrap."""
-    pairs = [
-        (entity_spans(tags, scheme), entity_spans(gold_tags, scheme))
-        for tags, gold_tags in zip(predicted, gold, strict=True)
-    ]
-    rows = [(len(set(spans) & set(gold_spans)), len(gold_spans), len(spans)) for spans, gold_spans in pairs]
-    return np.array(rows, dtype=np.int64).reshape(-1, 3)
+    """Return the counts of (correct, gold, predicted) entities of each sentence, for a bootstrap."""
+    counts = []
+    for tags, gold_tags in zip(predicted, gold, strict=True):
+        spans = entity_spans(tags, scheme)
+        gold_spans = entity_spans(gold_tags, scheme)
+        counts.append((len(set(spans) & set(gold_spans)), len(gold_spans), len(spans)))
+    return np.array(counts, dtype=np.int64).reshape(-1, 3)
 
 
 def _by_type(predicted: list[EntitySpan], gold: list[EntitySpan]) -> dict[str, tuple[int, int, int]]:
-    """Return the numbers of (correct, gold, predicted) entities of a sentence by type."""
+    """Return the counts of (correct, gold, predicted) entities of a sentence, by type."""
     correct = Counter(span.kind for span in set(predicted) & set(gold))
     golds, predictions = Counter(span.kind for span in gold), Counter(span.kind for span in predicted)
     return {kind: (correct[kind], golds[kind], predictions[kind]) for kind in golds | predictions}
 
 
 def _add_counts(left: tuple[int, int, int] | None, right: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the sums of counts; None counts as zeros."""
+    """Return the sums of two triples of counts. None stands for zeros."""
     a, b, c = left or (0, 0, 0)
     return a + right[0], b + right[1], c + right[2]

@@ -1,4 +1,4 @@
-"""The metrics of the GLUE benchmark."""
+"""GLUE: the official metrics of each task of the GLUE benchmark, for users who score predictions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from heedful.tasks.metrics.regression import RankedRegressionScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueTask:
-    """A task of the benchmark: its metric, and the names of its official numbers."""
+    """A task of the benchmark: its metric, and the names of its official scores."""
 
-    metric: ConfusionMatrix | RankedRegressionScores  # without examples
-    official: tuple[str, ...]
+    metric: ConfusionMatrix | RankedRegressionScores  # an empty metric, to which examples are added
+    official: tuple[str, ...]  # keys of the official scores in the result of the metric
 
     def scores(self, result: Result) -> dict[str, float]:
-        """Return the official numbers of a result, and their mean "score", which GLUE averages over its tasks."""
+        """Return the official scores of a result, and their mean as "score", which GLUE averages over its tasks."""
         official_scores = {name: float(result[name]) for name in self.official}
         return official_scores | {"score": sum(official_scores.values()) / len(official_scores)}
 

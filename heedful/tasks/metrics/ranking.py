@@ -27,8 +27,8 @@ class RankingScores:
 
     ndcg_at: tuple[int, ...] = (10,)  # values of k for nDCG@k
     recall_at: tuple[int, ...] = (10, 100)  # values of k for recall@k
-    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # values of `names` by query
-    left_out: int = 0  # number of queries without a relevant document
+    scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # metrics by query, in the order of `names`
+    left_out: int = 0  # queries without a relevant document
 
     def __post_init__(self) -> None:
         if wrong := [k for k in (*self.ndcg_at, *self.recall_at) if k < 1]:
@@ -36,7 +36,7 @@ class RankingScores:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the metrics."""
+        """The names of the metrics, such as "ndcg@10"."""
         return (*(f"ndcg@{k}" for k in self.ndcg_at), "map", "mrr", *(f"recall@{k}" for k in self.recall_at))
 
     def update(self, query: str, ranking: Ranking, judgments: Judgments) -> RankingScores:
@@ -51,13 +51,18 @@ class RankingScores:
         return self.merge_state(replace(self, scores={query: values}, left_out=0))
 
     def _values(self, gains: Sequence[float], judgments: Judgments) -> tuple[float, ...]:
-        """Return the metrics of a query in the order of `names`; `gains` are the relevances of the ranked documents."""
+        """Return the metrics of a query, in the order of `names`.
+
+        Args:
+            gains: Relevance of each ranked document, in the order of the ranking.
+            judgments: Relevance of each judged document.
+        """
         ideal = sorted(judgments.values(), reverse=True)
         relevant_count = sum(gain > 0 for gain in ideal)
         relevant_ranks = [rank for rank, gain in enumerate(gains, start=1) if gain > 0]
         return (
             *(_dcg(gains[:k]) / _dcg(ideal[:k]) for k in self.ndcg_at),
-            math.fsum(number / rank for number, rank in enumerate(relevant_ranks, start=1)) / relevant_count,
+            math.fsum(hits / rank for hits, rank in enumerate(relevant_ranks, start=1)) / relevant_count,
             1 / relevant_ranks[0] if relevant_ranks else 0.0,
             *(sum(rank <= k for rank in relevant_ranks) / relevant_count for k in self.recall_at),
         )
@@ -65,13 +70,13 @@ class RankingScores:
     def merge_state(self, incoming: RankingScores) -> RankingScores:
         """Return the metric over the queries of both metrics."""
         require_equal(self.names, incoming.names, "metrics")
-        if twice := next((query for query in incoming.scores if query in self.scores), None):
-            raise HeedfulError(f'query "{twice}" has two rankings; expected one')
+        if duplicate := next((query for query in incoming.scores if query in self.scores), None):
+            raise HeedfulError(f'query "{duplicate}" has two rankings; expected one')
         left_out = self.left_out + incoming.left_out
         return replace(self, scores={**self.scores, **incoming.scores}, left_out=left_out)
 
     def compute(self) -> Result:
-        """Return the mean of each metric over the queries, and their "count"."""
+        """Return the mean of each metric over queries, and the "count" of queries."""
         require_examples(len(self.scores), "retrieval")
         columns = zip(self.names, zip(*self.scores.values(), strict=True), strict=True)
         return {name: math.fsum(column) / len(column) for name, column in columns} | {"count": len(self.scores)}
@@ -88,14 +93,14 @@ class RankingScores:
 
 
 def ranked(ranking: Ranking) -> list[str]:
-    """Return the ids of a ranking, best first; of equal scores, the greater id first.
+    """Return the document ids of a ranking, best first. Among equal scores, the greater id comes first.
 
     >>> ranked({"a": 1.0, "b": 2.0, "c": 1.0})
     ['b', 'c', 'a']
     """
-    if wrong := next((name for name, score in ranking.items() if math.isnan(score)), None):
-        raise HeedfulError(f'the score of document "{wrong}" is not a number, so it has no rank')
-    return sorted(ranking, key=lambda name: (ranking[name], name), reverse=True)
+    if unranked := next((id for id, score in ranking.items() if math.isnan(score)), None):
+        raise HeedfulError(f'the score of document "{unranked}" is not a number, so it has no rank')
+    return sorted(ranking, key=lambda id: (ranking[id], id), reverse=True)
 
 
 def _dcg(gains: Sequence[float]) -> float:

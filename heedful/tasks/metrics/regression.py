@@ -1,4 +1,4 @@
-"""Metrics of regression: mean squared error, Pearson's and Spearman's correlation."""
+"""Metrics of regression: mean squared error, Pearson's r and Spearman's rho."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Rows = Float64[np.ndarray, "_ columns"]
 class RegressionScores:
     """Mean squared error and Pearson's r in constant memory, from exact sums.
 
-    r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895). In floating point the differences would
-    lose precision; in integers they are exact.
+    r = (n Σxy - Σx Σy) / sqrt((n Σx² - (Σx)²) (n Σy² - (Σy)²)) (Pearson 1895). The sums are integers, because the
+    differences would lose precision in floating point.
     """
 
-    count: int = 0  # number of examples
+    count: int = 0  # examples
     x: int = 0  # sum of predictions x, in units of 2^-1126
     y: int = 0  # sum of gold scores y, in units of 2^-1126
     xx: int = 0  # sums of products, in units of 2^-2252
@@ -42,8 +42,9 @@ class RegressionScores:
     xy: int = 0
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RegressionScores:
-        """Add examples: their predicted and gold numbers."""
-        x, y = as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)
+        """Add examples by their predicted and gold scores."""
+        x = as_numbers(predicted, "prediction", ids)
+        y = as_numbers(gold, "gold score", ids)
         require_same_length(len(x), len(y), "predictions", "gold scores")
         new = {"xx": exact_products(x, x), "yy": exact_products(y, y), "xy": exact_products(x, y)}
         return self.merge_state(replace(self, count=len(x), x=exact_sum(x), y=exact_sum(y), **new))
@@ -54,7 +55,7 @@ class RegressionScores:
         return replace(self, **{name: getattr(self, name) + getattr(incoming, name) for name in names})
 
     def compute(self) -> Result:
-        """Return {"pearson", "mse", "count", "notes"}. A correlation with a constant is 0, with a note."""
+        """Return {"pearson", "mse", "count", "notes"}. A correlation with a constant is reported as 0, with a note."""
         require_examples(self.count, "the error")
         notes = [
             f"all {what} are equal: a correlation with a constant is not defined, and reported as 0"
@@ -69,7 +70,7 @@ class RegressionScores:
         return self.count * self.xx - self.x**2, self.count * self.yy - self.y**2
 
     def _pearson(self) -> float:
-        """Return Pearson's r; 0 if predictions or gold scores are constant."""
+        """Return Pearson's r, or 0 if predictions or gold scores are constant."""
         squared_denominator = math.prod(self._scaled_variances())
         if not squared_denominator:
             return 0.0
@@ -79,16 +80,16 @@ class RegressionScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RankedRegressionScores:
-    """Mean squared error, Pearson's r and Spearman's rho. It stores all examples: 16 bytes for each.
+    """Mean squared error, Pearson's r and Spearman's rho. All scores are stored, in 16 bytes per example.
 
-    rho is Pearson's r of the ranks; equal values share the mean of their ranks (Spearman 1904).
+    rho is Pearson's r of the ranks, where equal values share the mean of their ranks (Spearman 1904).
     """
 
     moments: RegressionScores = RegressionScores()
     store: RowStore = field(default_factory=RowStore)
 
     def update(self, predicted: Values, gold: Values, ids: Ids = None) -> RankedRegressionScores:
-        """Add examples: their predicted and gold numbers."""
+        """Add examples by their predicted and gold scores."""
         moments = self.moments.update(predicted, gold, ids)
         rows = np.stack((as_numbers(predicted, "prediction", ids), as_numbers(gold, "gold score", ids)), 1)
         return replace(self, moments=moments, store=self.store.append(rows))
@@ -107,9 +108,9 @@ class RankedRegressionScores:
         return {"pearson": scores.pop("pearson"), "spearman": ranked["pearson"]} | scores
 
     def intervals(self, seed: int) -> dict[str, Result]:
-        """Return the interval of "spearman", from replicates that are ranked again.
+        """Return the interval of "spearman". The scores of each bootstrap replicate are ranked anew.
 
-        The interval of "pearson" is computed by `heedful.tasks.regress.PearsonBootstrap`.
+        `heedful.tasks.regress.PearsonBootstrap` computes the interval of "pearson".
         """
         rows = self.store.rows(2)
         x, y = rows[np.lexsort(rows.T)].T  # sorted, so that the order of updates does not matter
@@ -122,7 +123,7 @@ def _spearman(
     y_ranks: Int64[np.ndarray, " examples"],
     counts: Int64[np.ndarray, " examples"],
 ) -> float:
-    """Return rho of examples that occur `counts` times each, from their dense ranks; 0 if a side is constant."""
+    """Return rho of examples that occur `counts` times each, from their dense ranks, or 0 if a side is constant."""
     deviations = []
     for dense in (x_ranks, y_ranks):
         ties = np.bincount(dense, counts)
@@ -133,7 +134,7 @@ def _spearman(
 
 
 def ranks(values: Float64[np.ndarray, " examples"]) -> Float64[np.ndarray, " examples"]:
-    """Return the rank of each value from the smallest, from 1; equal values share the mean of their ranks.
+    """Return the ascending rank of each value, from 1. Equal values share the mean of their ranks.
 
     >>> ranks(np.array([0.5, 0.1, 0.5])).tolist()
     [2.5, 1.0, 2.5]

@@ -1,4 +1,4 @@
-"""Retrieval: for the first text of each pair, the rank of its second text among all second texts."""
+"""Retrieval over pairs of texts: for each first text, the rank of its second text among all second texts."""
 
 from __future__ import annotations
 
@@ -19,45 +19,49 @@ CHUNK_TEXTS = 1024  # first texts that are compared with all second texts at a t
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Retrieval:
-    """Accuracy at 1 and mean reciprocal rank, by cosine among all second texts. It stores all vectors.
+    """Accuracy at 1 and mean reciprocal rank, where second texts are ranked by cosine with the first text.
 
-    Second texts that equal the pair's own second text do not compete with it. A pair needs 16 bytes for each dimension:
-    10,000 pairs of width 384 need 61 MB.
+    Second texts equal to the pair's own second text are left out of the ranking. All vectors are stored, in 16 bytes
+    per pair and dimension: 10,000 pairs with an embedding dimension of 384 need 61 MB.
     """
 
-    store: RowStore = field(default_factory=RowStore)  # number of the pair, hash of its second text, both vectors
-    width: int = 0  # numbers in a vector; 0: no examples yet
+    store: RowStore = field(default_factory=RowStore)  # columns: index of the pair, hash of its second text, vectors
+    dimension: int = 0  # embedding dimension; 0: no examples yet
 
     def update(
-        self, ids: Sequence[int], vectors: Float64[np.ndarray, "pairs 2 width"], seconds: Sequence[str] | None = None
+        self,
+        ids: Sequence[int],
+        vectors: Float64[np.ndarray, "pairs 2 dimension"],
+        seconds: Sequence[str] | None = None,
     ) -> Retrieval:
         """Add pairs.
 
         Args:
-            ids: Number of each pair in the data set.
+            ids: Index of each pair in the data set.
             vectors: Vectors of both texts. A cosine with a vector of zeros, as for a text without tokens, is 0.
-            seconds: The second texts; None: all are different.
+            seconds: The second texts. If None, all second texts are different.
         """
         require_same_length(len(ids), len(vectors), "ids", "pairs of vectors")
-        texts = [-1 - number for number in ids] if seconds is None else list(map(_hash_text, seconds))
-        require_same_length(len(ids), len(texts), "ids", "second texts")
+        text_ids = [-1 - pair_id for pair_id in ids] if seconds is None else list(map(_hash_text, seconds))
+        require_same_length(len(ids), len(text_ids), "ids", "second texts")
         if not len(vectors):
             return self
         norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
         if not np.isfinite(norms).all():
             raise HeedfulError("a vector is not finite: its direction means nothing")
-        columns = np.array([ids, texts], dtype=np.float64).T
-        rows = np.concatenate([columns, (vectors / np.where(norms, norms, 1)).reshape(len(ids), -1)], 1)
-        return self.merge_state(replace(self, store=RowStore().append(rows), width=vectors.shape[-1]))
+        unit_vectors = vectors / np.where(norms, norms, 1)
+        id_columns = np.array([ids, text_ids], dtype=np.float64).T
+        rows = np.concatenate([id_columns, unit_vectors.reshape(len(ids), -1)], 1)
+        return self.merge_state(replace(self, store=RowStore().append(rows), dimension=vectors.shape[-1]))
 
     def merge_state(self, incoming: Retrieval) -> Retrieval:
         """Return the metric over the examples of both metrics."""
-        if self.width and incoming.width:
-            require_equal(self.width, incoming.width, "widths")
-        return Retrieval(store=self.store.merge_state(incoming.store), width=self.width or incoming.width)
+        if self.dimension and incoming.dimension:
+            require_equal(self.dimension, incoming.dimension, "dimensions")
+        return Retrieval(store=self.store.merge_state(incoming.store), dimension=self.dimension or incoming.dimension)
 
     def compute(self) -> Result:
-        """Return {"accuracy", "mrr", "count"}. Among equal cosines the pair's own comes last."""
+        """Return {"accuracy", "mrr", "count"}. Among equal cosines, the pair's own second text comes last."""
         _, ranks = self.ranks()
         return {"accuracy": float((ranks == 1).mean()), "mrr": float((1 / ranks).mean()), "count": len(ranks)}
 
@@ -68,16 +72,18 @@ class Retrieval:
         return {name: bootstrap.interval(formula) for name, formula in (("accuracy", accuracy_of), ("mrr", mrr_of))}
 
     def ranks(self) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
-        """Return the number of each pair in the data set, and the rank of its second text."""
-        rows = self.store.rows(2 + 2 * self.width)
+        """Return the index of each pair in the data set, and the rank of its second text."""
+        rows = self.store.rows(2 + 2 * self.dimension)
         require_examples(len(rows), "retrieval")
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        texts, a, b = rows[:, 1], rows[:, 2 : 2 + self.width], rows[:, 2 + self.width :]
+        text_ids = rows[:, 1]
+        first_vectors = rows[:, 2 : 2 + self.dimension]
+        second_vectors = rows[:, 2 + self.dimension :]
         ranks = []
         for start in range(0, len(rows), CHUNK_TEXTS):
-            cosines = a[start : start + CHUNK_TEXTS] @ b.T
+            cosines = first_vectors[start : start + CHUNK_TEXTS] @ second_vectors.T
             own_cosines = cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))]
-            rivals = texts[start : start + CHUNK_TEXTS, None] != texts
+            rivals = text_ids[start : start + CHUNK_TEXTS, None] != text_ids
             ranks.append(1 + ((cosines >= own_cosines[:, None]) & rivals).sum(1))
         return rows[:, 0].astype(np.int64), np.concatenate(ranks)
 
@@ -93,5 +99,5 @@ def mrr_of(sums: Sums) -> Float64[np.ndarray, " replicates"]:
 
 
 def _hash_text(text: str) -> int:
-    """Return 48 bits of a hash, which a double can hold; 10^5 texts collide with probability 1 / 56,000."""
+    """Return 48 bits of a hash, which a double can represent. Among 10^5 texts, two collide with probability 2e-5."""
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=6).digest(), "big")

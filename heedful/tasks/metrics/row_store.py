@@ -1,4 +1,4 @@
-"""Storage of the values of every example, for metrics that need them all at the end."""
+"""RowStore: storage of a few values per example, for metrics that need the values of all examples at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Rows = Float64[np.ndarray, "_ columns"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RowStore:
-    """Rows of values in a few arrays. Adding n rows one at a time copies O(n log n) rows in all."""
+    """A table with a row for each example, stored as a few arrays. Appending n single rows copies O(n log n) rows."""
 
     parts: tuple[Rows, ...] = ()
 
     def append(self, new: Rows) -> RowStore:
-        """Return a store with rows added at the end."""
+        """Return a store with rows appended, [rows, columns]."""
         parts = list(self.parts)
         while parts and len(parts[-1]) <= 2 * len(new):
             new = np.concatenate((parts.pop(), new))
@@ -30,6 +30,6 @@ class RowStore:
             store = store.append(part)
         return store
 
-    def rows(self, width: int) -> Rows:
-        """Return all rows, [rows, width]; `width` is needed for an empty store."""
-        return np.concatenate((np.zeros((0, width)), *self.parts))
+    def rows(self, columns: int) -> Rows:
+        """Return all rows, [rows, columns]. An empty store does not know how many `columns` it has."""
+        return np.concatenate((np.zeros((0, columns)), *self.parts))

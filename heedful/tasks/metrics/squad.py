@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers to questions, as the published scorers of SQuAD define them."""
+"""Exact match and F1 of answers to questions, and the best no-answer threshold, as the scripts of SQuAD define them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answer_scores(prediction: str, golds: Sequence[str], version: Version) -> tu
 
 
 def word_f1(prediction: list[str], gold: list[str]) -> float:
-    """Return 2 common / (predicted + gold) from multisets of words; 1 if both are empty, 0 if one is empty."""
+    """Return 2 common / (predicted + gold) from multisets of words: 1 if both are empty, 0 if only one is empty."""
     if not prediction or not gold:
         return float(prediction == gold)
     common = (Counter(prediction) & Counter(gold)).total()
@@ -59,7 +59,7 @@ def word_f1(prediction: list[str], gold: list[str]) -> float:
 def apply_threshold(
     predictions: Mapping[str, object], null_scores: Mapping[str, int | float], threshold: float
 ) -> dict[str, object]:
-    """Replace predictions by "" (no answer) if their null score is above the threshold."""
+    """Return the predictions, replaced by "" (no answer) where the null score is above the threshold."""
     return {name: "" if _null_score(name, null_scores) > threshold else text for name, text in predictions.items()}
 
 
@@ -67,8 +67,8 @@ def apply_threshold(
 class Tally:
     """Sums of scores over questions or texts."""
 
-    count: int = 0  # number of questions or texts
-    exact: int = 0  # number of exact matches
+    count: int = 0  # questions or texts
+    exact: int = 0  # exact matches
     f1: int = 0  # sum of F1, in units of 2^-1126
 
     def plus(self, incoming: Tally) -> Tally:
@@ -77,11 +77,11 @@ class Tally:
 
 
 def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
-    """Return the sums of (exact match, F1) pairs, without rounding."""
+    """Return the sums of pairs (exact match, F1), without rounding."""
     return Tally(
         count=len(scores),
-        exact=int(sum(match for match, _ in scores)),
-        f1=sum(to_exact(overlap) for _, overlap in scores),
+        exact=int(sum(exact for exact, _ in scores)),
+        f1=sum(to_exact(f1) for _, f1 in scores),
     )
 
 
@@ -89,8 +89,8 @@ def tally_scores(scores: Sequence[tuple[float, float]]) -> Tally:
 class SquadScore:
     """Exact match and F1 over questions, from 0 to 1.
 
-    A question without a prediction counts 0, as in the published script for version 1.1. The script for 2.0 leaves it
-    out of the average, so that a file with one correct answer would score 100 %.
+    A question without a prediction scores 0, as in the published script for version 1.1. The script for 2.0 leaves such
+    questions out of the average, so that a file with a single correct answer would score 100 %.
 
     >>> SquadScore(version="1.1").update({"q": "the cat"}, {"q": ["Cat!"], "r": ["dog"]}).compute()["exact"]
     0.5
@@ -99,7 +99,7 @@ class SquadScore:
     version: Version
     answerable: Tally = Tally()  # questions with an answer
     unanswerable: Tally = Tally()  # questions without an answer
-    missing: int = 0  # number of questions without a prediction
+    missing: int = 0  # questions without a prediction
 
     def __post_init__(self) -> None:
         if self.version not in ("1.1", "2.0"):
@@ -110,9 +110,9 @@ class SquadScore:
 
         Args:
             predictions: Predicted text by question. Predictions for questions that are not in `golds` are ignored.
-            golds: Gold answers by question; none for an unanswerable question.
+            golds: Gold answers by question. An unanswerable question has none.
         """
-        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # key: whether there is an answer
+        scores: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # key: whether the question is answerable
         missing = 0
         for name, answers in golds.items():
             _check_golds(name, answers, self.version)
@@ -138,9 +138,10 @@ class SquadScore:
         )
 
     def compute(self) -> Result:
-        """Return {"exact", "f1", "count", "missing", "version", "notes"}; for 2.0 also "answerable_exact" and so on.
+        """Return {"exact", "f1", "count", "missing", "version", "notes"}.
 
-        The published script calls these groups of questions HasAns and NoAns. A group without questions is left out.
+        Version 2.0 adds "answerable_exact", "unanswerable_exact" and so on, for the groups of questions that the
+        published script calls HasAns and NoAns. A group without questions is left out.
         """
         total = self.answerable.plus(self.unanswerable)
         require_examples(total.count, "the score")
@@ -161,17 +162,16 @@ class SquadScore:
 class SquadThreshold:
     """The thresholds of the null score with the best exact match and the best F1 (version 2.0).
 
-    A question is answered if its null score is at most the threshold. All null scores are needed in order, so 24 bytes
-    are stored for each question.
-
-    Questions are answered in the order of their null scores. An answerable question adds its score; an unanswerable one
-    subtracts 1 if its prediction is not "". Questions with equal null scores are answered together, since no threshold
-    can separate them. (The published script takes them one by one, in the order of the file.)
+    A question is answered if its null score is at most the threshold. The search for the best threshold visits
+    questions in the order of their null scores. An answerable question adds its score, and an unanswerable one
+    subtracts 1 if its prediction is not "". Questions with equal null scores are visited together, since no threshold
+    can separate them. (The published script visits them one by one, in the order of the file.) The search needs all
+    null scores, so 24 bytes are stored per question.
     """
 
-    questions: RowStore = field(default_factory=RowStore)  # rows of null score, gain in exact match, gain in F1
-    count: int = 0  # number of questions
-    unanswerable: int = 0  # number of questions without an answer
+    questions: RowStore = field(default_factory=RowStore)  # columns: null score, gain in exact match, gain in F1
+    count: int = 0  # questions
+    unanswerable: int = 0  # questions without an answer
 
     def update(
         self,
@@ -183,17 +183,20 @@ class SquadThreshold:
 
         Args:
             predictions: The best text by question, even if a threshold would reject it.
-            golds: Gold answers by question; none for an unanswerable question.
-            null_scores: Score of "no answer" by question: larger means less likely to have an answer.
+            golds: Gold answers by question. An unanswerable question has none.
+            null_scores: Score of "no answer" by question. Larger means less likely to have an answer.
         """
         rows = []
         for name, answers in golds.items():
-            score = _null_score(name, null_scores)
+            null_score = _null_score(name, null_scores)
             text = _check_text(name, predictions[name]) if name in predictions else None
-            if answers:
-                rows.append((score, *(answer_scores(text, answers, "2.0") if text is not None else (0.0, 0.0))))
+            if not answers:
+                gains = (0.0, 0.0) if text == "" else (-1.0, -1.0)
+            elif text is None:
+                gains = (0.0, 0.0)
             else:
-                rows.append((score, *((0.0, 0.0) if text == "" else (-1.0, -1.0))))
+                gains = answer_scores(text, answers, "2.0")
+            rows.append((null_score, *gains))
         return replace(
             self,
             questions=self.questions.append(np.array(rows, dtype=np.float64).reshape(-1, 3)),
@@ -213,14 +216,14 @@ class SquadThreshold:
     def compute(self) -> Result:
         """Return {"best_exact", "best_exact_threshold", "best_f1", "best_f1_threshold", "count"}.
 
-        If it is best to answer no question, the threshold is 0, as published for probabilities, or just below the
-        smallest null score if that is not above 0.
+        If answering no question is best, the threshold is 0, as published for probabilities, or just below the smallest
+        null score if that score is not above 0.
         """
         require_examples(self.count, "the best threshold")
         rows = self.questions.rows(3)
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         scores, starts = np.unique(rows[:, 0], return_index=True)
-        answer_nothing = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))
+        answer_nothing = 0.0 if scores[0] > 0 else float(np.nextafter(scores[0], -np.inf))  # threshold
         result: Result = {}
         for name, gains in (("exact", rows[:, 1]), ("f1", rows[:, 2])):
             best = current = self.unanswerable << BITS

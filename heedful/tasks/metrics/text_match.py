@@ -10,7 +10,7 @@ from heedful.tasks.metrics.squad import Tally, tally_scores, word_f1
 
 
 def text_scores(prediction: str, gold: str) -> tuple[float, float]:
-    """Return exact match, without surrounding white space, and F1 of words between spaces.
+    """Return (exact match, F1 of words). Surrounding white space is ignored, and words are split at white space.
 
     >>> text_scores("A cat sat. ", "a cat sat.")
     (0.0, 0.6666666666666666)
@@ -20,18 +20,18 @@ def text_scores(prediction: str, gold: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextScore:
-    """Exact match and F1 over texts."""
+    """Exact match and F1 of words, as means over texts."""
 
     tally: Tally = field(default_factory=Tally)
-    unfinished: int = 0  # number of texts that were cut off before their end
+    unfinished: int = 0  # generated texts that were cut off before their end
 
     def update(self, predictions: Sequence[str], golds: Sequence[str]) -> TextScore:
-        """Add predicted texts, and the gold text of each."""
+        """Add predicted texts and their gold texts."""
         require_same_length(len(predictions), len(golds), "texts", "gold texts")
         return self.update_scores([text_scores(*pair) for pair in zip(predictions, golds, strict=True)])
 
     def update_scores(self, scores: Sequence[tuple[float, float]], unfinished: int = 0) -> TextScore:
-        """Add texts by their (exact match, F1) pairs."""
+        """Add texts by their pairs (exact match, F1), and by how many of the texts are unfinished."""
         return self.merge_state(TextScore(tally=tally_scores(scores), unfinished=unfinished))
 
     def merge_state(self, incoming: TextScore) -> TextScore:

@@ -1,4 +1,4 @@
-"""The mean loss per token, and the perplexity."""
+"""TokenLoss: the mean loss per token, and the perplexity of language models."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class TokenLoss:
     """
 
     total: int = 0  # sum of losses, in units of 2^-1126 nats
-    tokens: int = 0  # number of tokens
+    tokens: int = 0
 
     def update(self, losses: Values, tokens: Values, ids: Ids = None) -> TokenLoss:
-        """Add sequences: the sum of the losses of each, and its number of tokens.
+        """Add sequences by the sum of their losses, and by how many tokens they have.
 
-        The sum over a whole batch is possible too; its rounding then depends on the batch.
+        A sequence may also be a whole batch; the rounding of its sum then depends on the batch size.
         """
-        losses, counts = as_numbers(losses, "loss", ids), as_numbers(tokens, "number of tokens", ids)
+        losses = as_numbers(losses, "loss", ids)
+        counts = as_numbers(tokens, "number of tokens", ids)
         require_same_length(len(losses), len(counts), "losses", "numbers of tokens")
         bad = (counts < 0) | (counts % 1 != 0)
         if bad.any():
@@ -55,7 +56,7 @@ class TokenLoss:
         return replace(self, total=self.total + incoming.total, tokens=self.tokens + incoming.tokens)
 
     def compute(self) -> Result:
-        """Return {"loss", "perplexity", "tokens", "notes"}; the loss is in nats."""
+        """Return {"loss", "perplexity", "tokens", "notes"}. The loss is in nats per token."""
         require_examples(self.tokens, "the loss")
         loss = from_exact(self.total, self.tokens)
         try:

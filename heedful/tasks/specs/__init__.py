@@ -1,4 +1,4 @@
-"""The registry of tasks; `register` adds a task."""
+"""The registry of tasks, in which the command line, runs and the server look tasks up. `register` adds a task."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ for _spec in (CLASSIFY, MULTI_LABEL, RANK, REGRESS, TAG, QA, MULTIPLE_CHOICE, EM
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names for users, in the order of registration."""
+    """Return the names of tasks for users, in the order of registration."""
     return tuple(dict.fromkeys(spec.public_name for spec in SPECS.values()))
 
 
 def specs_of_head(head: Head | None) -> tuple[TaskSpec, ...]:
-    """Return the tasks that a model with this head may do, the most specific one first."""
+    """Return the tasks that a model with this head can do. Specific tasks are registered before general ones."""
     return () if head is None else tuple(spec for spec in SPECS.values() if spec.recognizes(head))
 
 
 def spec_of_head(head: Head | None) -> TaskSpec | None:
-    """Return the task that a model with this head does; None if it does no task that can be fine-tuned."""
+    """Return the first task that a model with this head can do, or None if no task can be fine-tuned with it."""
     return next(iter(specs_of_head(head)), None)
 
 
 def specs_named(name: str) -> tuple[TaskSpec, ...]:
-    """Return the tasks that share this name for users; the data decides which of them is meant."""
+    """Return the tasks that share this name for users. The data decides which task is meant."""
     return tuple(spec for spec in SPECS.values() if spec.public_name == name)

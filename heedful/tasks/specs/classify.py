@@ -1,4 +1,4 @@
-"""Specifications of classification: one label, or any number of labels."""
+"""Specifications and settings of classification, with one label and with any number of labels."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ class MultiLabelSettings(TaskSettings):
 
 
 def _check_sigmoid(pooling: PoolingConfigs, name: str, labels: int) -> None:
-    """Refuse a single sigmoid output for any number of labels but two."""
+    """Refuse a single sigmoid output unless there are two labels."""
     if pooling.binary == "sigmoid" and labels != 2:
         raise HeedfulError(f'{name}.binary is "sigmoid", which is for two labels, but there are {labels}: leave it out')
 
 
 def refuse_sigmoid(pooling: PoolingConfigs, name: str, labels: int) -> None:
-    """Refuse a single sigmoid output, which is only for one label of two."""
+    """Refuse a single sigmoid output, which can only tell two labels apart."""
     if pooling.binary == "sigmoid":
         raise HeedfulError(f'{name}.binary is "sigmoid", which is only for one label of two: leave it out')
 
 
 def _describe_label_sets(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
-    """Return the labels and the predicted labels of a line, each as a list of names."""
+    """Return the gold labels and the predicted labels of a line, each as a list of names separated by commas."""
     label, prediction = (", ".join(line[side]) or "(none)" for side in ("label", "prediction"))
     return label, prediction
 

@@ -1,4 +1,4 @@
-"""Specification of sentence embeddings: a vector for a text."""
+"""Specification and settings of sentence embeddings: a vector for a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heedful.data.labelled.statistics import DatasetStats
 
 PairLoss = Literal["auto", "multiple_negatives", "margin_mse", "cosine", "cosent"]
-NEEDS: dict[PairLoss, str] = {  # what each loss needs of pairs
+NEEDS: dict[PairLoss, str] = {  # columns that each loss needs, for messages
     "multiple_negatives": "no scores",
     "margin_mse": "scores of a teacher (the column teacher_scores)",
     "cosine": "scores (the column score)",
@@ -49,7 +49,7 @@ class EmbedSettings(TaskSettings):
             raise HeedfulError(f"matryoshka_dimensions has {wrong[0]}; expected whole numbers from 1")
 
     def used_loss(self, *, scored: bool) -> PairLoss:
-        """Return the loss that "auto" selects, or the chosen one; `scored`: whether pairs have scores."""
+        """Return the chosen loss, or the loss that "auto" selects for pairs with or without scores."""
         if self.loss == "auto":
             return "cosine" if scored else "multiple_negatives"
         return self.loss
@@ -78,14 +78,15 @@ class EmbedSettings(TaskSettings):
 
 
 def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
-    """Return label and prediction of a pair: scores on the scale of the data, or the rank of a pair without a score."""
+    """Return label and prediction of a pair, as scores on the scale of the data, or as a rank for unscored pairs."""
     label, cosine = line["label"], line["prediction"]
     if label is None:
         rank = f", found as number {line['rank']:,}" if "rank" in line else ""
         return "(they belong together)", format_number(cosine) + rank
     if "label_scaling" not in results:
         return format_number(label), format_number(cosine)
-    low, high = (float(results["label_scaling"][name]) for name in ("low", "high"))  # scores of the cosines 0 and 1
+    low = float(results["label_scaling"]["low"])  # score that corresponds to a cosine of 0
+    high = float(results["label_scaling"]["high"])  # score that corresponds to a cosine of 1
     score = format_number(low + float(cosine) * (high - low))
     return format_number(label), f"{score} (a cosine of {format_number(cosine)})"
 

@@ -1,4 +1,4 @@
-"""Specification of multiple choice: choose the candidate that fits a prompt."""
+"""Specification and settings of multiple choice: choose the candidate that fits a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specification of question answering: the answer is a span of the context."""
+"""Specification and settings of question answering: the answer is a span of the context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heedful.model.classic_config import PoolingConfigs
 
 MAX_ANSWER_TOKENS = 30  # default maximum tokens in an answer
-ANSWER_LIMIT = "max_answer_tokens"  # key of the maximum among a model's thresholds; missing: MAX_ANSWER_TOKENS
+ANSWER_LIMIT = "max_answer_tokens"  # key among a model's thresholds; if it is missing, MAX_ANSWER_TOKENS applies
 CODE = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -49,12 +49,12 @@ class QASettings(TaskSettings):
 
 
 def max_answer_tokens_of(thresholds: Mapping[str, float]) -> int:
-    """Return the maximum tokens in an answer, from the thresholds of a model."""
+    """Return the maximum tokens in an answer, which is stored with the thresholds of a model."""
     return int(thresholds.get(ANSWER_LIMIT, MAX_ANSWER_TOKENS))
 
 
 def refuse_classic_models(task: str, pooling: PoolingConfigs, name: str) -> None:
-    """Refuse every classic model, since it has no head for the task."""
+    """Refuse every classic model, since classic models have no head for the task."""
     raise HeedfulError(f'{name}.kind is "{pooling.kind}": classic models have no head for {task}')
 
 

@@ -1,4 +1,4 @@
-"""Specification of reranking: a score for a query and a document, by which documents are ordered."""
+"""Specification and settings of reranking: a score for a query and a document, by which documents are sorted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RankSettings(TaskSettings):
 
 
 def _recognizes(head: Head) -> bool:
-    """Whether a head is that of a cross-encoder: one score with an activation for its output."""
+    """Whether a head is the head of a cross-encoder: one score with an activation."""
     return (
         head.kind == "sequence_classification"
         and head.problem_type == "regression"
@@ -68,8 +68,9 @@ def _recognizes(head: Head) -> bool:
 def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
     """Return the most relevant text with its rank, and the text with the highest score."""
     texts, scores, relevance = line["input"]["texts"], line["prediction"], line["label"]
-    top, relevant = (max(range(len(texts)), key=values.__getitem__) for values in (scores, relevance))
-    return f"{texts[relevant]} (number {line['loss']:.0f})", texts[top]
+    top = max(range(len(texts)), key=scores.__getitem__)
+    most_relevant = max(range(len(texts)), key=relevance.__getitem__)
+    return f"{texts[most_relevant]} (number {line['loss']:.0f})", texts[top]
 
 
 RANK = TaskSpec(

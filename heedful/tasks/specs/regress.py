@@ -1,4 +1,4 @@
-"""Specification of regression: a number for a text or a pair of texts."""
+"""Specification and settings of regression: a score for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RegressSettings(TaskSettings):
 
 
 def _recognizes(head: Head) -> bool:
-    """Whether a head outputs one number."""
+    """Whether a head outputs one score."""
     return head.kind == "sequence_classification" and head.problem_type == "regression" and len(head.labels) == 1
 
 
 def _describe_mistake(line: JsonObject, results: JsonObject, format_number: FormatNumber) -> tuple[str, str]:
-    """Return the label and the predicted number of a line."""
+    """Return the gold score and the predicted score of a line."""
     return format_number(line["label"]), format_number(line["prediction"])
 
 

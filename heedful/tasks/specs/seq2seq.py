@@ -1,4 +1,4 @@
-"""Specification of sequence to sequence: generate a text from a text."""
+"""Specification and settings of sequence to sequence: generate a text from a text."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Seq2SeqSettings(TaskSettings):
 
 
 def has_bleu() -> bool:
-    """Whether sacrebleu, which computes BLEU, is installed."""
+    """Whether sacrebleu is installed, which computes BLEU."""
     return find_spec("sacrebleu") is not None
 
 
 def _refuse_pooling(pooling: PoolingConfigs, name: str, labels: int) -> None:
-    """Refuse every classic model that pools: it generates no text."""
+    """Refuse every classic model with pooling, since it generates no text."""
     reason = f'{name}.kind is "{pooling.kind}", which reads texts and writes none'
     raise HeedfulError(f'{reason}: for seq2seq, set init.kind to "transformer" or "recurrent"')
 

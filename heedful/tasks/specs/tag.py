@@ -1,4 +1,4 @@
-"""Specification of tagging: a label for every word."""
+"""Specification and settings of tagging: a label for every word."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TagSettings(TaskSettings):
 
 
 def refuse_pooled_output(task: str, pooling: PoolingConfigs, name: str) -> None:
-    """Refuse pooling with settings that only a pooled output uses; the task uses each token's hidden state."""
+    """Refuse pooling with settings of a pooled output, since the task uses the hidden state of each token."""
     from heedful.model.classic_config import BagPooling
 
     if pooling != BagPooling(over=pooling.over):

@@ -64,16 +64,16 @@ def texts(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.decode(corpus.tokens(*each).tolist()) for each in pairwise(edges)]
 
 
-def plain(tokenizer: Tokenizer, *given: str) -> list[str]:
-    return [tokenizer.decode(tokenizer.ids([text])[0].tolist()) for text in given]
+def plain(tokenizer: Tokenizer, *arguments: str) -> list[str]:
+    return [tokenizer.decode(tokenizer.ids([text])[0].tolist()) for text in arguments]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a corpus; of the manifest all but how long it took."""
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    about = json.loads(found.pop("manifest.json"))
+    content_by_path = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    about = json.loads(content_by_path.pop("manifest.json"))
     about.pop("seconds")
-    return found | {"manifest.json": json.dumps(about).encode()}
+    return content_by_path | {"manifest.json": json.dumps(about).encode()}
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -101,11 +101,11 @@ def test_every_kind_of_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert texts(corpus, tokenizer) == plain(tokenizer, a, b, c, d, e, f, g)
     names = ["a.txt", "b.jsonl.gz", "c.parquet", "d.txt.xz", "more/e.txt.bz2", "more/g.txt", "last.txt.zip"]
     assert [file["name"] for file in corpus.about["files"]] == names
-    said = corpus.about["stated"]
-    assert said[0] == "data: 1 files of unknown kinds are not used"
-    assert "a.txt: has no blank lines, so each line is a document" in said
-    assert 'b.jsonl.gz: columns: text="text"; not used: "id"' in said
-    assert "g.txt: is empty" in said
+    stated = corpus.about["stated"]
+    assert stated[0] == "data: 1 files of unknown kinds are not used"
+    assert "a.txt: has no blank lines, so each line is a document" in stated
+    assert 'b.jsonl.gz: columns: text="text"; not used: "id"' in stated
+    assert "g.txt: is empty" in stated
 
 
 LAYOUT = "One came.\nTwo came.\n\nThree came.\n\n\nFour\nFive came.\n"
@@ -207,9 +207,9 @@ def test_a_corpus_is_the_same_however_its_paths_are_spelled(
     file.write_text(file.read_text() + "{\n")
     monkeypatch.chdir(tmp_path)
     spelled = file, Path("a.jsonl"), Path("..") / tmp_path.name / "a.jsonl"
-    made = [build_corpus([path], tokenizer, tmp_path / str(n), on_bad_row=Skip()) for n, path in enumerate(spelled)]
-    assert [each.about["bad_rows"] for each in made] == [{"a.jsonl": 1}] * 3
-    assert len({each.digest for each in made}) == 1
+    corpora = [build_corpus([path], tokenizer, tmp_path / str(n), on_bad_row=Skip()) for n, path in enumerate(spelled)]
+    assert [each.about["bad_rows"] for each in corpora] == [{"a.jsonl": 1}] * 3
+    assert len({each.digest for each in corpora}) == 1
 
 
 def interrupted(*_: Any) -> None:
@@ -267,16 +267,19 @@ def test_what_cannot_be_built(tmp_path: Path, tokenizer: Tokenizer, files: dict[
 
 
 def test_a_column_is_given(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    given = invented(2)
+    documents = invented(2)
     corpus = build_corpus(
-        [jsonl(tmp_path / "a.jsonl", given, "body")], tokenizer, tmp_path / "out", CorpusSettings(text_column="body")
+        [jsonl(tmp_path / "a.jsonl", documents, "body")],
+        tokenizer,
+        tmp_path / "out",
+        CorpusSettings(text_column="body"),
     )
-    assert texts(corpus, tokenizer) == plain(tokenizer, *given)
+    assert texts(corpus, tokenizer) == plain(tokenizer, *documents)
 
 
 def test_settings_are_settings() -> None:
-    made = CorpusSettings(dedup="near", min_document_chars=3)
-    assert settings.from_mapping(CorpusSettings, settings.to_mapping(made), source="test") == made
+    corpus_settings = CorpusSettings(dedup="near", min_document_chars=3)
+    assert settings.from_mapping(CorpusSettings, settings.to_mapping(corpus_settings), source="test") == corpus_settings
     for wrong in ({"jaccard_threshold": 0.1}, {"min_document_chars": -1}, {"shard_chars": 0}):
         with pytest.raises(HeedfulError, match=f"^{next(iter(wrong))} is "):
             CorpusSettings(**wrong)
@@ -286,11 +289,11 @@ def test_settings_are_settings() -> None:
 
 
 def test_duplicates_and_short_ones_are_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    given = invented(40, paragraphs=8)
-    near = [text + " Rain fell." for text in given if len(text) > 700]
+    original = invented(40, paragraphs=8)
+    near = [text + " Rain fell." for text in original if len(text) > 700]
     assert near
-    file = jsonl(tmp_path / "a.jsonl", [*given, "Rain.", "", *near, *given[:5], "  " + given[7]])
-    long = sum(len(text) >= 20 for text in given)
+    file = jsonl(tmp_path / "a.jsonl", [*original, "Rain.", "", *near, *original[:5], "  " + original[7]])
+    long = sum(len(text) >= 20 for text in original)
     for duplicates, exact, alike in (("none", 0, 0), ("exact", 6, 0), ("near", 6, len(near))):
         chosen = CorpusSettings(dedup=duplicates, min_document_chars=20, shard_chars=2000)
         seen: list[CorpusProgress] = []
@@ -320,10 +323,12 @@ def test_repeated_lines_are_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
 @pytest.fixture
 def many(tmp_path: Path) -> list[Path]:
     """Files with duplicates in later chunks, and documents of all sizes."""
-    given = invented(150, seed=7)
-    first = jsonl(tmp_path / "a.jsonl", given)
-    (tmp_path / "b.txt").write_text("\n".join(invented(60, seed=8, paragraphs=1) + [given[3].replace("\n", " ")] * 3))
-    return [first, tmp_path / "b.txt", jsonl(tmp_path / "c.jsonl", given[100:120] + invented(40, seed=9))]
+    documents = invented(150, seed=7)
+    first = jsonl(tmp_path / "a.jsonl", documents)
+    (tmp_path / "b.txt").write_text(
+        "\n".join(invented(60, seed=8, paragraphs=1) + [documents[3].replace("\n", " ")] * 3)
+    )
+    return [first, tmp_path / "b.txt", jsonl(tmp_path / "c.jsonl", documents[100:120] + invented(40, seed=9))]
 
 
 @pytest.mark.parametrize("duplicates", ["none", "near"])
@@ -378,9 +383,9 @@ def test_a_finished_one_is_reused_and_another_refused(
     out, chosen = tmp_path / "out", CorpusSettings(shard_chars=8000)
 
     def refused(message: str, **more: Any) -> None:
-        given = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
+        options = {"files": many, "tokenizer": tokenizer, "settings": chosen} | more
         with pytest.raises(HeedfulError, match=message):
-            build_corpus(given["files"], given["tokenizer"], out, given["settings"])
+            build_corpus(options["files"], options["tokenizer"], out, options["settings"])
 
     for state in ("an unfinished corpus", "a corpus"):
         with monkeypatch.context() as patch:
@@ -464,8 +469,8 @@ def gone(pids: list[int]) -> bool:
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokenizer: Tokenizer, sent: int) -> None:
     tokenizer.save(tmp_path / "tokenizer")
-    given = invented(1500, seed=5)
-    files = [jsonl(tmp_path / "a.jsonl", given), jsonl(tmp_path / "b.jsonl", given[:100])]
+    documents = invented(1500, seed=5)
+    files = [jsonl(tmp_path / "a.jsonl", documents), jsonl(tmp_path / "b.jsonl", documents[:100])]
     command = [sys.executable, "-c", CHILD, str(tmp_path), *map(str, files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -474,12 +479,12 @@ def test_a_killed_build_leaves_nothing_behind_and_goes_on(tmp_path: Path, tokeni
         assert len(workers) == 2
         process.send_signal(sent)
         assert process.wait(60) == -sent
-        said = process.stderr.read()
+        errors = process.stderr.read()
     until = time.monotonic() + 30
     while not gone(workers) and time.monotonic() < until:
         time.sleep(0.05)
     assert gone(workers)
-    assert said.count("Traceback") == (sent == signal.SIGINT), said
+    assert errors.count("Traceback") == (sent == signal.SIGINT), errors
     out = tmp_path / "out"
     assert not (out / "manifest.json").exists() and list((out / "parts").glob("*.npz"))
     chosen = CorpusSettings(shard_chars=20_000, dedup="exact")
@@ -495,7 +500,7 @@ def test_the_death_of_a_worker_is_an_error(
     monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
     before = children(os.getpid())
 
-    def told(progress: CorpusProgress) -> None:
+    def report_progress(progress: CorpusProgress) -> None:
         for pid in children(os.getpid()) if progress.documents else []:
             if pid not in before:
                 os.kill(pid, signal.SIGKILL)
@@ -504,7 +509,14 @@ def test_the_death_of_a_worker_is_an_error(
         "a worker was killed by signal 9, at shard [0-9]+: there may be too little memory, so give fewer processes"
     )
     with pytest.raises(HeedfulError, match=message):
-        build_corpus(many, tokenizer, tmp_path / "out", CorpusSettings(shard_chars=3000), processes=2, on_progress=told)
+        build_corpus(
+            many,
+            tokenizer,
+            tmp_path / "out",
+            CorpusSettings(shard_chars=3000),
+            processes=2,
+            on_progress=report_progress,
+        )
     assert children(os.getpid()) == before
 
 
@@ -513,12 +525,12 @@ def test_an_error_in_a_worker_is_told_here(
 ) -> None:
     monkeypatch.setattr(module, "SMALL_INPUT_BYTES", 0)
 
-    def told(_: CorpusProgress) -> None:
+    def report_progress(_: CorpusProgress) -> None:
         if not (tmp_path / "out" / "tokens-00000.bin").exists():
             (tmp_path / "out" / "tokens-00000.bin").mkdir()
 
     with pytest.raises(HeedfulError, match=r"tokens-00000.bin: cannot be written: "):
-        build_corpus(many, tokenizer, tmp_path / "out", processes=2, on_progress=told)
+        build_corpus(many, tokenizer, tmp_path / "out", processes=2, on_progress=report_progress)
 
 
 @pytest.mark.slow
@@ -526,12 +538,12 @@ def test_an_error_in_a_worker_is_told_here(
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """The same peak, of the reader and of its workers, for an input ten times as large."""
     train_tokenizer(invented(200), TokenizerSettings(vocab_size=200)).save(tmp_path / "tokenizer")
-    given = invented(3000, paragraphs=12)
+    documents = invented(3000, paragraphs=12)
 
     def peaks(times: int) -> list[int]:
         with (tmp_path / f"{times}.jsonl").open("w") as file:
             for number in range(times):
-                file.writelines(json.dumps({"text": f"{number} {text}"}) + "\n" for text in given)
+                file.writelines(json.dumps({"text": f"{number} {text}"}) + "\n" for text in documents)
         code = (
             CHILD.replace("20_000", "1_000_000").replace("out", f"out{times}").replace("std" + f"out{times}", "stdout")
         )

@@ -42,13 +42,13 @@ def jaccard(one: list[str], other: list[str]) -> float:
 
 def judged(texts: list[str], tmp_path: Path, *, near: bool, size: int, similarity: float = 0.8) -> list[int]:
     judge = Deduplicator(near=near, similarity=similarity, file=tmp_path / "signatures")
-    found: list[int] = []
+    indices: list[int] = []
     for start in range(0, len(texts), size):
         some = texts[start : start + size]
         hashes = np.array([hash_document(text) for text in some], np.uint64)
-        found += judge.check(hashes, minhash_signatures(some if near else [])).tolist()
+        indices += judge.check(hashes, minhash_signatures(some if near else [])).tolist()
     judge.close()
-    return found
+    return indices
 
 
 def test_exact_duplicates_are_those_of_a_set(tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_boilerplate_does_not_hide_what_is_alike(tmp_path: Path) -> None:
     shared = document(draw, 60)
     texts = [" ".join([*shared, *document(draw, 60)]) for _ in range(300)]
     again = [text + " end" for text in texts]
-    found = judged(texts + again, tmp_path, near=True, size=50)
-    assert found[:300] == [KEEP] * 300
-    assert found[300:].count(NEAR) > 290
+    indices = judged(texts + again, tmp_path, near=True, size=50)
+    assert indices[:300] == [KEEP] * 300
+    assert indices[300:].count(NEAR) > 290
 
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.8, 0.9, 1.0])

@@ -63,9 +63,9 @@ CUT = [  # by hand: a bar stands where a sentence ends
 
 @pytest.mark.parametrize("cut", CUT)
 def test_sentences_cut_by_hand(cut: str) -> None:
-    found, begins = split_sentences(cut.replace("|", ""))
-    assert found == cut.split("|")
-    assert begins == [number == 0 or each.startswith("\n") for number, each in enumerate(found)]
+    sentences, begins = split_sentences(cut.replace("|", ""))
+    assert sentences == cut.split("|")
+    assert begins == [number == 0 or each.startswith("\n") for number, each in enumerate(sentences)]
 
 
 def test_lines_are_sentences_as_they_stand() -> None:
@@ -78,11 +78,11 @@ def test_lines_are_sentences_as_they_stand() -> None:
 
 def test_what_has_no_end_is_cut_at_a_space() -> None:
     text = "word " * (MAX_SEGMENT_CHARS // 2) + "x" * (MAX_SEGMENT_CHARS + 5)
-    found, begins = split_sentences(text)
-    assert "".join(found) == text
-    assert max(map(len, found)) == MAX_SEGMENT_CHARS and len(found) == 4
+    sentences, begins = split_sentences(text)
+    assert "".join(sentences) == text
+    assert max(map(len, sentences)) == MAX_SEGMENT_CHARS and len(sentences) == 4
     assert begins == [True] + [False] * 3
-    assert all(each.startswith((" ", "word", "x")) for each in found)
+    assert all(each.startswith((" ", "word", "x")) for each in sentences)
 
 
 @pytest.mark.parametrize("unit", [".", "(", ". (", "e.g. ", "A. ", "a.", "\n", "。", "1. ", '."', ". ", "x\n\n", "… "])
@@ -96,11 +96,13 @@ def test_no_text_takes_time_without_end(unit: str) -> None:
 def test_nothing_is_lost(raw: str, lines: bool) -> None:
     text = clean_text(raw, lines=lines)
     assert clean_text(text, lines=lines) == text
-    found, begins = split_sentences(text, lines=lines)
-    assert "".join(found) == text
-    assert all(each.strip() for each in found)
+    sentences, begins = split_sentences(text, lines=lines)
+    assert "".join(sentences) == text
+    assert all(each.strip() for each in sentences)
     assert sum(begins) == len([each for each in text.split("\n\n") if each])
-    assert all(each[0] in " \n" or found[number - 1][-1] in "。”" for number, each in enumerate(found) if number)
+    assert all(
+        each[0] in " \n" or sentences[number - 1][-1] in "。”" for number, each in enumerate(sentences) if number
+    )
 
 
 @given(st.text(max_size=60), st.booleans())

@@ -40,7 +40,7 @@ def bytes_() -> Tokenizer:
     return train_tokenizer(TEXTS, TokenizerSettings(algorithm="bpe", vocab_size=300, min_frequency=1))
 
 
-def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
+def make_corpus(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: int = 10) -> Corpus:
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return build_corpus([file], tokenizer, folder / "corpus", CorpusSettings(shard_chars=shard))
@@ -49,7 +49,7 @@ def made(folder: Path, tokenizer: Tokenizer, texts: list[str] = TEXTS, shard: in
 @pytest.mark.parametrize("kind", ["tokenizer", "bytes_"])
 def test_a_corpus_is_what_went_in(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(kind)
-    corpus = made(tmp_path, tokenizer)
+    corpus = make_corpus(tmp_path, tokenizer)
     assert len(corpus) == 3 and len(corpus.about["shards"]) == 3, "100 characters at least for each document"
     assert (corpus.fingerprint, corpus.vocabulary) == (tokenizer.fingerprint, tokenizer.size)
     assert corpus.documents.tolist() == [0, 3, 4, 7]
@@ -71,7 +71,7 @@ def test_a_corpus_is_what_went_in(kind: str, tmp_path: Path, request: pytest.Fix
 
 
 def test_it_can_be_sent_to_other_processes(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    corpus = made(tmp_path, tokenizer)
+    corpus = make_corpus(tmp_path, tokenizer)
     again = pickle.loads(pickle.dumps(corpus))
     assert len(pickle.dumps(corpus)) < 500
     assert again.tokens(0, again.count).tolist() == corpus.tokens(0, corpus.count).tolist()
@@ -82,7 +82,7 @@ def test_it_can_be_sent_to_other_processes(tmp_path: Path, tokenizer: Tokenizer)
 
 def test_few_shards_are_open_at_a_time(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
-    corpus = made(tmp_path, tokenizer)
+    corpus = make_corpus(tmp_path, tokenizer)
     for _ in range(2):
         assert len(corpus.tokens(0, corpus.count)) == corpus.count
     assert len(corpus._open) == 2
@@ -91,7 +91,7 @@ def test_few_shards_are_open_at_a_time(tmp_path: Path, tokenizer: Tokenizer, mon
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 10_000)])
 def test_places_that_are_not_there(tmp_path: Path, tokenizer: Tokenizer, start: int, stop: int) -> None:
     with pytest.raises(HeedfulError, match=f"^tokens {start} to {stop} were asked for, but the corpus has 0 to "):
-        made(tmp_path, tokenizer).tokens(start, stop)
+        make_corpus(tmp_path, tokenizer).tokens(start, stop)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_places_that_are_not_there(tmp_path: Path, tokenizer: Tokenizer, start: 
     ],
 )
 def test_damage_is_refused(tmp_path: Path, tokenizer: Tokenizer, name: str, data: bytes | None, message: str) -> None:
-    folder = made(tmp_path, tokenizer).folder
+    folder = make_corpus(tmp_path, tokenizer).folder
     (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
     with pytest.raises(HeedfulError, match=message):
         Corpus.open(folder)
@@ -122,7 +122,7 @@ def test_an_unfinished_corpus_says_what_to_do(tmp_path: Path) -> None:
 def test_segments_without_tokens_hand_their_paragraph_on(tmp_path: Path) -> None:
     """A vocabulary's normaliser may leave nothing of a text."""
     tokenizer = train_tokenizer(TEXTS, TokenizerSettings(vocab_size=120, min_frequency=1))
-    corpus = made(tmp_path, tokenizer, ["A ferry.", "\u200e", "\u200e\n\nRain fell. It fell."])
+    corpus = make_corpus(tmp_path, tokenizer, ["A ferry.", "\u200e", "\u200e\n\nRain fell. It fell."])
     assert corpus.documents.tolist() == [0, 1, 3]
     assert corpus.paragraphs.tolist() == [True, True, False]
     assert corpus.about["left_out"]["empty"] == 1
@@ -135,7 +135,7 @@ def test_a_wide_vocabulary_takes_wide_numbers(tmp_path: Path) -> None:
     names = {f"word{number}": number for number in range(70_000)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(names, unk_token="word0"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    corpus = made(tmp_path, Tokenizer(backend), ["word65535 word65536 word69999"])
+    corpus = make_corpus(tmp_path, Tokenizer(backend), ["word65535 word65536 word69999"])
     assert corpus.about["dtype"] == "<u4"
     assert corpus.tokens(0, 3).tolist() == [65535, 65536, 69999]
 

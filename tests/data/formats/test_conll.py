@@ -33,24 +33,27 @@ def test_schemes(tmp_path: Path, name: str) -> None:
         "-DOCSTART- -X- O\n\n" + "\r\n".join(lines) + "\n\n\n-DOCSTART- -X- O\n\nend NN O"
     )
     source = read(tmp_path / "train.txt", settings=DataSettings(dev_fraction=0.0))
-    found = list(source.examples("train"))
-    assert [(each.line, each.words[0], each.tags) for each in found] == [(3, "word0", tuple(IOB2)), (16, "end", ("O",))]
+    read_examples = list(source.examples("train"))
+    assert [(each.line, each.words[0], each.tags) for each in read_examples] == [
+        (3, "word0", tuple(IOB2)),
+        (16, "end", ("O",)),
+    ]
     assert f"tags are {name}" + ("" if name == "IOB2" else ", read as IOB2") in source.stated
     assert source.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 
 
 def spans(tags: list[str], ends: str, begins: str) -> set[tuple[int, int, str]]:
     """Entities by a plain reading of well-formed tags: one begins with B, S or U (IOB1: also with a change of type)."""
-    found, start = set(), None
+    entities, start = set(), None
     for place, tag in enumerate([*tags, "O"]):
         before = tags[place - 1] if place else "O"
         breaks = tag == "O" or tag[0] in begins or tag[2:] != before[2:] or before[0] in ends
         if start is not None and breaks:
-            found.add((start, place, before[2:]))
+            entities.add((start, place, before[2:]))
             start = None
         if tag != "O" and start is None:
             start = place
-    return found
+    return entities
 
 
 @hypothesis.given(strategies.lists(strategies.tuples(strategies.sampled_from("OXY"), strategies.integers(1, 3))))
@@ -151,8 +154,8 @@ def test_a_first_line_that_only_looks_as_if_it_named_columns(tmp_path: Path, tex
     (tmp_path / "a.tsv").write_text(text)
     source = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0))
     assert next(source.examples("train")).words[0] == text.split("\t")[0]
-    given = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0, header=True))
-    assert text.split("\t")[0] not in [word for each in given.examples("train") for word in each.words]
+    with_header = read(tmp_path / "a.tsv", TaggedExample, DataSettings(dev_fraction=0.0, header=True))
+    assert text.split("\t")[0] not in [word for each in with_header.examples("train") for word in each.words]
 
 
 def test_a_table_of_sentences_stays_one(tmp_path: Path) -> None:

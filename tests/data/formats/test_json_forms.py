@@ -70,10 +70,10 @@ def test_forms(tmp_path: Path, form: str, kind: str) -> None:
         source = read(path, settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
         texts = [each.texts[0] for each in source.examples("train")]
         check(source).lines()
-        said = [str(bad) for bad in source.row_errors.first]
+        errors = [str(bad) for bad in source.row_errors.first]
     except HeedfulError as error:
-        said = [str(error)]
-    assert all(str(path) in each and len(each) < 1000 and each.isprintable() for each in said)
+        errors = [str(error)]
+    assert all(str(path) in each and len(each) < 1000 and each.isprintable() for each in errors)
     if kind == "jsonl":  # one bad row costs itself alone
         assert texts[0] == "Rain again" and texts[-1] == "The last"
-    assert len(texts) == 3 or said
+    assert len(texts) == 3 or errors

@@ -40,8 +40,8 @@ def test_trec_questions_in_latin_1(tmp_path: Path) -> None:
     source = opened(path, encoding="latin-1")
     assert next(source.examples("train")) == LabelledExample(label="DESC:manner", text="How did the caf\u00e9 open ?")
     assert source.labels == ("DESC:def", "DESC:manner", "HUM:ind", "NUM:count")
-    told = "train_5500.label: each line has a label, then its text (format=label-text)"
-    assert told in source.stated and any('label_until=":" makes "DESC:manner"' in each for each in source.stated)
+    message = "train_5500.label: each line has a label, then its text (format=label-text)"
+    assert message in source.stated and any('label_until=":" makes "DESC:manner"' in each for each in source.stated)
     with pytest.raises(HeedfulError, match=r"train_5500\.label:1:.*byte 0xe9 .*--data.encoding=cp1252"):
         list(opened(path).examples("train"))
 

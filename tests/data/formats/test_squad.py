@@ -44,9 +44,9 @@ def test_questions(tmp_path: Path) -> None:
 
 def test_wrong_starts(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.json", asked("1", ("Bob", 3), ("Ada", 7)), asked("2", ("Ada", 2), ("Bob", -1)))
-    found = list(source.examples("train")) and list(source.examples("train"))
-    assert [[span.start for span in each.answers] for each in found] == [[13, 8], [0, 13]]
-    assert all(CONTEXT.startswith(span.text, span.start) for each in found for span in each.answers)
+    read_examples = list(source.examples("train")) and list(source.examples("train"))
+    assert [[span.start for span in each.answers] for each in read_examples] == [[13, 8], [0, 13]]
+    assert all(CONTEXT.startswith(span.text, span.start) for each in read_examples for span in each.answers)
     assert source.row_errors.repairs == {
         "answers whose start was wrong, found at the only occurrence of their text in the context": 2,
         "answers whose start was wrong, found at the occurrence of their text that is nearest to it": 2,
@@ -114,8 +114,8 @@ def test_flat_columns(tmp_path: Path) -> None:
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = read(tmp_path / "a.jsonl", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
-    found = list(source.examples("train"))
-    assert [(each.id, each.answers, each.impossible) for each in found] == [
+    read_examples = list(source.examples("train"))
+    assert [(each.id, each.answers, each.impossible) for each in read_examples] == [
         ("7", (AnswerSpan("Bob", 13),), False),
         ("8", (), True),
     ]

@@ -37,7 +37,7 @@ def opened(path: Path, data: str | bytes, **settings: Any) -> Dataset[Any]:
     return read(written(path, data), settings=DataSettings(dev_fraction=0.0, **settings), on_bad_row=Skip())
 
 
-def said(source: Dataset[Any]) -> list[str]:
+def error_texts(source: Dataset[Any]) -> list[str]:
     """The bad rows without their file."""
     return [str(bad).removeprefix(f"{bad.file}:") for bad in source.row_errors.first]
 
@@ -94,7 +94,7 @@ def test_parquet(tmp_path: Path) -> None:
     source = read(tmp_path / "a.parquet", settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert rows(source)[:2] == [(1, "a", "1"), (3, "c", "1")]
     assert len(rows(source)) == 600
-    assert said(source)[0] == "2:text: is missing"
+    assert error_texts(source)[0] == "2:text: is missing"
     kept = {"info": {"features": {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}}}
     table = table.replace_schema_metadata({"huggingface": json.dumps(kept)})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
@@ -169,7 +169,7 @@ def test_plain_text(tmp_path: Path) -> None:
 def test_bad_csv(tmp_path: Path, data: str | bytes, message: str, left: str) -> None:
     source = opened(tmp_path / "a.csv", data)
     assert "".join(row[1] for row in rows(source)) == left
-    assert len(said(source)) == 1 and said(source)[0].startswith(message)
+    assert len(error_texts(source)) == 1 and error_texts(source)[0].startswith(message)
     assert rows(source) and source.row_errors.bad == {str(tmp_path / "a.csv"): 1}, "read twice, counted once"
     with pytest.raises(HeedfulError) as error:
         rows(read(tmp_path / "a.csv", settings=DataSettings(dev_fraction=0.0)))
@@ -181,7 +181,7 @@ def test_an_endless_quote_costs_one_row(tmp_path: Path) -> None:
     body = "".join(f"text {number},{number % 2}\n" for number in range(1000))
     source = opened(tmp_path / "a.csv", 'text,label\n"open,1\n' + body, max_row_bytes=300)
     assert len(rows(source)) == 1000
-    assert said(source) == ["2: is longer than 300 characters: is a quote not closed?"]
+    assert error_texts(source) == ["2: is longer than 300 characters: is a quote not closed?"]
 
 
 @pytest.mark.parametrize(
@@ -204,13 +204,13 @@ def test_bad_json_lines(tmp_path: Path, line: str, message: str) -> None:
     good = '{"text": "a", "label": 1}\n'
     source = opened(tmp_path / "a.jsonl", good + line + "\n" + good)
     assert [row[0] for row in rows(source)] == [1, 3]
-    assert len(said(source)) == 1 and said(source)[0].startswith(message)
+    assert len(error_texts(source)) == 1 and error_texts(source)[0].startswith(message)
 
 
 def test_bad_json_list(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.json", '[{"text": "a"}, 5, {"text": 6}, {"text": "b"}]')
     assert [each.text for each in source.examples("train")] == ["a", "b"]
-    assert said(source) == ["1:[1]: is 5, expected a JSON object", "1:text: is 6, expected text"]
+    assert error_texts(source) == ["1:[1]: is 5, expected a JSON object", "1:text: is 6, expected text"]
 
 
 def test_scores_and_several_labels(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_scores_and_several_labels(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.csv", data)
     assert source.kind is ScoredExample
     assert [each.score for each in source.examples("train")] == [1.5, 2.0]
-    assert said(source) == [
+    assert error_texts(source) == [
         f"{n}:score: is {v}, expected a number" for n, v in ((3, '"high"'), (4, '"nan"'), (6, '""'))
     ]
     source = opened(tmp_path / "b.jsonl", '{"text": "a", "labels": ["x", "y"]}\n{"text": "b", "labels": []}')
@@ -227,7 +227,7 @@ def test_scores_and_several_labels(tmp_path: Path) -> None:
     columns = {"labels": ("rude", "odd")}
     source = opened(tmp_path / "c.csv", "text,rude,odd\na,1,0\nb,1,1\nc,2,0\n", columns=columns)
     assert [each.labels for each in source.examples("train")] == [("rude",), ("rude", "odd")]
-    assert said(source) == ['4:rude: is "2", expected 0 or 1']
+    assert error_texts(source) == ['4:rude: is "2", expected 0 or 1']
     source = read(
         written(tmp_path / "d.csv", "text,labels\na,x|y\nb,\n"), MultiLabelExample, DataSettings(dev_fraction=0.0)
     )
@@ -240,9 +240,9 @@ def test_set_aside(tmp_path: Path) -> None:
         written(tmp_path / "a.csv", data), settings=DataSettings(dev_fraction=0.0), on_bad_row=Quarantine(file=aside)
     )
     assert len(rows(source)) == len(rows(source)) == 2
-    found = [json.loads(line) for line in aside.read_text().splitlines()]
-    assert [(each["line"], each["column"], each["text"]) for each in found] == [(3, "", "b"), (4, "", "x" * 200)]
-    assert found[0]["file"] == str(tmp_path / "a.csv") and found[0]["reason"].startswith("has 1 cells")
+    bad_rows = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [(each["line"], each["column"], each["text"]) for each in bad_rows] == [(3, "", "b"), (4, "", "x" * 200)]
+    assert bad_rows[0]["file"] == str(tmp_path / "a.csv") and bad_rows[0]["reason"].startswith("has 1 cells")
     with pytest.raises(HeedfulError, match=r"aside\.jsonl: exists already; give a new file for bad rows"):
         rows(read(tmp_path / "a.csv", on_bad_row=Quarantine(file=aside)))
     with pytest.raises(HeedfulError, match="bad rows cannot be written there: No such file or directory"):
@@ -290,7 +290,7 @@ def test_objects(tmp_path: Path) -> None:
     assert source.splits == ("train", "dev")
     assert source.labels == ("bad", "good"), "in the order of the features"
     assert rows(source) == [(1, "a", "good"), (2, "b", "bad")]
-    assert said(source) == ["3:label: is 2, expected 0 to 1"]
+    assert error_texts(source) == ["3:label: is 2, expected 0 to 1"]
     assert "test: has no label, so it is left out" in source.stated
     assert 'the names of "label" come with the data' in source.stated
     tags = Features(feature=Features(["O", "B-PER", "I-PER"]))
@@ -298,7 +298,7 @@ def test_objects(tmp_path: Path) -> None:
     assert next(source.examples("train")).tags == ("B-PER", "O")
     source = read(Data([{"text": "a"}, 5], None), settings=DataSettings(dev_fraction=0.0), on_bad_row=Skip())
     assert [each.text for each in source.examples("train")] == ["a"]
-    assert said(source) == ["2: is int, expected a mapping from columns to values"]
+    assert error_texts(source) == ["2: is int, expected a mapping from columns to values"]
     with pytest.raises(HeedfulError, match="expected a folder, files, a frame"):
         read(5)
 
@@ -367,7 +367,7 @@ def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
 def test_a_number_with_underscores_is_none(tmp_path: Path) -> None:
     source = opened(tmp_path / "a.csv", "text,score\na,1_000\nb,1000\n")
     assert [each.score for each in source.examples("train")] == [1000.0]
-    assert said(source) == ['2:score: is "1_000", expected a number']
+    assert error_texts(source) == ['2:score: is "1_000", expected a number']
 
 
 def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_label_names_that_come_with_the_data(tmp_path: Path) -> None:
     source = read([one, turned], settings=DataSettings(dev_fraction=0.0))
     assert [each.label for each in source.examples("train")] == ["neg", "pos", "pos", "neg"]
     more = written(tmp_path / "d.csv", "text,label\nc,pos\nd,good\n")
-    for dev, found in ((0.0, "abc"), (1e-9, "abc")):
+    for dev, result in ((0.0, "abc"), (1e-9, "abc")):
         source = read([one, more], settings=DataSettings(dev_fraction=dev), on_bad_row=Skip())
-        assert "".join(each.text for each in source.examples("train")) == found
-        assert said(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']
+        assert "".join(each.text for each in source.examples("train")) == result
+        assert error_texts(source) == ['3: the label "good" is not among those that come with train: "neg", "pos"']

@@ -26,8 +26,8 @@ def written(path: Path, data: bytes) -> Path:
 def texts(path: Path, **more: Any) -> tuple[list[tuple[int, str]], list[str]]:
     """The usable lines of a file, and what is said of the others."""
     row_errors = RowErrors(Skip())
-    found = list(read_text_lines(detect_encoding(path, **more)[0], row_errors))
-    return found, [str(bad).removeprefix(f"{path}:") for bad in row_errors.first]
+    lines = list(read_text_lines(detect_encoding(path, **more)[0], row_errors))
+    return lines, [str(bad).removeprefix(f"{path}:") for bad in row_errors.first]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_workbooks_are_no_text(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("name", ["utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])
 def test_byte_order_marks(tmp_path: Path, name: str) -> None:
     mark = "\ufeff" if name in ("utf-16-le", "utf-16-be") else ""
-    file, said = detect_encoding(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
+    file, note = detect_encoding(written(tmp_path / "a.txt", f"{mark}öne\r\ntwo 😀\n".encode(name)))
     assert list(read_text_lines(file, RowErrors(Raise()))) == [(1, "öne"), (2, "two 😀")]
-    assert said == [f"a.txt: begins with a byte order mark, which is left out; read as {file.encoding}"]
+    assert note == [f"a.txt: begins with a byte order mark, which is left out; read as {file.encoding}"]
 
 
 def test_encodings(tmp_path: Path) -> None:
@@ -123,17 +123,17 @@ def test_surrogates_are_no_utf8(tmp_path: Path) -> None:
 
 
 def test_unusable_lines(tmp_path: Path) -> None:
-    found, said = texts(
+    lines, errors = texts(
         written(tmp_path / "a.txt", b"one\na\0b\n" + b"x" * 40 + b"\n" + b"y" * 20 + b"\nlast"), max_row_bytes=20
     )
-    assert found == [(1, "one"), (4, "y" * 20), (5, "last")]
-    assert said == [
+    assert lines == [(1, "one"), (4, "y" * 20), (5, "last")]
+    assert errors == [
         "2:2: holds a NUL character: the file is damaged or no text",
         "3: is longer than 20 bytes, the most that a row may have",
     ]
     data = ("one\n" + "x" * 40 + "\nend\0\n" + "y" * 20 + "\n").encode("utf-16")
-    found, said = texts(written(tmp_path / "b.txt", data), max_row_bytes=20)
-    assert (found, len(said)) == ([(1, "one"), (4, "y" * 20)], 2)
+    lines, errors = texts(written(tmp_path / "b.txt", data), max_row_bytes=20)
+    assert (lines, len(errors)) == ([(1, "one"), (4, "y" * 20)], 2)
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_no_file(tmp_path: Path) -> None:
 def walked(path: Path, longest: int = 1000) -> list[Any]:
     """The elements of a list with their lines."""
     with open_json(detect_encoding(path, max_row_bytes=longest)[0]) as text:
-        found = []
+        result = []
         for _ in text.elements():
             text.peek()
-            found.append((text.line, text.value()))
-        return found
+            result.append((text.line, text.value()))
+        return result
 
 
 def test_json_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,8 @@ def test_a_format_that_was_set_holds_for_names_like_the_runs(tmp_path: Path) -> 
     ],
 )
 def test_numbers_give_way_to_names(tmp_path: Path, first: bytes, columns: Any) -> None:
-    found = for_file(tmp_path, "a.csv", first, ("train.csv",))
-    assert found.columns == columns and found.header == (None if columns is None else False)
+    settings = for_file(tmp_path, "a.csv", first, ("train.csv",))
+    assert settings.columns == columns and settings.header == (None if columns is None else False)
 
 
 def test_a_file_in_utf8_is_not_read_in_another_encoding(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_a_bad_sentence_keeps_its_lines_and_place(tmp_path: Path) -> None:
     (inputs,) = open_inputs(
         [path], "token_classification", DataSettings(columns={"words": 2}), exclude=tmp_path / "out"
     )
-    found = [(row.line, row.error or inputs.engine_input(row)[0]) for row in inputs.rows()]
-    assert found == [
+    values = [(row.line, row.error or inputs.engine_input(row)[0]) for row in inputs.rows()]
+    assert values == [
         (3, ["NNP", "VBZ"]),
         (7, "has 1 columns, and the words are in column 2"),
         (9, ["NNP"]),
@@ -64,8 +64,8 @@ def test_squad_needs_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "Ada is here.", "qas": asked}]}]}))
     (inputs,) = open_inputs([path], "question_answering", DataSettings(), exclude=tmp_path / "out")
-    found = [row.error or inputs.engine_input(row)[0] for row in inputs.rows()]
-    assert found == [
+    values = [row.error or inputs.engine_input(row)[0] for row in inputs.rows()]
+    assert values == [
         {"question": "Who?", "context": "Ada is here."},
         {"question": "Where?", "context": "Ada is here."},
         "data[0].paragraphs[0].qas[2].question: is missing",

@@ -33,8 +33,8 @@ def report(path: Path, **files: list[tuple[str, str]]) -> DataReport:
 
 
 def test_findings(tmp_path: Path) -> None:
-    found = report(tmp_path, train=TRAIN, dev=DEV)
-    train = found.splits["train"]
+    problems = report(tmp_path, train=TRAIN, dev=DEV)
+    train = problems.splits["train"]
     assert (train.examples, train.labels) == (111, {"neg": 3, "pos": 108})
     assert (train.repeated, train.alike, train.contradicting, train.empty, train.too_long) == (1, 2, 1, 1, 1)
     assert train.lengths == (3, 3, 5, 500)
@@ -50,7 +50,7 @@ def test_findings(tmp_path: Path) -> None:
         "contradicting": ("train.jsonl:1",),
         "alike": ("train.jsonl:2", "train.jsonl:3"),
     }
-    (leak,) = found.leaks
+    (leak,) = problems.leaks
     assert (leak.splits, leak.texts, leak.alike, leak.groups) == (("train", "dev"), 2, 2, 0)
     assert leak.places == (("train.jsonl:1", "dev.jsonl:3"), ("train.jsonl:4", "dev.jsonl:1"))
 
@@ -93,30 +93,30 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_bad_rows_and_labels_without_examples(tmp_path: Path) -> None:
-    found = report(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
+    problems = report(tmp_path, train=TRAIN[:4], dev=[("x", "new"), ("y", "neg")])
     file = str(tmp_path / "dev.jsonl")
-    assert found.bad == {file: 1}
-    assert found.lines()[:2] == [
+    assert problems.bad == {file: 1}
+    assert problems.lines()[:2] == [
         f'! bad row: {file}: 1 left out, like {file}:1: the label "new" is not in train, which has "neg", "pos"',
         '! label without examples: dev: no example of "pos"',
     ]
-    assert found.verdict() == "4 problems: 1 bad row, 1 label without examples, 1 contradiction, 2 repeats"
+    assert problems.verdict() == "4 problems: 1 bad row, 1 label without examples, 1 contradiction, 2 repeats"
 
 
 def test_clean_data_has_no_problems(tmp_path: Path) -> None:
-    found = report(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
-    assert found.problems == () and found.lines()[-1] == found.verdict() == "no problems found"
-    assert not [line for line in found.lines() if line.startswith("!")]
+    reported = report(tmp_path, train=[("a cat", "x"), ("a dog", "y")], dev=[("a cow", "x"), ("a hen", "y")])
+    assert reported.problems == () and reported.lines()[-1] == reported.verdict() == "no problems found"
+    assert not [line for line in reported.lines() if line.startswith("!")]
 
 
 def test_questions_of_one_passage(tmp_path: Path) -> None:
     rows = [{"article": "A passage.", "question": f"{n}?", "options": ["a", "b"], "answer": n % 2} for n in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows[:2])))
     (tmp_path / "dev.jsonl").write_text(json.dumps(rows[2] | {"article": "a passage"}))
-    found = check(read(tmp_path, ChoiceExample))
-    assert found.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
-    assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
-    assert found.lines()[0].startswith("! leak: train and dev share 1 contexts, prompts or sources")
+    problems = check(read(tmp_path, ChoiceExample))
+    assert problems.splits["train"].labels == {"candidate 0": 1, "candidate 1": 1}
+    assert [(leak.alike, leak.groups) for leak in problems.leaks] == [(0, 1)]
+    assert problems.lines()[0].startswith("! leak: train and dev share 1 contexts, prompts or sources")
 
 
 def test_another_measure(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_another_measure(tmp_path: Path) -> None:
     def characters(example: Any) -> int:
         return len(example.text)
 
-    found = check(
+    problems = check(
         read(tmp_path / "a.txt", settings=DataSettings(dev_fraction=0.0)), limit=4, length=characters, unit="characters"
     )
-    assert "! long: train: 1 longer than 4 characters: a.txt:2" in found.lines()
+    assert "! long: train: 1 longer than 4 characters: a.txt:2" in problems.lines()
 
 
 def test_texts_that_are_rewritten(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_texts_that_are_rewritten(tmp_path: Path) -> None:
     for name, rows in pairs.items():
         lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    found = check(read(tmp_path, Seq2SeqExample))
-    assert found.splits["train"].contradicting == 1 and found.splits["dev"].contradicting == 0
-    assert found.splits["train"].places["contradicting"] == ("train.jsonl:1",)
-    assert [(leak.alike, leak.groups) for leak in found.leaks] == [(0, 1)]
+    problems = check(read(tmp_path, Seq2SeqExample))
+    assert problems.splits["train"].contradicting == 1 and problems.splits["dev"].contradicting == 0
+    assert problems.splits["train"].places["contradicting"] == ("train.jsonl:1",)
+    assert [(leak.alike, leak.groups) for leak in problems.leaks] == [(0, 1)]
 
 
 def test_labels_that_look_like_ids_are_doubted(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ SUBJ_ROWS = [("plot", "a cat finds a map ."), ("plot", "the map is old ."), ("qu
 @pytest.mark.parametrize("kind", [None, LabelledExample])
 def test_a_file_for_each_class(tmp_path: Path, kind: Any) -> None:
     folder = written(tmp_path / "subj", SUBJ | {"README": "about"})
-    for given in (folder, [folder / name for name in SUBJ]):
-        source = read(given, kind, PLAIN)
+    for paths in (folder, [folder / name for name in SUBJ]):
+        source = read(paths, kind, PLAIN)
         assert rows(source) == SUBJ_ROWS and source.labels == ("plot", "quote")
         assert "a text on each line, its label the name of the file (format=class-files)" in source.stated
     assert [(each.file, each.line) for each in source.examples("train")][1] == (str(folder / "plot.tok.gt9.5000"), 2)
@@ -150,14 +150,14 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         rows(read(folder, None, PLAIN), "test")
     folder = written(tmp_path / "c", {"x/1": "a\nb\n", "x/2": "c d e f\0", "x/3": "", "y/1": "d" * 90})
     (folder / "y/2").write_bytes("a text".encode("utf-16-le"))
-    found = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=Skip())
-    assert rows(found) == [("x", "a\nb"), ("x", "")]
-    assert [str(bad).rpartition("c/")[2] for bad in found.row_errors.first] == [
+    dataset = read(folder, None, DataSettings(dev_fraction=0.0, max_row_bytes=80), on_bad_row=Skip())
+    assert rows(dataset) == [("x", "a\nb"), ("x", "")]
+    assert [str(bad).rpartition("c/")[2] for bad in dataset.row_errors.first] == [
         "x/2:1:8: holds a NUL character: the file is damaged or no text",
         "y/1:1: is longer than 80 bytes, the most that a row may have",
-        str(found.row_errors.first[2]).rpartition("c/")[2],
+        str(dataset.row_errors.first[2]).rpartition("c/")[2],
     ]
-    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(found.row_errors.first[2])
+    assert "y/2:1: every few bytes are zero: if this is UTF-16" in str(dataset.row_errors.first[2])
 
 
 def test_what_is_no_folder_of_classes_keeps_its_message(tmp_path: Path) -> None:

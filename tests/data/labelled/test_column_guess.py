@@ -24,8 +24,10 @@ def opened(path: Path, data: str, kind: Any = None, **settings: Any) -> Any:
 def test_a_label_and_a_text_are_taken_and_echoed(tmp_path: Path, kind: Any) -> None:
     source = opened(tmp_path / "a.csv", MESSAGES, kind)
     assert next(source.examples("train")) == LabelledExample(label="ham", text="see you at the door")
-    (said,) = (each for each in source.stated if each.startswith("columns:"))
-    assert said.startswith("columns: text=column 2, label=column 1, by what is in their cells; columns.text=NUMBER and")
+    (columns_note,) = (each for each in source.stated if each.startswith("columns:"))
+    assert columns_note.startswith(
+        "columns: text=column 2, label=column 1, by what is in their cells; columns.text=NUMBER and"
+    )
     numbered = "".join(f"{number},{line}\n" for number, line in enumerate(MESSAGES.splitlines(), start=1))
     source = opened(tmp_path / "b.csv", numbered, kind)
     assert next(source.examples("train")).label == "ham" and any("not used: column 1" in each for each in source.stated)

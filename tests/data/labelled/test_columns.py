@@ -202,8 +202,8 @@ def test_a_mistyped_column_is_told_whatever_the_data_are_of(tmp_path: Path) -> N
 def test_choices_in_columns_differ_in_number(tmp_path: Path) -> None:
     header = "question,choice1,choice2,choice3,answer\n"
     source = opened(tmp_path / "a.csv", header + "q,yes,no,,yes\nr,a,b,c,b\n", ChoiceExample)
-    found = [(each.candidates, each.answer) for each in source.examples("train")]
-    assert found == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
+    read_examples = [(each.candidates, each.answer) for each in source.examples("train")]
+    assert read_examples == [(("yes", "no"), 0), (("a", "b", "c"), 1)]
     source = opened(tmp_path / "a.csv", header + "q,yes,,no,yes\n", ChoiceExample)
     assert not list(source.examples("train"))
     with pytest.raises(HeedfulError, match=r"a\.csv:2:choice2: is empty, but a candidate after it is not"):

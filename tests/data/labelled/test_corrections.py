@@ -40,8 +40,8 @@ def test_corrections_replace_labels_and_leave_examples_out(tmp_path: Path) -> No
     assert "'=1+1 is two" in file.read_text(encoding="utf-8-sig"), "a spreadsheet does not run it"
     source = read(tmp_path / "a.csv", LabelledExample, settings(file))
     for _ in range(2):  # however often it is read
-        found = [(example.text, example.label) for example in source.examples("train")]
-    assert found == [
+        read_examples = [(example.text, example.label) for example in source.examples("train")]
+    assert read_examples == [
         ("=1+1 is two", "wrong"),
         ("the sun  is hot", "right"),
         ("two\nlines", "right"),

@@ -67,11 +67,11 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.parametrize("rounds", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_damage(tmp_path: Path, name: str, rounds: int) -> None:
-    chance, said = random.Random(f"{name} {rounds}"), []
+    chance, messages = random.Random(f"{name} {rounds}"), []
     for _ in range(rounds):
         (tmp_path / name).write_bytes(damaged(SEEDS[name], chance))
         try:
             check(read(tmp_path / name, settings=DataSettings(dev_fraction=0.2), on_bad_row=Skip())).lines()
         except HeedfulError as error:
-            said.append(str(error))
-    assert all(str(tmp_path / name) in each for each in said)
+            messages.append(str(error))
+    assert all(str(tmp_path / name) in each for each in messages)

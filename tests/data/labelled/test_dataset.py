@@ -267,9 +267,9 @@ def test_settings_that_would_change_nothing(
         (tmp_path / name).write_text("text,label\na,x\n")
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "x"}\n')
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
-    given = dict(zip(("train", "dev"), (tmp_path / name for name in files), strict=False))
+    files_by_split = dict(zip(("train", "dev"), (tmp_path / name for name in files), strict=False))
     with pytest.raises(HeedfulError, match=message) if message else nullcontext():
-        dataset_for_task(LabelledExample, given, DataSettings(**settings), Skip())
+        dataset_for_task(LabelledExample, files_by_split, DataSettings(**settings), Skip())
 
 
 def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:

@@ -52,15 +52,15 @@ def counts(source: Dataset[Any]) -> dict[str, int]:
     ],
 )
 def test_glue(data_dir: Path, task: str, expected: dict[str, int]) -> None:
-    found, stated, _, _ = outside(data_dir / "tasks/glue" / task)
-    assert found == expected
+    counts, stated, _, _ = outside(data_dir / "tasks/glue" / task)
+    assert counts == expected
     assert any("2750203 / 2750153" in each for each in stated) == (task == "MRPC")
 
 
 def test_tags(data_dir: Path) -> None:
-    found, stated, words, entities = outside(data_dir / "tasks/conll2003")
+    counts, stated, words, entities = outside(data_dir / "tasks/conll2003")
     assert "tags are IOB1, read as IOB2" in stated
-    assert found == {"train": 14_041, "dev": 3_250, "test": 3_453}
+    assert counts == {"train": 14_041, "dev": 3_250, "test": 3_453}
     assert words == {"train": 203_621, "dev": 51_362, "test": 46_435}
     assert entities == {"train": 23_499, "dev": 5_942, "test": 5_648}
 
@@ -80,10 +80,10 @@ def test_questions(
     data_dir: Path, name: str, questions: int, impossible: int, contexts: int | None, answers: int | None
 ) -> None:
     source = read({"test": data_dir / "tasks" / name}, QuestionExample)
-    found = list(source.examples("test"))
-    assert (len(found), sum(each.impossible for each in found)) == (questions, impossible)
-    assert contexts in (None, len({each.context for each in found}))
-    assert answers in (None, sum(len(each.answers) for each in found))
+    read_examples = list(source.examples("test"))
+    assert (len(read_examples), sum(each.impossible for each in read_examples)) == (questions, impossible)
+    assert contexts in (None, len({each.context for each in read_examples}))
+    assert answers in (None, sum(len(each.answers) for each in read_examples))
     assert not source.row_errors.repairs
 
 

@@ -62,31 +62,31 @@ class Leaves(Reporter):
 
 @pytest.mark.parametrize(("kind", "main"), [("embed", "spearman"), ("together", "accuracy")])
 def test_embed_reports_the_score_before_training(kind: str, main: str, tmp_path: Path, bare: Path) -> None:
-    given, settings = data(kind, tmp_path / "data"), {"task.group_size": 4} if kind == "together" else {}
-    done = tune("embed", given, tmp_path / "run", settings, model=bare)
-    found = done.results["baseline"]
-    source = read(given)
+    labelled, settings = data(kind, tmp_path / "data"), {"task.group_size": 4} if kind == "together" else {}
+    done = tune("embed", labelled, tmp_path / "run", settings, model=bare)
+    baseline = done.results["baseline"]
+    source = read(labelled)
     splits = compute_stats(source, ("train", "dev", "test"))
     task, loaded = build_task(FinetuneSettings(task=EmbedSettings(group_size=4)), source, splits, heedful.load(bare))
     for split in ("dev", "test"):
         expected = task.compute_metrics(measure_split(task, loaded, source.examples(split)))[main]
-        assert found["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)
-        assert main in found["splits"][split]["intervals"]
+        assert baseline["splits"][split]["numbers"][main] == pytest.approx(expected, abs=1e-6)
+        assert main in baseline["splits"][split]["intervals"]
     line = baseline_lines(done.results)[1]
     assert line.startswith(f"test {main} ") and "; before training " in line
     assert line in (tmp_path / "run" / "model" / "README.md").read_text().replace("\\", "")
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         *_, last = csv.DictReader(file)
     assert last["baseline"] == "before training"
-    assert float(last[f"dev_{main}"]) == found["splits"]["dev"]["numbers"][main]
+    assert float(last[f"dev_{main}"]) == baseline["splits"]["dev"]["numbers"][main]
 
 
 def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, bare: Path) -> None:
-    given = data("embed", tmp_path / "data")
-    whole = tune("embed", given, tmp_path / "whole", model=bare)
+    labelled = data("embed", tmp_path / "data")
+    whole = tune("embed", labelled, tmp_path / "whole", model=bare)
     first, second = Leaves(2), Leaves(0)
-    assert tune("embed", given, tmp_path / "run", model=bare, reporter=first).status == "interrupted"
-    done = tune("embed", given, tmp_path / "run", model=bare, reporter=second)
+    assert tune("embed", labelled, tmp_path / "run", model=bare, reporter=first).status == "interrupted"
+    done = tune("embed", labelled, tmp_path / "run", model=bare, reporter=second)
     assert (
         done.results["baseline"] == whole.results["baseline"] == json.loads((tmp_path / "run/before.json").read_text())
     )
@@ -94,13 +94,13 @@ def test_a_resumed_run_reports_the_same_score_before_training(tmp_path: Path, ba
 
 
 def test_other_settings_are_scored_anew_before_anything_is_trained(tmp_path: Path, bare: Path) -> None:
-    given, run = data("embed", tmp_path / "data"), tmp_path / "run"
+    labelled, run = data("embed", tmp_path / "data"), tmp_path / "run"
     run.mkdir()
-    tune("embed", given, tmp_path / "other", {"max_length": 8}, model=bare)
+    tune("embed", labelled, tmp_path / "other", {"max_length": 8}, model=bare)
     for name in ("run.lock", "settings.toml", "environment.json", "data.json"):
         (run / name).write_bytes((tmp_path / "other" / name).read_bytes())
     (run / "before.json").write_text('{"name": "stale", "splits": {}}')
-    done = tune("embed", given, run, model=bare)
+    done = tune("embed", labelled, run, model=bare)
     assert done.results["baseline"]["name"] == "before training"
 
 

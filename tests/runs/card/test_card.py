@@ -68,17 +68,17 @@ def page(text: str) -> Page:
     return Page(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(text))
 
 
-def run(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[made.Line]) -> Path:
+def run(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[made.Line]) -> Path:
     """A run folder with a model."""
-    made.write(folder, found, [], **told)
+    made.write(folder, results, [], **predictions)
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
     return folder
 
 
-def card(folder: Path, found: dict[str, Any], kind: str = "bert", **told: list[made.Line]) -> str:
+def card(folder: Path, results: dict[str, Any], kind: str = "bert", **predictions: list[made.Line]) -> str:
     """The text of its card."""
-    path = write_finetuned_card(run(folder, found, kind, **told))
+    path = write_finetuned_card(run(folder, results, kind, **predictions))
     assert path == folder / "model" / "README.md"
     assert sorted(each.name for each in path.parent.iterdir()) == ["README.md", "config.json"]
     return path.read_text(encoding="utf-8")
@@ -101,8 +101,8 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def test_front_matter(tmp_path: Path) -> None:
-    found, lines = classified(base="someone/their-model@" + "0" * 40)
-    card(tmp_path, found, dev=lines)
+    results, lines = classified(base="someone/their-model@" + "0" * 40)
+    card(tmp_path, results, dev=lines)
     assert metadata_load(tmp_path / "model" / "README.md") == {
         "library_name": "transformers",
         "pipeline_tag": "text-classification",
@@ -115,10 +115,10 @@ def test_front_matter(tmp_path: Path) -> None:
 
 def test_scores_for_the_hub(tmp_path: Path) -> None:
     """The hub's own library reads the scores of test in the front matter; the data is not named."""
-    found, lines = classified()
-    card(tmp_path, found, dev=lines)
+    results, lines = classified()
+    card(tmp_path, results, dev=lines)
     name, scores = model_index_to_eval_results(metadata_load(tmp_path / "model" / "README.md")["model-index"])
-    numbers = found["splits"]["test"]["numbers"]
+    numbers = results["splits"]["test"]["numbers"]
     expected = {
         "accuracy": numbers["accuracy"], "f1": numbers["macro_f1"], "matthews_correlation": numbers["matthews"],
     }  # fmt: skip
@@ -128,8 +128,8 @@ def test_scores_for_the_hub(tmp_path: Path) -> None:
 
 
 def test_plots_go_into_the_card(tmp_path: Path) -> None:
-    found, lines = classified()
-    folder = run(tmp_path, found, dev=lines)
+    results, lines = classified()
+    folder = run(tmp_path, results, dev=lines)
     draw_run_plots(folder)
     text = write_finetuned_card(folder).read_text()
     for name in ("confusion", "calibration", "coverage"):
@@ -164,8 +164,8 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
         "seq2seq": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, "text2text-generation", ["exact_match", "f1"]),
     }
     assert numbers.keys() == SPECS.keys()
-    for task, (main, found, pipeline, metrics) in numbers.items():
-        text = card(tmp_path / task, made.results(task, main, {"dev": found}))
+    for task, (main, run_results, pipeline, metrics) in numbers.items():
+        text = card(tmp_path / task, made.results(task, main, {"dev": run_results}))
         front = metadata_load(tmp_path / task / "model" / "README.md")
         assert front["pipeline_tag"] == pipeline and set(metrics) <= set(front["metrics"])
         assert front["library_name"] == ("sentence-transformers" if task in ("embed", "rank") else "transformers")
@@ -176,10 +176,10 @@ def test_every_task_has_a_card(tmp_path: Path) -> None:
 
 
 def test_quality_table(tmp_path: Path) -> None:
-    found, lines = classified()
-    found["splits"]["dev"]["numbers"] |= {"loss": "NaN", "accuracy": 0.8125}
-    found["splits"]["dev"]["intervals"]["accuracy"] |= {"low": 0.7712, "high": 0.8534}
-    text = card(tmp_path, found, dev=lines)
+    results, lines = classified()
+    results["splits"]["dev"]["numbers"] |= {"loss": "NaN", "accuracy": 0.8125}
+    results["splits"]["dev"]["intervals"]["accuracy"] |= {"low": 0.7712, "high": 0.8534}
+    text = card(tmp_path, results, dev=lines)
     table = rows(text, "## Quality")
     assert table[0] == ["", "dev", "test"]
     assert [line[0] for line in table[2:]] == ["**accuracy**", "macro_f1", "matthews", "ece", "examples"]
@@ -187,31 +187,31 @@ def test_quality_table(tmp_path: Path) -> None:
     folded = rows(text, "<summary>Further metrics</summary>\n")
     named = {line[0]: line[1:] for line in (*table[2:], *folded[2:])}
     assert named["examples"] == ["400", "50"] and named["loss"][0] == "NaN"
-    assert named["macro_f1"] == [f"{100 * each['numbers']['macro_f1']:.1f} %" for each in found["splits"].values()]
+    assert named["macro_f1"] == [f"{100 * each['numbers']['macro_f1']:.1f} %" for each in results["splits"].values()]
     assert "confusion" not in named and "count" not in named
-    scores = [name for name, value in found["splits"]["test"]["numbers"].items() if isinstance(value, float)]
+    scores = [name for name, value in results["splits"]["test"]["numbers"].items() if isinstance(value, float)]
     assert len(named) == len(table) + len(folded) - 4 == len(scores) + 1, "each metric is there once"
-    found["metric"] = "macro_f1"
-    assert rows(card(tmp_path, found, dev=lines), "## Quality")[2][0] == "**macro_f1**"
+    results["metric"] = "macro_f1"
+    assert rows(card(tmp_path, results, dev=lines), "## Quality")[2][0] == "**macro_f1**"
 
 
 def test_what_the_numbers_are_of(tmp_path: Path) -> None:
-    found, lines = classified()
-    text = card(tmp_path, found, dev=lines)
+    results, lines = classified()
+    text = card(tmp_path, results, dev=lines)
     assert "95 % intervals from 1,000 bootstrap replicates" in text
     assert "those of step 250 of 300, the best on dev; so the numbers of dev are slightly optimistic, and those" in text
     assert "There is no test split" not in text
-    del found["splits"]["test"]
+    del results["splits"]["test"]
     chosen = "There is no test split: what is known comes from dev, by which the model was chosen."
-    assert chosen in card(tmp_path, found, dev=lines)
-    found["settings"]["fit"] = {"load_best_at_end": False}
-    text = card(tmp_path, found, dev=lines)
+    assert chosen in card(tmp_path, results, dev=lines)
+    results["settings"]["fit"] = {"load_best_at_end": False}
+    text = card(tmp_path, results, dev=lines)
     assert "The weights are those after 300 steps." in text
     assert "There is no test split: what is known comes from dev.\n" in text, "which decided nothing"
-    found["settings"]["fit"] = {"load_best_at_end": False, "patience": 2}
-    assert chosen in card(tmp_path, found, dev=lines)
-    found["splits"] = {}
-    text = card(tmp_path, found)
+    results["settings"]["fit"] = {"load_best_at_end": False, "patience": 2}
+    assert chosen in card(tmp_path, results, dev=lines)
+    results["splits"] = {}
+    text = card(tmp_path, results)
     assert "Nothing was measured" in text and "- Not measured at all." in text and "mistakes" not in text
 
 
@@ -235,10 +235,10 @@ def test_thresholds_that_were_fitted_on_dev(tmp_path: Path, load_best: bool) -> 
 
 
 def test_a_note_of_several_splits_stands_there_once(tmp_path: Path) -> None:
-    found, lines = classified()
-    for split in found["splits"].values():
+    results, lines = classified()
+    for split in results["splits"].values():
         split["numbers"]["notes"] = ['f1 is that of "good"']
-    assert card(tmp_path, found, dev=lines).count('- On dev and test: f1 is that of "good".') == 1
+    assert card(tmp_path, results, dev=lines).count('- On dev and test: f1 is that of "good".') == 1
 
 
 def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_scores_and_cosines_stand_on_one_scale(tmp_path: Path) -> None:
         "label": 4.2,
         "prediction": 0.25,
     }
-    found = made.results(
+    run_results = made.results(
         "embed", "spearman", {"dev": {"spearman": 0.5, "count": 1}}, label_scaling={"low": 1, "high": 5}
     )
-    table = rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")
+    table = rows(card(tmp_path, run_results, dev=[line]), "## The worst mistakes on dev")
     assert table[2] == ["one / other", "4.200", "2.000 (a cosine of 0.250)"]
 
 
@@ -275,10 +275,10 @@ def test_several_seeds(tmp_path: Path) -> None:
 
 
 def test_each_class(tmp_path: Path) -> None:
-    found, _ = classified()
-    text = card(tmp_path, found)
+    run_results, _ = classified()
+    text = card(tmp_path, run_results)
     table = rows(text, "### Each class, on test")
-    scores = found["splits"]["test"]["numbers"]["classes"]["good"]
+    scores = run_results["splits"]["test"]["numbers"]["classes"]["good"]
     assert table[0] == ["class", "precision", "recall", "F1", "examples"]
     assert table[3] == [
         "good",
@@ -295,25 +295,25 @@ def test_each_class(tmp_path: Path) -> None:
 
 
 def test_calibration(tmp_path: Path) -> None:
-    found, _ = classified()
-    text = card(tmp_path, found)
-    numbers = found["splits"]["test"]["numbers"]
+    results, _ = classified()
+    text = card(tmp_path, results)
+    numbers = results["splits"]["test"]["numbers"]
     assert f"error on test: {100 * numbers['ece']:.1f} %" in text
     table = rows(text, "## Calibration")
     assert [line[1] for line in table[2:]] == [str(each["count"]) for each in numbers["calibration"]]
 
 
 def test_the_five_worst_mistakes(tmp_path: Path) -> None:
-    found, lines = classified()
-    table = rows(card(tmp_path, found, dev=lines), "## The worst mistakes on dev")
+    results, lines = classified()
+    table = rows(card(tmp_path, results, dev=lines), "## The worst mistakes on dev")
     wrong = [line for line in lines if not line["correct"]][:5]
     assert [line[0] for line in table[2:]] == [line["input"] for line in wrong]
     sure = [f"{line['prediction']} ({100 * line['answer']['probability']:.1f} %)" for line in wrong]
-    assert [line[1:] for line in table[2:]] == [[each["label"], said] for each, said in zip(wrong, sure, strict=True)]
+    assert [line[1:] for line in table[2:]] == [[each["label"], shown] for each, shown in zip(wrong, sure, strict=True)]
     right = [line for line in lines if line["correct"]]
-    for told in ({}, {"dev": right}, {"dev": []}, {"test": lines}):
+    for predictions in ({}, {"dev": right}, {"dev": []}, {"test": lines}):
         (tmp_path / "predictions-dev.jsonl").unlink(missing_ok=True)
-        assert "mistakes" not in card(tmp_path, found, **told)
+        assert "mistakes" not in card(tmp_path, results, **predictions)
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -352,27 +352,27 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_a_mistake_of_each_task(tmp_path: Path, task: str) -> None:
     line, expected = MISTAKES[task]
     line = {"id": 0, "correct": False, "loss": 1.0, "answer": {}} | line
-    found = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
-    assert rows(card(tmp_path, found, dev=[line]), "## The worst mistakes on dev")[2] == expected
+    run_results = made.results(task, "score", {"dev": {"score": 0.5, "count": 1}})
+    assert rows(card(tmp_path, run_results, dev=[line]), "## The worst mistakes on dev")[2] == expected
 
 
 def test_a_pair_that_was_found_is_no_mistake(tmp_path: Path) -> None:
     line = {"id": 0, "loss": 0.9, "input": ["one", "other"], "label": None, "prediction": 0.1, "answer": {}}
-    found = made.results("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
-    assert "mistakes" not in card(tmp_path, found, dev=[line | {"correct": True}, line | {"correct": None}])
+    run_results = made.results("embed", "accuracy", {"dev": {"accuracy": 1.0, "count": 2}})
+    assert "mistakes" not in card(tmp_path, run_results, dev=[line | {"correct": True}, line | {"correct": None}])
 
 
 @pytest.mark.parametrize("evil", EVIL)
 def test_texts_are_shown_and_do_nothing(tmp_path: Path, evil: str) -> None:
-    found, _ = classified(labels=[evil, "b"], base=evil, machine=evil, notes=[evil], versions={"x": evil})
+    results, _ = classified(labels=[evil, "b"], base=evil, machine=evil, notes=[evil], versions={"x": evil})
     calm, _ = classified(labels=["a", "b"], base="a", machine="a", notes=["a"], versions={"x": "a"})
-    for each, name in ((found, evil), (calm, "a")):
+    for each, name in ((results, evil), (calm, "a")):
         each["data"] = {"stated": [name], "splits": {name: {"examples": 3}}, "files": {name: "0f" * 32}}
         for split in each["splits"].values():
             split["numbers"] |= {"notes": [name]}
             split["numbers"]["classes"] = {name: split["numbers"]["classes"]["good"]}
     wrong = {"correct": False, "answer": {}}
-    text = card(tmp_path / "evil", found, dev=[{"input": evil, "label": evil, "prediction": evil} | wrong])
+    text = card(tmp_path / "evil", results, dev=[{"input": evil, "label": evil, "prediction": evil} | wrong])
     usual = card(tmp_path / "calm", calm, dev=[{"input": "a", "label": "a", "prediction": "a"} | wrong])
     assert metadata_load(tmp_path / "evil" / "model" / "README.md") == metadata_load(
         tmp_path / "calm" / "model" / "README.md"
@@ -387,9 +387,9 @@ def test_texts_are_shown_and_do_nothing(tmp_path: Path, evil: str) -> None:
 
 
 def test_long_texts_are_shortened(tmp_path: Path) -> None:
-    found, lines = classified()
+    results, lines = classified()
     wrong = next(line for line in lines if not line["correct"]) | {"input": "word " * 1000}
-    table = rows(card(tmp_path, found, dev=[wrong]), "## The worst mistakes on dev")
+    table = rows(card(tmp_path, results, dev=[wrong]), "## The worst mistakes on dev")
     assert len(table[2][0]) <= 240 and table[2][0].endswith("…")
     assert escape_markdown("x" * 300, 10) == "x" * 9 + "…" and escape_markdown("x" * 10, 10) == "x" * 10
 
@@ -400,31 +400,31 @@ def test_numbers_at_the_beginning_make_no_list(text: str) -> None:
 
 
 def test_speed_data_and_settings(tmp_path: Path) -> None:
-    found, _ = classified(settings={"train": {"batch_size": 32, "text": "```\n</details>"}})
-    text = card(tmp_path, found)
+    results, _ = classified(settings={"train": {"batch_size": 32, "text": "```\n</details>"}})
+    text = card(tmp_path, results)
     assert "Milliseconds for one text on EPYC, 2 cores, avx2" in text and "41,250 tokens a second" in text
     assert rows(text, "## Speed")[2:] == [["16", "1.21", "1.90"], ["64", "2.50", "3.75"]]
     assert rows(text, "## Data")[2:] == [["train", "3,200"], ["dev", "400"], ["test", "400"]]
     assert f"| train.csv | `{'ab' * 32}` |" in text and "- train.csv: commas, a header" in text
     assert "1,234,567 parameters and takes 4.9 MB" in text and "heedful 0.1.0, torch 2.13.0." in text
     (settings,) = re.findall(r"```json\n(.*?)\n```\n", text, re.DOTALL)
-    assert json.loads(settings) == found["settings"]
+    assert json.loads(settings) == results["settings"]
     assert page(text).tags.count("details") == 2 and '"```\\n</details>"' in page(text).text
     for name in ("latency", "throughput", "machine", "data", "versions", "settings", "seeds", "notes", "model", "base"):
-        found.pop(name)
-    bare = card(tmp_path, found)
+        results.pop(name)
+    bare = card(tmp_path, results)
     assert not {"## Speed", "## Data", "All settings"} & set(bare.split("\n"))
 
 
 def test_how_to_use_it(tmp_path: Path) -> None:
-    found, lines = classified()
-    text = card(tmp_path, found, dev=lines)
+    results, lines = classified()
+    text = card(tmp_path, results, dev=lines)
     assert 'heedful predict path/to/model "a text"\n' in text and 'engine(["a text"])' in text
     assert 'pipeline("text-classification", model="path/to/model")' in text and 'answer("a text")' in text
-    pairs = card(tmp_path, found, dev=[line | {"input": ["one", "other"]} for line in lines])
+    pairs = card(tmp_path, results, dev=[line | {"input": ["one", "other"]} for line in lines])
     assert 'heedful predict path/to/model "a text" --pair "another"' in pairs
     assert 'engine([("a text", "another")])' in pairs and 'answer({"text": "a text", "text_pair": "another"})' in pairs
-    own = card(tmp_path, found, kind="heedful", dev=lines)
+    own = card(tmp_path, results, kind="heedful", dev=lines)
     assert "other libraries do not know" in own and "from transformers" not in own
     assert metadata_load(tmp_path / "model" / "README.md")["library_name"] == "heedful"
 
@@ -447,35 +447,35 @@ def test_what_it_says_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], t
     if task == "embed":
         parts = [modules.Transformer(str(folder)), modules.Pooling(32, pooling_mode="mean")]
         SentenceTransformer(modules=parts, device="cpu").save(str(folder))
-    said = "\n".join("\n".join(part) for part in usage(task, heedful_only=False, pairs=pairs and task != "tag"))
-    said = said.replace("path/to/model", str(folder))
-    codes = re.findall(r"```python\n(.*?)\n```", said, re.DOTALL)
+    usage_text = "\n".join("\n".join(part) for part in usage(task, heedful_only=False, pairs=pairs and task != "tag"))
+    usage_text = usage_text.replace("path/to/model", str(folder))
+    codes = re.findall(r"```python\n(.*?)\n```", usage_text, re.DOTALL)
     assert len(codes) == 2
     for code in codes:
         capsys.readouterr()
         exec(compile(code, task, "exec"), {})
         assert capsys.readouterr().out.strip()
-    (command,) = re.findall(r"```sh\nheedful (.*?)\n```", said)
+    (command,) = re.findall(r"```sh\nheedful (.*?)\n```", usage_text)
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
 
 
 def test_the_same_run_gives_the_same_card(tmp_path: Path) -> None:
-    found, lines = classified()
-    assert card(tmp_path / "one", found, dev=lines) == card(tmp_path / "two", found, dev=lines)
-    assert card(tmp_path / "one", found, dev=lines) == card(tmp_path / "two", found, dev=lines)
+    results, lines = classified()
+    assert card(tmp_path / "one", results, dev=lines) == card(tmp_path / "two", results, dev=lines)
+    assert card(tmp_path / "one", results, dev=lines) == card(tmp_path / "two", results, dev=lines)
 
 
 def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
-    found, _ = classified()
-    made.write(tmp_path, found)
+    results, _ = classified()
+    made.write(tmp_path, results)
     with pytest.raises(HeedfulError, match=r"has no model/config\.json: save the model before its card"):
         write_finetuned_card(tmp_path)
     assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("value", "expected"),
     [
         (0.5, "0.500"),
         (0, "0.000"),
@@ -489,5 +489,5 @@ def test_without_a_model_there_is_no_card(tmp_path: Path) -> None:
         (None, "NaN"),
     ],
 )
-def test_numbers(given: Any, expected: str) -> None:
-    assert format_number(given) == expected
+def test_numbers(value: Any, expected: str) -> None:
+    assert format_number(value) == expected

@@ -42,7 +42,7 @@ from heedful.runs.distil.settings import (
     parse_student,
     preview_distil_settings,
 )
-from heedful.runs.distil.students import resolve_losses, sentence_vector_width, student_from_layers
+from heedful.runs.distil.students import resolve_losses, sentence_dimension, student_from_layers
 from heedful.runs.distil.unlabelled import read_unlabelled, without_evaluated
 from heedful.runs.distil.verdict import ServingSpeed, compare_models, compare_speeds, quality_over_seeds
 from heedful.runs.distil.verdict import plot_verdict as drawn
@@ -69,12 +69,12 @@ def test_a_verdict_cuts_long_texts_where_the_run_does(
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source, cut = read(tmp_path / "long.jsonl", settings=DataSettings(dev_fraction=0.0)), []
 
-    def told(*given: Any) -> Any:
-        measure = evaluate_task(*given)
+    def evaluate_and_record(*arguments: Any) -> Any:
+        measure = evaluate_task(*arguments)
         cut.append(measure.truncation)
         return measure
 
-    monkeypatch.setattr(distil_verdict, "evaluate_task", told)
+    monkeypatch.setattr(distil_verdict, "evaluate_task", evaluate_and_record)
     for long in ("truncate", "stride"):
         distil_verdict._served_metrics(str(teacher), "float32", source=source, split="train", long_inputs=long)
     assert [each != TruncationStats() for each in cut] == [True, False]
@@ -85,20 +85,20 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     texts = [row["text"] for row in classified(40, seed=9)]
     tested = (labelled / "test.csv").read_text().splitlines()[1].partition(",")[0]
     (tmp_path / "texts.txt").write_text("\n".join([*texts, tested.upper()]) + "\n")
-    told, folder = Told(), tmp_path / "run"
+    recorder, folder = Told(), tmp_path / "run"
     wishes = [*QUICK, "seeds=2"][1:]
     done = distil(
         teacher, labelled, folder, student="layers=1", loss="distilbert", unlabelled=[tmp_path / "texts.txt"],
-        assignments=wishes, reporter=told,
+        assignments=wishes, reporter=recorder,
     )  # fmt: skip
     assert contents(teacher) == before, "the teacher is as it was"
-    assert "40 examples without labels are learned from" in told.sentences
-    assert "examples without labels that are left out, since dev or test has them: 1" in told.sentences
-    found = json.loads((folder / "verdict.json").read_text())
-    assert done.results["verdict"] == found and set(found["models"]) == {"teacher", "student", "baseline"}
-    assert [found["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "baseline")] == [1, 2, 2]
+    assert "40 examples without labels are learned from" in recorder.sentences
+    assert "examples without labels that are left out, since dev or test has them: 1" in recorder.sentences
+    content = json.loads((folder / "verdict.json").read_text())
+    assert done.results["verdict"] == content and set(content["models"]) == {"teacher", "student", "baseline"}
+    assert [content["models"][name]["quality"]["seeds"] for name in ("teacher", "student", "baseline")] == [1, 2, 2]
     card = (folder / "model" / "README.md").read_text()
-    assert found["split"] == "test" and found["sentence"] in card
+    assert content["split"] == "test" and content["sentence"] in card
     for line in ('"temperature": 2.0,', f'"teacher": "{teacher.name}",', '"kind": "layers",', '"texts.txt"'):
         assert line in card, "the card tells how it was taught, and nothing of a start that it has not had"
     assert '"start": {' not in card
@@ -108,7 +108,9 @@ def test_a_run_ends_in_a_verdict(tmp_path: Path, teacher: Path, labelled: Path) 
     assert (settings.task.kind, settings.loss.kd_weight, settings.loss.label_weight) == ("classify", 5.0, 2.0)
     results = [json.loads((folder / each / "results.json").read_text())["seeds"] for each in ("", "baseline")]
     for name, seeds in zip(("student", "baseline"), results, strict=True):
-        assert found["models"][name]["quality"]["numbers"] == pytest.approx([each["splits"]["test"] for each in seeds])
+        assert content["models"][name]["quality"]["numbers"] == pytest.approx(
+            [each["splits"]["test"] for each in seeds]
+        )
     assert {each["label"] for each in Engine(folder)(texts)} <= {"bad", "fair", "good"}, "the teacher's labels"
     again = Told()
     same = distil(
@@ -150,15 +152,15 @@ def test_a_run_goes_on_alone_and_to_its_verdict(
     whole = distil(teacher, labelled, tmp_path / "whole", **more)
     with pytest.raises(KeyError):
         distil(teacher, labelled, tmp_path / "cut", reporter=Told(**when), **more)
-    told = Told()
-    cut = distil(teacher, labelled, tmp_path / "cut", reporter=told, **more)
-    assert any("is finished already" in each for each in told.sentences), "the student had ended"
+    recorder = Told()
+    cut = distil(teacher, labelled, tmp_path / "cut", reporter=recorder, **more)
+    assert any("is finished already" in each for each in recorder.sentences), "the student had ended"
     for name in ("model", "baseline/model"):
         mine, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("cut", "whole"))
         assert all(torch.equal(each, theirs[n]) for n, each in mine.items())
-    found = [{n: each["quality"] for n, each in run.results["verdict"]["models"].items()} for run in (cut, whole)]
+    verdict = [{n: each["quality"] for n, each in run.results["verdict"]["models"].items()} for run in (cut, whole)]
     assert (
-        found[0] == found[1]
+        verdict[0] == verdict[1]
         and cut.results["verdict"]["delta_vs_baseline"] == whole.results["verdict"]["delta_vs_baseline"]
     )
 
@@ -175,9 +177,9 @@ def test_quality_is_that_of_the_served_precision(
     monkeypatch.setattr(distil_verdict, "open_in_precision", noted)
     wishes = [*QUICK[1:], "seeds=2", "train.epochs=1", "verdict.precision=int8"]
     done = distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=last(wishes))
-    found = done.results["verdict"]
-    assert {each["quality"]["precision"] for each in found["models"].values()} == {"int8"}
-    assert "in int8 of " in found["sentence"]
+    verdict = done.results["verdict"]
+    assert {each["quality"]["precision"] for each in verdict["models"].values()} == {"int8"}
+    assert "in int8 of " in verdict["sentence"]
     assert [place for place, _ in asked[3:]] == ["seed-1", "seed-2"] * 2, "the student and the same one alone"
     assert {precision for _, precision in asked} == {"int8"}
 
@@ -187,10 +189,10 @@ def test_each_seed_draws_its_own_maps(
 ) -> None:
     drawn: list[list[float]] = []
 
-    def noted(*given: Any) -> Any:
-        made = state_projections(*given)
-        drawn.append([each.weight[0, 0].item() for each in made.values()])
-        return made
+    def noted(*arguments: Any) -> Any:
+        projections = state_projections(*arguments)
+        drawn.append([each.weight[0, 0].item() for each in projections.values()])
+        return projections
 
     monkeypatch.setattr(distil_run, "state_projections", noted)
     wishes = ["seeds=2", *NO_BASELINE[1:], "student.width=16", "student.heads=2", "loss.relations.heads=2"]
@@ -230,9 +232,9 @@ def test_a_teacher_is_worth_it_where_labels_are_bad(tmp_path: Path) -> None:
     more += [*student, "seeds=2", *QUICK[2:]]
     texts = [tmp_path / "texts.csv"]
     done = distil(tmp_path / "teacher", few, tmp_path / "run", unlabelled=texts, assignments=more)
-    found = done.results["verdict"]["models"]
-    assert found["teacher"]["quality"]["mean"] > 0.95 and done.results["verdict"]["quality_ratio"] > 0.95
-    assert found["student"]["quality"]["mean"] > found["baseline"]["quality"]["mean"] + 0.1
+    verdict = done.results["verdict"]["models"]
+    assert verdict["teacher"]["quality"]["mean"] > 0.95 and done.results["verdict"]["quality_ratio"] > 0.95
+    assert verdict["student"]["quality"]["mean"] > verdict["baseline"]["quality"]["mean"] + 0.1
 
 
 RELATED = ("student.width=32", "student.heads=2", "loss.relations.heads=2")
@@ -284,18 +286,18 @@ def test_refusals(student: str, wishes: list[str], message: str, tmp_path: Path,
 
 
 def test_another_verdict_needs_no_other_run(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    given: dict[str, Any] = {"student": "bag", "assignments": NO_BASELINE}
-    distil(teacher, labelled, tmp_path / "run", **given)
-    weights, told = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
-    given["assignments"] = last([*NO_BASELINE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
-    found = distil(teacher, labelled, tmp_path / "run", reporter=told, **given).results["verdict"]
-    assert found["models"]["student"]["precision"] == "bfloat16"
+    arguments: dict[str, Any] = {"student": "bag", "assignments": NO_BASELINE}
+    distil(teacher, labelled, tmp_path / "run", **arguments)
+    weights, recorder = contents(tmp_path / "run" / "model")["model.safetensors"], Told()
+    arguments["assignments"] = last([*NO_BASELINE, "verdict.precision=bfloat16", "verdict.texts=4", "verdict.rounds=1"])
+    verdict = distil(teacher, labelled, tmp_path / "run", reporter=recorder, **arguments).results["verdict"]
+    assert verdict["models"]["student"]["precision"] == "bfloat16"
     assert contents(tmp_path / "run" / "model")["model.safetensors"] == weights
-    assert f"{tmp_path / 'run'} is finished already" in told.sentences
+    assert f"{tmp_path / 'run'} is finished already" in recorder.sentences
     for other in ("verdict.baseline=steps", "train.batch_size=8"):
-        given["assignments"] = last([*given["assignments"], other])
+        arguments["assignments"] = last([*arguments["assignments"], other])
         with pytest.raises(HeedfulError, match=f"other settings: {other.partition('=')[0]} was"):
-            distil(teacher, labelled, tmp_path / "run", **given)
+            distil(teacher, labelled, tmp_path / "run", **arguments)
 
 
 def test_the_folder_of_another_run_is_told_as_such(tmp_path: Path, teacher: Path, labelled: Path) -> None:
@@ -428,10 +430,10 @@ def test_kept_shares_of_hidden_tokens_are_those_that_are_said(tmp_path: Path) ->
 def test_replaced_words_are_words_of_the_model(tmp_path: Path) -> None:
     replacer = WordReplacer(load(make(tmp_path / "lm", "masked")), AugmentSettings(replace_prob=0.5, top_k=5))
     texts = ["The cat, sat on  the mat", "zzzz", ""]
-    found = replacer(texts, [1, 2, 3])
-    assert found == replacer(texts, [1, 2, 3]) and found != replacer(texts, [4, 5, 6])
-    assert found[1:] == ["zzzz", ""] and found[0] != texts[0]
-    assert "  " in found[0] and len(found[0].split()) == len(texts[0].split()), "what stands between words stays"
+    variants = replacer(texts, [1, 2, 3])
+    assert variants == replacer(texts, [1, 2, 3]) and variants != replacer(texts, [4, 5, 6])
+    assert variants[1:] == ["zzzz", ""] and variants[0] != texts[0]
+    assert "  " in variants[0] and len(variants[0].split()) == len(texts[0].split()), "what stands between words stays"
     signs = [n for n, may in enumerate(replacer._is_word.tolist()) if may and replacer.tokenizer.name(n) in ".,;:!?"]
     assert not signs, "a sign is no word: no word takes its place, nor it that of a word"
     (words,) = replacer([PreTokenized(["ada", "lives", "here", "qqq"])], [1])
@@ -444,29 +446,29 @@ def test_the_sentence_says_what_was_seen() -> None:
     several = {"teacher": [0.9], "student": [0.84, 0.85, 0.86], "baseline": [0.79, 0.8, 0.81]}
     models = {name: quality_over_seeds(numbers, "float32") for name, numbers in several.items()}
     speeds, counts = dict(zip(models, speed, strict=False)), {"teacher": 100, "student": 25}
-    found = compare_models("f1", "dev", models, speeds, counts, 0.01)
-    said, gain = found["sentence"], found["delta_vs_baseline"]
-    assert "keeps 94.4 % of the teacher's f1 on dev (85.0 % in float32 of 90.0 % in float32)" in said
+    verdict = compare_models("f1", "dev", models, speeds, counts, 0.01)
+    sentence, gain = verdict["sentence"], verdict["delta_vs_baseline"]
+    assert "keeps 94.4 % of the teacher's f1 on dev (85.0 % in float32 of 90.0 % in float32)" in sentence
     assert gain["difference"] == pytest.approx(0.05) and gain["seeds"] == 3
     assert gain["low"] == pytest.approx(0.05 - 4.3027 * 0.01 / 3**0.5, abs=1e-6), "equal differences are a grain apart"
-    assert said.endswith("(95 % interval +2.5 to +7.5 points): the teacher was worth it.")
-    assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in said
-    figure = drawn(found, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
+    assert sentence.endswith("(95 % interval +2.5 to +7.5 points): the teacher was worth it.")
+    assert "3.0 times as many texts a second and one text 4.0 times as fast, and has 25 % of the parameters" in sentence
+    figure = drawn(verdict, [{"name": "bag", "p50": 0.3, "quality": 0.7}])
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"
     names = {text.get_text(): text.xyann[1] for text in axes.texts if text.get_text()}
     assert set(names) == {"teacher", "student", "student alone", "bag"}
     assert figure.get_suptitle() == "The student is 4.0x faster, 94 % of the quality kept\nbars: 95 % intervals"
-    interval = found["models"]["student"]["quality"]["interval"]
+    interval = verdict["models"]["student"]["quality"]["interval"]
     assert interval["low"] < 0.84 and 0.86 < interval["high"] < 1
-    assert 0 < found["models"]["teacher"]["quality"]["interval"]["low"] < 0.9, "one seed: of the share of examples"
+    assert 0 < verdict["models"]["teacher"]["quality"]["interval"]["low"] < 0.9, "one seed: of the share of examples"
 
 
 def test_names_of_points_do_not_lie_on_each_other() -> None:
     speed = ServingSpeed(precision="int8", p50=4.0, p99=5.0, texts_per_second=10.0, tokens_per_second=100)
     models = {name: quality_over_seeds([0.9], "float32") for name in ("teacher", "student", "baseline")}
-    found = compare_models("f1", "dev", models, {"teacher": speed, "student": speed}, {"teacher": 9, "student": 9})
-    (axes,) = drawn(found).axes
+    verdict = compare_models("f1", "dev", models, {"teacher": speed, "student": speed}, {"teacher": 9, "student": 9})
+    (axes,) = drawn(verdict).axes
     heights = sorted(text.xyann[1] for text in axes.texts if text.get_text())
     assert all(second - first >= 11.9 for first, second in pairwise(heights))
     assert axes.get_ylim()[1] <= 1.0
@@ -487,8 +489,8 @@ def test_a_teacher_is_judged_seed_by_seed(student: list[float], baseline: list[f
     several = {"teacher": [0.9], "student": student, "baseline": baseline}
     models = {name: quality_over_seeds(numbers, "int8") for name, numbers in several.items()}
     speeds, counts = {"teacher": fast, "student": fast}, {"teacher": 100, "student": 25}
-    found = compare_models("f1", "dev", models, speeds, counts, 0.01)
-    assert found["sentence"].endswith(ending) and json.dumps(found, allow_nan=False)
+    verdict = compare_models("f1", "dev", models, speeds, counts, 0.01)
+    assert verdict["sentence"].endswith(ending) and json.dumps(verdict, allow_nan=False)
 
 
 def test_settings_that_are_wrong_are_told_first() -> None:
@@ -521,8 +523,8 @@ def test_names_go_over_a_recipe_and_the_teacher_is_named_once(tmp_path: Path) ->
     assert preview_distil_settings(distil_overrides("mine", recipe=recipe)).loss.kd_weight == 3.0
     with pytest.raises(SettingError, match="TEACHER mine and teacher=other both set teacher"):
         preview_distil_settings(distil_overrides("mine", assignments=["teacher=other"]))
-    given: tuple[dict[str, Any], ...] = ({"assignments": ["student.layers=2"]}, {"recipe": recipe})
-    for more in given:
+    arguments: tuple[dict[str, Any], ...] = ({"assignments": ["student.layers=2"]}, {"recipe": recipe})
+    for more in arguments:
         with pytest.raises(HeedfulError, match="a search makes its own students"):
             search("mine", tmp_path, tmp_path / "run", min_quality=0.9, **more)
 
@@ -572,10 +574,10 @@ def test_bad_rows_of_text_are_left_out_where_that_is_asked_for(tmp_path: Path) -
     files, run = tmp_path / "files", tmp_path / "files" / "run"  # which is not read
     files.mkdir()
     (files / "text.jsonl").write_text("\n".join([*lines[:9], "{broken", *lines[9:]]) + "\n")
-    given: dict[str, Any] = {"student": "layers=1", "assignments": [*MASKED[:-1]]}
+    arguments: dict[str, Any] = {"student": "layers=1", "assignments": [*MASKED[:-1]]}
     with pytest.raises(HeedfulError, match="--on-bad-row skip"):
-        distil(teacher, files, run, **given)
-    done = distil(teacher, files, run, on_bad_row="skip", **given)
+        distil(teacher, files, run, **arguments)
+    done = distil(teacher, files, run, on_bad_row="skip", **arguments)
     read = [json.loads((run / each / "results.json").read_text())["corpus"] for each in ("", "baseline")]
     assert read[0] == read[1], "alone it reads the same text, and no file of the run"
     models = done.results["verdict"]["models"]
@@ -591,25 +593,25 @@ def test_texts_without_labels_need_not_have_the_columns_of_others(tmp_path: Path
     (tmp_path / "same.csv").write_text("review,text\nfive,six\n")
     files = [str(tmp_path / name) for name in ("more.txt", "more.csv", "same.csv")]
     settings = DataSettings(columns={"text": "review", "label": "stars"}, format="csv")
-    found = read_unlabelled(
+    unlabelled = read_unlabelled(
         files, LabelledExample, "sequence_classification", ("a",), settings, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("one two",), ("three",), ("four",), ("five",)]
+    assert [each.texts for each in unlabelled.examples] == [("one two",), ("three",), ("four",), ("five",)]
 
 
 @pytest.mark.parametrize("head", ["message,kind", "message,label"])
 def test_a_column_that_no_setting_can_name_is_to_be_called_otherwise(head: str, tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text(f"{head}\none two,x\nthree,y\n")
-    given = [str(tmp_path / "more.csv")], LabelledExample, "sequence_classification", ("a",)
+    arguments = [str(tmp_path / "more.csv")], LabelledExample, "sequence_classification", ("a",)
     message = r'more\.csv: which column is the text\? Call it "text" in its first row'
     with pytest.raises(HeedfulError, match=message):
-        read_unlabelled(*given, DataSettings(), exclude=tmp_path / "run")
+        read_unlabelled(*arguments, DataSettings(), exclude=tmp_path / "run")
     by_number = DataSettings(columns={"text": "1"})
     if head == "message,label":  # a header, perhaps another than that of the labelled data
         with pytest.raises(HeedfulError, match=message):
-            read_unlabelled(*given, by_number, exclude=tmp_path / "run")
+            read_unlabelled(*arguments, by_number, exclude=tmp_path / "run")
         by_number = columns_by_name(by_number, {"text": ["message"]})
-    assert len(read_unlabelled(*given, by_number, exclude=tmp_path / "run").examples) >= 2
+    assert len(read_unlabelled(*arguments, by_number, exclude=tmp_path / "run").examples) >= 2
 
 
 @pytest.mark.parametrize("name", ["more.txt", "more.conll", "eng.train"])
@@ -618,11 +620,14 @@ def test_words_in_columns_are_read_as_such_whatever_their_file_is_called(tmp_pat
     bad = "" if name == "more.txt" else "x\n\n"  # of what is only found by what it looks like, all must be alike
     path.write_text(f"1 Ada B-X\n2 wrote O\n\n{bad}3 it O\n")
     settings = DataSettings(columns={"words": 2, "tags": 3}, format="conll" if name == "eng.train" else None)
-    found = read_unlabelled(
+    unlabelled = read_unlabelled(
         [str(path)], TaggedExample, "token_classification", ("O",), settings, exclude=tmp_path / "run"
     )
-    assert [each.words for each in found.examples if isinstance(each, TaggedExample)] == [("Ada", "wrote"), ("it",)]
-    assert found.bad_rows == bool(bad)
+    assert [each.words for each in unlabelled.examples if isinstance(each, TaggedExample)] == [
+        ("Ada", "wrote"),
+        ("it",),
+    ]
+    assert unlabelled.bad_rows == bool(bad)
 
 
 def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
@@ -641,27 +646,27 @@ def test_a_file_of_no_texts_is_refused(tmp_path: Path) -> None:
 def test_texts_that_pairs_are_measured_on_are_not_learned(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("one two\nnew\nThree four\nfresh\n")
     measured = [PairExample(anchor="one two", positive="x"), PairExample(anchor="y", positive="three four")]
-    found = read_unlabelled(
+    unlabelled = read_unlabelled(
         [str(tmp_path / "more.txt")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "fresh")] and found.in_evaluation == 2
-    assert without_evaluated(found, measured).in_evaluation == 2
+    assert [each.texts for each in unlabelled.examples] == [("new", "fresh")] and unlabelled.in_evaluation == 2
+    assert without_evaluated(unlabelled, measured).in_evaluation == 2
     (tmp_path / "more.csv").write_text("a,b\nX,one two\nnew,Three four\nnew,old\n")
-    found = read_unlabelled(
+    unlabelled = read_unlabelled(
         [str(tmp_path / "more.csv")], PairExample, "embedding", (), DataSettings(), measured, exclude=tmp_path / "run"
     )
-    assert [each.texts for each in found.examples] == [("new", "old")] and found.in_evaluation == 2
+    assert [each.texts for each in unlabelled.examples] == [("new", "old")] and unlabelled.in_evaluation == 2
 
 
 def test_words_that_are_measured_on_are_not_learned_however_they_are_parted(tmp_path: Path) -> None:
     (tmp_path / "more.csv").write_text("id,text\n1,I don't know.\n2,I do not know.\n")
     measured = [TaggedExample(words=("I", "do", "n't", "know", "."), tags=("O",) * 5)]
     files, run = [str(tmp_path / "more.csv")], tmp_path / "run"
-    found = without_evaluated(
+    unlabelled = without_evaluated(
         read_unlabelled(files, TaggedExample, "token_classification", ("O",), DataSettings(), exclude=run), measured
     )
-    assert [each.texts for each in found.examples] == [("I do not know .",)] and found.in_evaluation == 1
-    assert found.notes == ('more.csv: columns: text="text"; not used: "id"',)
+    assert [each.texts for each in unlabelled.examples] == [("I do not know .",)] and unlabelled.in_evaluation == 1
+    assert unlabelled.notes == ('more.csv: columns: text="text"; not used: "id"',)
 
 
 def test_a_word_is_replaced_without_the_space_before_it() -> None:
@@ -672,8 +677,8 @@ def test_a_word_is_replaced_without_the_space_before_it() -> None:
 def last(assignments: Sequence[str]) -> list[str]:
     """The last assignment to each setting, and the last duration."""
     names = [each.partition("=")[0].strip() for each in assignments]
-    found = {"duration" if name in DURATION else name: each for name, each in zip(names, assignments, strict=True)}
-    return list(found.values())
+    settings = {"duration" if name in DURATION else name: each for name, each in zip(names, assignments, strict=True)}
+    return list(settings.values())
 
 
 def planned(teacher: Path, data: Any, *wishes: str, student: str = "layers=1") -> Any:
@@ -690,8 +695,8 @@ def test_dev_is_parted_as_the_teacher_parted_it(tmp_path: Path) -> None:
     facts = {"files": {"rows.csv": sha256_of(rows)}, "trained_on": ["rows.csv"], "made_dev": True}
     (teacher / "settings.toml").write_text("[data]\ndev_fraction = 0.3\nseed = 5\n")
     (teacher / "data.json").write_text(json.dumps(facts))
-    found = planned(teacher, rows)
-    assert (found.settings.data, found.notes) == (DataSettings(dev_fraction=0.3, seed=5), ())
+    plan = planned(teacher, rows)
+    assert (plan.settings.data, plan.notes) == (DataSettings(dev_fraction=0.3, seed=5), ())
     assert planned(teacher, rows, "data.dev_fraction=0.2").notes == (), "a part of the teacher's dev"
     for wish in ("data.dev_fraction=0.4", "data.seed=1"):
         (note,) = planned(teacher, rows, wish).notes
@@ -716,14 +721,12 @@ def test_data_are_read_as_the_teachers_run_read_its_own(tmp_path: Path) -> None:
     rows = classified(60)
     text = "".join(f"{row['label']}:x,caf\xe9 {row['text']}\n" for row in rows)
     (tmp_path / "data.csv").write_bytes(b"stars,review\n" + text.encode("latin-1"))
-    found = planned(teacher, tmp_path / "data.csv")
-    assert (
-        found.settings.data.columns == {"text": "review", "label": "stars"} and found.settings.data.dev_fraction == 0.1
+    plan = planned(teacher, tmp_path / "data.csv")
+    assert plan.settings.data.columns == {"text": "review", "label": "stars"} and plan.settings.data.dev_fraction == 0.1
+    assert next(plan.source.examples("train")).text.startswith("café ") and not any(
+        ":" in x for x in plan.source.labels
     )
-    assert next(found.source.examples("train")).text.startswith("café ") and not any(
-        ":" in x for x in found.source.labels
-    )
-    assert found.notes[0].startswith("data are read as the teacher's run read its own: data.columns.text=review")
+    assert plan.notes[0].startswith("data are read as the teacher's run read its own: data.columns.text=review")
     assert planned(teacher, tmp_path / "data.csv", "data.encoding=cp1252").settings.data.encoding == "cp1252"
     (tmp_path / "data.jsonl").write_text(
         "".join(
@@ -740,9 +743,9 @@ def test_texts_without_labels_have_the_encoding_of_their_own_format(tmp_path: Pa
     (tmp_path / "more.tsv").write_bytes(b"text\ncaf\xe9\n")
     files = [str(tmp_path / name) for name in ("more.jsonl", "more.tsv")]
     settings = DataSettings(encoding="latin-1")
-    given = (files, LabelledExample, "sequence_classification", ("a",), settings)
-    found = read_unlabelled(*given, names=["train.tsv"], exclude=tmp_path / "run")
-    assert [each.texts for each in found.examples] == [("café",), ("café",)]
+    arguments = (files, LabelledExample, "sequence_classification", ("a",), settings)
+    unlabelled = read_unlabelled(*arguments, names=["train.tsv"], exclude=tmp_path / "run")
+    assert [each.texts for each in unlabelled.examples] == [("café",), ("café",)]
 
 
 def test_readers_that_a_task_does_not_take_are_refused(tmp_path: Path) -> None:
@@ -767,13 +770,13 @@ def test_defaults_are_for_all_texts_and_for_the_student(tmp_path: Path, teacher:
 def test_a_student_has_its_teachers_score(tmp_path: Path) -> None:
     """Whatever the number is called, the last layer stays."""
     known = load(make(tmp_path / "teacher", "regression"))
-    found = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
-    plan = found.finetune_plan()
-    task, made = build_task(
-        plan.settings, plan.source, plan.survey, student_from_layers(known, LayersStudent(layers=1)), plan.labels
+    distil_plan = planned(tmp_path / "teacher", data("regress", tmp_path / "data"))
+    plan = distil_plan.finetune_plan()
+    task, distil_task = build_task(
+        plan.settings, plan.source, plan.stats, student_from_layers(known, LayersStudent(layers=1)), plan.labels
     )
-    assert made.config.head == known.config.head
-    answers = task.for_inference(made).named_tensors()
+    assert distil_task.config.head == known.config.head
+    answers = task.for_inference(distil_task).named_tensors()
     assert torch.allclose(answers["head.out.weight"], known.named_tensors()["head.out.weight"], atol=1e-5)
 
 
@@ -800,7 +803,7 @@ def test_vectors_are_compared_by_their_own_width(teacher: Path) -> None:
     both = with_head(load(teacher), "embedding")
     head = replace(both.config.head, pooling=("mean", "cls"))
     twice = ModelBundle(replace(both.config, head=head), both.tokenizer, both.source)
-    assert (sentence_vector_width(both), sentence_vector_width(twice), sentence_vector_width(load(teacher))) == (
+    assert (sentence_dimension(both), sentence_dimension(twice), sentence_dimension(load(teacher))) == (
         32,
         64,
         32,
@@ -831,14 +834,14 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
     monkeypatch.setattr(distil_verdict, "MAX_BATCH_SECONDS", 1.0)
     tokenize = lambda inputs: [SimpleNamespace(tokens=5) for _ in inputs]  # noqa: E731
     engines: Any = {name: SimpleNamespace(name=name, tokenize=tokenize) for name in calls}
-    found = distil_verdict.time_engines(engines, ["a", "b"], 1)
+    speeds = distil_verdict.time_engines(engines, ["a", "b"], 1)
     assert calls == {"slow": turns, "quick": turns}
-    assert found["slow"]["texts_per_second"] == round(2 / seconds, 1)
-    assert found["quick"]["tokens_per_second"] == round(10 / (seconds / 10))
+    assert speeds["slow"]["texts_per_second"] == round(2 / seconds, 1)
+    assert speeds["quick"]["tokens_per_second"] == round(10 / (seconds / 10))
 
 
 @pytest.mark.parametrize(
-    ("kind", "found", "wishes", "want"),
+    ("kind", "answers", "wishes", "want"),
     [
         ("span", {"max_answer_tokens": 60.0}, [], 60),
         ("span", {}, [], 30),
@@ -849,11 +852,11 @@ def test_texts_are_answered_until_it_has_taken_long_enough(
     ],
 )
 def test_a_student_answers_as_its_teacher_does(
-    kind: str, found: dict[str, float], wishes: list[str], want: object, tmp_path: Path
+    kind: str, answers: dict[str, float], wishes: list[str], want: object, tmp_path: Path
 ) -> None:
     """Unless the settings say otherwise."""
     taught = load(make(tmp_path / "teacher", kind))
-    taught.thresholds = found
+    taught.thresholds = answers
     if kind == "multiple":
         taught.config = replace(taught.config, head=replace(taught.config.head, labels=tuple(NAMES)))
     overrides = distil_overrides(taught.source, assignments=wishes)

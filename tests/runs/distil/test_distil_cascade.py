@@ -44,7 +44,7 @@ def cascade_accuracy(confidences: Any, correct: Any, thresholds: tuple[float, ..
 @pytest.mark.parametrize("early", [1, 2, 3])
 @pytest.mark.parametrize("max_loss", [0.0, 0.005, 0.03, 0.2])
 def test_thresholds_keep_the_allowed_loss(early: int, max_loss: float) -> None:
-    taken = []
+    chosen = []
     for seed in range(20):
         draw = np.random.default_rng(seed)
         confidences = draw.uniform(0.3, 1, (early, 400)).round(2)  # with ties
@@ -53,8 +53,8 @@ def test_thresholds_keep_the_allowed_loss(early: int, max_loss: float) -> None:
         thresholds = fit_thresholds(confidences, correct, max_loss)
         accuracy = cascade_accuracy(confidences, correct, thresholds)
         assert accuracy >= correct[-1].mean() - max_loss - 1e-12
-        taken.append((confidences[0] >= thresholds[0]).mean())
-    assert np.mean(taken) > 0.1, "hardly a row is answered early"
+        chosen.append((confidences[0] >= thresholds[0]).mean())
+    assert np.mean(chosen) > 0.1, "hardly a row is answered early"
 
 
 def test_a_lower_threshold_would_lose_more() -> None:
@@ -123,9 +123,10 @@ def test_the_sentence_says_whether_the_loss_is_kept(low: float, high: float, ver
 
 
 def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_path: Path) -> None:
-    folder, told = data("single", tmp_path / "data", SIZES), Told()
+    folder, recorder = data("single", tmp_path / "data", SIZES), Told()
     done = heedful.distil(
-        teacher, folder, tmp_path / "run", student="bag", cascade=True, max_loss=2, reporter=told, seeds=1, epochs=2,
+        teacher, folder, tmp_path / "run", student="bag", cascade=True, max_loss=2, reporter=recorder, seeds=1,
+        epochs=2,
         overrides={"verdict.precision": "float32", "verdict.baseline": "none", "verdict.texts": 8, "verdict.rounds": 1},
     )  # fmt: skip
     report = done.results["cascade"]
@@ -148,7 +149,9 @@ def test_a_run_leaves_a_cascade_that_is_used_as_one_model(teacher: Path, tmp_pat
     assert on_dev[0] >= on_dev[1] - 0.02
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "## The cascade" in card and "<h2>The cascade</h2>" in (tmp_path / "run" / "report.html").read_text()
-    assert any("fitted on 40 rows, and one row is more than the allowed loss of 2 points" in t for t in told.sentences)
+    assert any(
+        "fitted on 40 rows, and one row is more than the allowed loss of 2 points" in t for t in recorder.sentences
+    )
 
 
 def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled: Path, tmp_path: Path) -> None:
@@ -165,16 +168,16 @@ def test_a_finished_run_gets_a_cascade_without_training(teacher: Path, labelled:
                 assignments=(*QUICK, f'cascade.stages=["{other}"]'),
             )  # fmt: skip
         assert not (run / "cascade.json").exists()
-    told = Told()
+    recorder = Told()
     more = distil(
-        teacher, folder, run, student="bag", cascade=True, reporter=told,
+        teacher, folder, run, student="bag", cascade=True, reporter=recorder,
         assignments=(*QUICK, f'cascade.stages=["{other}"]'),
     )  # fmt: skip
     report = more.results["cascade"]
     assert [stage["name"] for stage in report["stages"]] == ["student", "other", "teacher"]
     assert sum(stage["share"] for stage in report["stages"]) == pytest.approx(1)
     assert report["max_loss"] == 0.5, "the default"
-    assert any("one row is more than the allowed loss of 0.5 points" in text for text in told.sentences)
+    assert any("one row is more than the allowed loss of 0.5 points" in text for text in recorder.sentences)
     assert len(load(run / "cascade").early_stages) == 2
     assert (run / "model" / "model.safetensors").read_bytes() == weights
     assert (run / "verdict.json").read_bytes() == verdict

@@ -106,8 +106,8 @@ def test_the_student_learns_the_scores_of_each_query(ranking: str, limits: tuple
 
 
 def test_a_verdict_on_rankings(tmp_path: Path, teacher: Path, labelled: Path) -> None:
-    told, folder = Told(), tmp_path / "run"
-    done = distil(teacher, labelled, folder, student="layers=1", assignments=QUICK, reporter=told)
+    recorder, folder = Told(), tmp_path / "run"
+    done = distil(teacher, labelled, folder, student="layers=1", assignments=QUICK, reporter=recorder)
     verdict = done.results["verdict"]
     assert json.loads((folder / "verdict.json").read_text()) == verdict
     assert (verdict["metric"], verdict["split"]) == ("ndcg@10", "test")
@@ -126,9 +126,9 @@ def test_a_verdict_on_rankings(tmp_path: Path, teacher: Path, labelled: Path) ->
 def test_a_student_learns_the_margins_of_its_teacher(tmp_path: Path, teacher: Path, labelled: Path) -> None:
     wishes = [*WITHOUT_DURATION, "verdict.baseline=none", "loss.ranking=margin_mse", "loss.label_weight=0"]
     wishes += ["task.list_size=3", "train.epochs=40", "train.optimizer.lr=1e-3", "train.batch_size=24"]
-    told = Told()
-    distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=wishes, reporter=told)
-    assert any("training examples have more than 3 texts; 3 of them are sampled" in text for text in told.sentences)
+    recorder = Told()
+    distil(teacher, labelled, tmp_path / "run", student="layers=1", assignments=wishes, reporter=recorder)
+    assert any("training examples have more than 3 texts; 3 of them are sampled" in text for text in recorder.sentences)
     losses = [json.loads(line).get("loss") for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     losses = [loss for loss in losses if loss is not None]
     assert len(losses) == 40 and fmean(losses[20:]) < 0.75 * fmean(losses[:10])

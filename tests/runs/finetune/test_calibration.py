@@ -84,7 +84,7 @@ def test_a_temperature_makes_probabilities_honest(run_folder: Path, tmp_path: Pa
     )
     assert torch.allclose(ours * temperature, theirs, rtol=1e-5), "it is a part of the last layer"
     for split in ("dev", "test"):
-        numbers, before = (found["splits"][split]["numbers"] for found in (results, plain))
+        numbers, before = (run_results["splits"][split]["numbers"] for run_results in (results, plain))
         assert numbers["loss"] < before["loss"]
         assert numbers[plain["metric"]] == before[plain["metric"]], "no prediction changes"
         if not several:

@@ -75,31 +75,31 @@ def test_a_run_on_words_is_complete_and_goes_on(tmp_path: Path) -> None:
 def test_vectors_come_from_a_file_or_from_skip_gram(tmp_path: Path) -> None:
     texts = [each["text"] for each in classified(24)]
     (tmp_path / "vectors.txt").write_text("cat 1 2\nzebra 3 4\nlove 5 6\nyak 7 8\n")
-    said: list[str] = []
+    messages: list[str] = []
     start = ClassicInit(
         reader=HierarchicalPooling(ends=(2,)),
         words=WordSettings(vectors=str(tmp_path / "vectors.txt"), vocab_size=60, frozen=True),
     )
-    made = classic_model(start, texts, 0, said.append)
-    assert made.tokenizer is not None and not made.model.embedding.tokens.weight.requires_grad
+    new_model = classic_model(start, texts, 0, messages.append)
+    assert new_model.tokenizer is not None and not new_model.model.embedding.tokens.weight.requires_grad
     for word, row in (("cat", [1, 2]), ("zebra", [3, 4]), ("love", [5, 6]), ("yak", [7, 8])):
-        number = made.tokenizer.id(word)
-        assert number is not None and made.model.embedding.tokens.weight[number].tolist() == row
+        number = new_model.tokenizer.id(word)
+        assert number is not None and new_model.model.embedding.tokens.weight[number].tolist() == row
     assert "1 of 26 words of the texts have a vector from the file, the others random ones; 3 more words" in "".join(
-        said
+        messages
     )
 
     by_steps = ClassicInit(reader=start.reader, words=WordSettings(width=8), skipgram_steps=3)
-    learned = classic_model(by_steps, texts, 0, said.append)
-    assert "vectors learned by skip-gram" in said[-1]
-    again = classic_model(by_steps, texts, 0, said.append)
+    learned = classic_model(by_steps, texts, 0, messages.append)
+    assert "vectors learned by skip-gram" in messages[-1]
+    again = classic_model(by_steps, texts, 0, messages.append)
     assert all(torch.equal(each, again.named_tensors()[name]) for name, each in learned.named_tensors().items())
 
     with pytest.raises(HeedfulError, match=r"no token ends a sentence: the vocabulary has none of \. ! \?"):
-        classic_model(ClassicInit(reader=HierarchicalPooling()), texts, 0, said.append)
+        classic_model(ClassicInit(reader=HierarchicalPooling()), texts, 0, messages.append)
     (tmp_path / "vectors.txt").write_text("zebra 3 4\n")
     with pytest.raises(HeedfulError, match=r"has a vector for none of the \d+ words of the training texts"):
-        classic_model(start, texts, 0, said.append)
+        classic_model(start, texts, 0, messages.append)
 
 
 def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
@@ -108,38 +108,43 @@ def test_words_of_a_file_are_read_as_texts_are(tmp_path: Path) -> None:
         "für 1 1\nDie 2 2\ndie 3 3\nKatze 4 4\nNew_York 5 5\nU.S. 6 6\nRöße 7 7\n", "utf-8"
     )
     words = WordSettings(vectors=str(tmp_path / "vectors.txt"))
-    said: list[str] = []
-    made = classic_model(ClassicInit(reader=BagPooling(), words=words), ["für die Katze", "schön"], 0, said.append)
-    assert made.tokenizer is not None
-    table, (ids, _) = made.model.embedding.tokens.weight.detach(), made.tokenizer.ids(["für die Katze", "rosse Röße"])
+    messages: list[str] = []
+    new_model = classic_model(
+        ClassicInit(reader=BagPooling(), words=words), ["für die Katze", "schön"], 0, messages.append
+    )
+    assert new_model.tokenizer is not None
+    table, (ids, _) = (
+        new_model.model.embedding.tokens.weight.detach(),
+        new_model.tokenizer.ids(["für die Katze", "rosse Röße"]),
+    )
     assert table[torch.from_numpy(ids)].tolist() == [[1, 1], [3, 3], [4, 4]], (
         "the spelling of the texts goes before others"
     )
-    assert said[-1].startswith("3 of 4 words of the texts have a vector from the file")
-    assert {made.tokenizer.name(number) for number in range(made.tokenizer.size)} >= {"roße", "katze"}
-    assert made.tokenizer.size == 6, "nothing that no text can reach"
+    assert messages[-1].startswith("3 of 4 words of the texts have a vector from the file")
+    assert {new_model.tokenizer.name(number) for number in range(new_model.tokenizer.size)} >= {"roße", "katze"}
+    assert new_model.tokenizer.size == 6, "nothing that no text can reach"
 
     cased = replace(words, lower_case=False)
-    made = classic_model(ClassicInit(reader=BagPooling(), words=cased), ["für die Katze"], 0, said.append)
-    assert said[-1].startswith("3 of 3 words")
+    new_model = classic_model(ClassicInit(reader=BagPooling(), words=cased), ["für die Katze"], 0, messages.append)
+    assert messages[-1].startswith("3 of 3 words")
 
 
 def test_words_are_those_of_all_texts_and_subwords_those_of_some() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     start = ClassicInit(reader=BagPooling())
-    made = classic_model(start, ["one two"], 0, said.append, all_texts=iter(["one two", "three"]))
-    assert made.tokenizer is not None and made.tokenizer.id("three") is not None
+    model = classic_model(start, ["one two"], 0, messages.append, all_texts=iter(["one two", "three"]))
+    assert model.tokenizer is not None and model.tokenizer.id("three") is not None
 
 
 def test_the_vector_of_words_that_are_not_known_is_zero() -> None:
     """Trap: the vector of unknown words, which no training text had, stayed as it was drawn, and decided answers."""
     for words in (WordSettings(), WordSettings(tokens="subwords", vocab_size=60)):
         start = ClassicInit(reader=BagPooling(), words=words)
-        made = classic_model(start, ["one two three"] * 9, 0, lambda text: None)
-        assert made.tokenizer is not None and (unknown := made.tokenizer.special.unknown) is not None
-        assert not made.model.embedding.tokens.weight[unknown].any()
-    made = classic_model(ClassicInit(reader=BagPooling()), ["one two"], 0, lambda text: None)
-    known, zebra, empty = heedful.Engine(with_head(made, "sequence_classification", labels=("a", "b")))(
+        new_model = classic_model(start, ["one two three"] * 9, 0, lambda text: None)
+        assert new_model.tokenizer is not None and (unknown := new_model.tokenizer.special.unknown) is not None
+        assert not new_model.model.embedding.tokens.weight[unknown].any()
+    new_model = classic_model(ClassicInit(reader=BagPooling()), ["one two"], 0, lambda text: None)
+    known, zebra, empty = heedful.Engine(with_head(new_model, "sequence_classification", labels=("a", "b")))(
         ["one", "zebra yak", ""]
     )
     assert zebra["probabilities"] == empty["probabilities"] != known["probabilities"]
@@ -187,10 +192,10 @@ def test_one_score_for_three_labels_is_refused_before_anything_is_made(tmp_path:
 def test_what_ends_a_text_is_no_sentence_of_its_own() -> None:
     texts = ["one two three. four five!", "six seven."] * 9
     start = ClassicInit(reader=HierarchicalPooling(), words=WordSettings(tokens="subwords", vocab_size=60))
-    made = classic_model(start, texts, 0, lambda text: None)
-    assert made.tokenizer is not None and isinstance(made.config.model, ClassicConfig)
-    assert isinstance(reader := made.config.model.reader, HierarchicalPooling)
-    batch = Packed.of([ids.tolist() for ids in made.tokenizer.ids(texts[:2])])
+    new_model = classic_model(start, texts, 0, lambda text: None)
+    assert new_model.tokenizer is not None and isinstance(new_model.config.model, ClassicConfig)
+    assert isinstance(reader := new_model.config.model.reader, HierarchicalPooling)
+    batch = Packed.of([ids.tolist() for ids in new_model.tokenizer.ids(texts[:2])])
     assert sentence_bounds(batch, reader.ends)[1] == (0, 2, 3)
 
 
@@ -209,8 +214,11 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
         tokenizer = train_tokenizer(texts, TokenizerSettings(algorithm=kind, vocab_size=330 if kind == "bpe" else 80))
         reader = with_sentence_ends(HierarchicalPooling(), tokenizer)
         assert isinstance(reader, HierarchicalPooling)
-        said = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.eos_or_sep}
-        assert {".", "!"} <= said and all(set(each) <= set('.!?…。！"') for each in said), (kind, said)
+        end_tokens = {tokenizer.decode([id]).strip() for id in reader.ends if id != tokenizer.special.eos_or_sep}
+        assert {".", "!"} <= end_tokens and all(set(each) <= set('.!?…。！"') for each in end_tokens), (
+            kind,
+            end_tokens,
+        )
         for text in ("good . bad", "good! bad", "good. bad"):
             batch = Packed.of([ids.tolist() for ids in tokenizer.ids([text])])
             assert len(sentence_bounds(batch, reader.ends)[0]) == 3, (kind, text)
@@ -219,9 +227,9 @@ def test_a_sentence_ends_however_the_vocabulary_spells_it() -> None:
 def test_skip_gram_reads_a_long_text_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic_making, "MAX_SKIPGRAM_TOKENS", 4)
     words = word_tokenizer(["a", "b", "c"])
-    found = skipgram_samples(words, ["a b c a b c a b c", "a b", "c"])
+    samples = skipgram_samples(words, ["a b c a b c a b c", "a b", "c"])
     ids = dict(zip("abc", words.ids(["a b c"])[0].tolist(), strict=True))
-    assert [each.tokens.tolist() for each in found] == [[ids[w] for w in each] for each in ("abca", "bcab", "ab")]
+    assert [each.tokens.tolist() for each in samples] == [[ids[w] for w in each] for each in ("abca", "bcab", "ab")]
 
 
 def test_an_empty_text_is_embedded_as_zeros(tmp_path: Path) -> None:
@@ -242,10 +250,10 @@ def test_over_another_model_words_are_in_context(tmp_path: Path) -> None:
     more |= {"init.reader.over.kind": "recurrent", "init.reader.over.width": 4, "train.epochs": 1}
     done = tune("classify", files, tmp_path / "run", more, model=encoder)
     assert str(encoder) in done.results["base"]
-    found, inner = load(tmp_path / "run"), load(encoder)
+    new_model, inner = load(tmp_path / "run"), load(encoder)
     kept = [name for name in inner.named_tensors() if name.startswith(("embedding.", "encoder."))]
-    assert kept and all(torch.equal(found.named_tensors()[name], inner.named_tensors()[name]) for name in kept)
-    assert found.max_length == inner.max_length
+    assert kept and all(torch.equal(new_model.named_tensors()[name], inner.named_tensors()[name]) for name in kept)
+    assert new_model.max_length == inner.max_length
 
 
 def test_wrong_wishes(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from heedful.runs.finetune.dry_run import Estimate, dry_run
 from tests.support.generated_data import SIZES, as_csv, assignments, classified, data, tune
 
 
-def estimated(given: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:
-    return dry_run("classify", given, given.parent / "run", assignments=assignments(settings), **more)
+def estimated(arguments: Path, settings: dict[str, Any] | None = None, **more: Any) -> Estimate:
+    return dry_run("classify", arguments, arguments.parent / "run", assignments=assignments(settings), **more)
 
 
 def everything(folder: Path) -> list[tuple[str, int]]:
@@ -26,55 +26,55 @@ def everything(folder: Path) -> list[tuple[str, int]]:
 def test_it_is_what_the_run_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
-    given, before = data("single", tmp_path / "data"), everything(tmp_path)
-    found = estimated(given, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
+    labelled, before = data("single", tmp_path / "data"), everything(tmp_path)
+    estimate = estimated(labelled, {"seeds": 2, "init.mlm_steps": 500, "fit.keep_checkpoints": "true"})
     assert everything(tmp_path) == before, "nothing is written"
-    assert found.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
-    assert "; set by hand: init.kind, " in found.notes[0] and "train.epochs" in found.notes[0]
-    done = tune("classify", given, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
+    assert estimate.notes[0].startswith("defaults for 24 examples and a fresh encoder: 2 epochs, ")
+    assert "; set by hand: init.kind, " in estimate.notes[0] and "train.epochs" in estimate.notes[0]
+    done = tune("classify", labelled, tmp_path / "run", {"seeds": 2, "fit.keep_checkpoints": "true"})
     results = done.results
-    assert (found.examples, found.seeds) == (SIZES["train"], 2) and found.notes[1] == results["notes"][0]
-    assert found.steps == results["seeds"][0]["steps"] == 4
-    assert f"{found.samples} samples of {found.tokens} tokens" in results["notes"][0]
-    assert found.parameters == results["model"]["parameters"]
-    assert found.seconds * found.tokens_per_second == pytest.approx(found.tokens * 2), "two epochs"
-    assert found.memory > 10**8 and found.free > 0
+    assert (estimate.examples, estimate.seeds) == (SIZES["train"], 2) and estimate.notes[1] == results["notes"][0]
+    assert estimate.steps == results["seeds"][0]["steps"] == 4
+    assert f"{estimate.samples} samples of {estimate.tokens} tokens" in results["notes"][0]
+    assert estimate.parameters == results["model"]["parameters"]
+    assert estimate.seconds * estimate.tokens_per_second == pytest.approx(estimate.tokens * 2), "two epochs"
+    assert estimate.memory > 10**8 and estimate.free > 0
     used = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
-    one = 16 * found.parameters  # a checkpoint
-    assert used < found.disk < used + 2 * one, "all that is there, the last weights, and a checkpoint in the making"
-    assert estimated(given, {"seeds": 2, "init.mlm_steps": 500}).disk == found.disk - 2 * one, (
+    one = 16 * estimate.parameters  # a checkpoint
+    assert used < estimate.disk < used + 2 * one, "all that is there, the last weights, and a checkpoint in the making"
+    assert estimated(labelled, {"seeds": 2, "init.mlm_steps": 500}).disk == estimate.disk - 2 * one, (
         "state of one seed at a time"
     )
-    assert json.loads(json.dumps(found.to_dict()))["notes"] == list(found.notes)
-    rows = {name: value for name, value in found.table_rows() if name != "note"}
+    assert json.loads(json.dumps(estimate.to_dict()))["notes"] == list(estimate.notes)
+    rows = {name: value for name, value in estimate.table_rows() if name != "note"}
     assert rows["steps"] == "2 x 4" and rows["time"].startswith("2 x 0.") and "GiB are free" in rows["disk"]
 
 
 def test_minutes_decide_by_themselves(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data", {"train": 24})
+    labelled = data("single", tmp_path / "data", {"train": 24})
     settings = {"train.time_budget": 1.5}
-    found = dry_run("classify", given, tmp_path / "run", assignments=assignments(settings))
-    assert (found.steps, found.seconds) == (None, 90.0)
-    assert dict(found.table_rows()[3:5]) == {"steps": "as many as fit", "time": found.table_rows()[4][1]}
-    assert found.table_rows()[4][1].startswith("1.5 min at ")
+    estimate = dry_run("classify", labelled, tmp_path / "run", assignments=assignments(settings))
+    assert (estimate.steps, estimate.seconds) == (None, 90.0)
+    assert dict(estimate.table_rows()[3:5]) == {"steps": "as many as fit", "time": estimate.table_rows()[4][1]}
+    assert estimate.table_rows()[4][1].startswith("1.5 min at ")
 
 
 def test_bad_rows_are_counted_and_not_written(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
-    found = estimated(given, on_bad_row="skip")
-    assert "bad rows of a.csv that are left out: 1" in found.notes and os.listdir(tmp_path) == ["a.csv"]
+    labelled = as_csv(tmp_path / "a.csv", [*classified(24), {"text": "x", "label": ""}])
+    estimate = estimated(labelled, on_bad_row="skip")
+    assert "bad rows of a.csv that are left out: 1" in estimate.notes and os.listdir(tmp_path) == ["a.csv"]
     with pytest.raises(HeedfulError, match=r"a\.csv:26:label: is empty"):
-        estimated(given)
+        estimated(labelled)
 
 
 def test_it_refuses_what_the_run_would(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data")
+    labelled = data("single", tmp_path / "data")
     with pytest.raises(
         HeedfulError, match=r"data is not a run folder: it holds dev\.csv, test\.csv, train\.csv, but no"
     ):
-        dry_run("classify", given, given, assignments=assignments())
+        dry_run("classify", labelled, labelled, assignments=assignments())
     with pytest.raises(HeedfulError, match=r"train\.bogus is not a setting"):
-        estimated(given, {"train.bogus": 1})
+        estimated(labelled, {"train.bogus": 1})
 
 
 def test_the_disk_is_the_one_of_the_folder_to_come(tmp_path: Path) -> None:

@@ -43,16 +43,16 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    found = heedful.load(BUNDLED_ENCODER).tokenizer
-    assert found is not None
-    return found
+    loaded = heedful.load(BUNDLED_ENCODER).tokenizer
+    assert loaded is not None
+    return loaded
 
 
 def learned(examples: int = 10, *, windowed: int = 0, cut: int = 0) -> EncodedSplit:
     return EncodedSplit(
         samples=[], examples=examples, tokens=0, windowed=windowed, truncated=cut, truncated_tokens=0, skipped=0,
-        example_numbers=[],
-        remarks={},  # type: ignore[arg-type]
+        example_indices=[],
+        advice={},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -96,14 +96,14 @@ def test_a_run_from_the_encoder_that_ships_advises(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(expected, "TIMED_STEPS", 1)
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {"latency": {}, "throughput": 1})
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    given, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
-    done = finetune("classify", given, tmp_path / "run", assignments=short)
-    (told,) = [note for note in done.results["notes"] if "--model" in note]
-    assert "do not look English" in told
+    labelled, short = german(tmp_path / "rows.csv"), ("train.max_steps=1", "data.dev_fraction=0")
+    done = finetune("classify", labelled, tmp_path / "run", assignments=short)
+    (advice,) = [note for note in done.results["notes"] if "--model" in note]
+    assert "do not look English" in advice
     assert "do not look English" in (tmp_path / "run" / "model" / "README.md").read_text()
-    assert told in dry.dry_run("classify", given, tmp_path / "dry", assignments=short).notes
+    assert advice in dry.dry_run("classify", labelled, tmp_path / "dry", assignments=short).notes
     other = make(tmp_path / "other", "bare")
-    done = tune("classify", given, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other)
+    done = tune("classify", labelled, tmp_path / "named", {"data.dev_fraction": 0, "train.epochs": 1}, model=other)
     assert not [note for note in done.results["notes"] if "--model" in note]
 
 
@@ -112,8 +112,8 @@ def test_a_length_of_the_users_own_is_not_blamed_on_the_encoder(longest: str, co
     plan = plan_finetune(
         "classify", german(tmp_path / "rows.csv", 30), assignments=("data.dev_fraction=0", *filter(None, [longest]))
     )
-    task, _ = build_task(plan.settings, plan.source, plan.survey, heedful.load(BUNDLED_ENCODER))
-    said = reading_notes(
-        plan.settings, plan.source, plan.survey, task, task.encode_split(plan.source.examples("train"))
+    task, _ = build_task(plan.settings, plan.source, plan.stats, heedful.load(BUNDLED_ENCODER))
+    notes = reading_notes(
+        plan.settings, plan.source, plan.stats, task, task.encode_split(plan.source.examples("train"))
     )
-    assert sum("--model" in sentence for sentence in said) == count
+    assert sum("--model" in sentence for sentence in notes) == count

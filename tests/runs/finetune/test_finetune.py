@@ -123,10 +123,13 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
     assert (results["task"], results["metric"], results["base"]) == (setting, main, str(bare))
     assert results["seed"] == 1 and [each["seed"] for each in results["seeds"]] == [1]
     assert set(results["splits"]) == {"dev", "test"} == set(results["across_seeds"])
-    for split, found in results["splits"].items():
-        numbers = found["numbers"]
+    for split, split_results in results["splits"].items():
+        numbers = split_results["numbers"]
         assert numbers["count"] == (64 if kind == "plain" else 8), "examples; of plain tags, words"
-        assert all(each["low"] <= each["high"] for each in found["intervals"].values()) and main in found["intervals"]
+        assert (
+            all(each["low"] <= each["high"] for each in split_results["intervals"].values())
+            and main in split_results["intervals"]
+        )
         assert results["across_seeds"][split] == {"mean": numbers[main], "std": None, "seeds": 1}
         assert results["seeds"][0]["splits"][split] == numbers[main]
         check_predictions(folder / f"predictions-{split}.jsonl", numbers)
@@ -142,17 +145,17 @@ def test_a_run_is_complete(kind: str, tmp_path: Path, bare: Path, monkeypatch: p
 
 
 def check_predictions(path: Path, numbers: dict[str, Any]) -> None:
-    found = lines(path)
-    assert sorted(line["id"] for line in found) == list(range(8))
-    order = [(line["correct"] is False, line["loss"]) for line in found]
+    predictions = lines(path)
+    assert sorted(line["id"] for line in predictions) == list(range(8))
+    order = [(line["correct"] is False, line["loss"]) for line in predictions]
     assert order == sorted(order, reverse=True)
-    for line in found:
+    for line in predictions:
         assert line.keys() - {"rank"} == {"id", "input", "label", "prediction", "correct", "loss", "answer"}
         assert ("rank" in line) == ("mrr" in numbers and "map" not in numbers)
         assert not {"vector", "vectors"} & line["answer"].keys()
     share = next((numbers[name] for name in ("subset_accuracy", "exact", "accuracy") if name in numbers), None)
-    if found[0]["correct"] is not None and numbers["count"] == 8 and share is not None:
-        assert sum(line["correct"] for line in found) / 8 == share
+    if predictions[0]["correct"] is not None and numbers["count"] == 8 and share is not None:
+        assert sum(line["correct"] for line in predictions) / 8 == share
 
 
 def check_table(folder: Path, main: str) -> None:
@@ -185,34 +188,34 @@ def check_model(folder: Path, kind: str) -> None:
     """transformers computes from the model folder what Heedful does, and Heedful answers as it did in the run."""
     model, engine = folder / "model", Engine(folder)
     for line in lines(folder / "predictions-test.jsonl")[:3]:
-        given, answer = line["input"], line["answer"]
-        (again,) = engine([given if not isinstance(given, list) or TASKS[kind][0] == "tag" else tuple(given)])
+        inputs, answer = line["input"], line["answer"]
+        (again,) = engine([inputs if not isinstance(inputs, list) or TASKS[kind][0] == "tag" else tuple(inputs)])
         assert rounded(again) == rounded(answer)
         match TASKS[kind][0]:
             case "classify":
-                (logits,) = their_logits(model, *([given] if isinstance(given, str) else given)).logits
+                (logits,) = their_logits(model, *([inputs] if isinstance(inputs, str) else inputs)).logits
                 shares = logits.sigmoid() if kind == "multiple" else logits.softmax(-1)
                 assert answer["probabilities"] == pytest.approx(named(model, shares), abs=1e-6)
             case "regress":
-                assert answer["values"] == pytest.approx(named(model, their_logits(model, *given).logits[0]), abs=1e-5)
+                assert answer["values"] == pytest.approx(named(model, their_logits(model, *inputs).logits[0]), abs=1e-5)
             case "tag":
-                check_tags(model, given, answer)
+                check_tags(model, inputs, answer)
             case "qa":
-                out = their_logits(model, given["question"], given["context"])
+                out = their_logits(model, inputs["question"], inputs["context"])
                 first = float(out.start_logits[0, 0] + out.end_logits[0, 0])
                 assert answer["no_answer_score"] == pytest.approx(first, abs=1e-5)
             case "multiple-choice":
                 their_model, tokenizer = theirs(model)
-                count = len(given["choices"])
-                batch = tokenizer([given["prompt"]] * count, given["choices"], return_tensors="pt", padding=True)
+                count = len(inputs["choices"])
+                batch = tokenizer([inputs["prompt"]] * count, inputs["choices"], return_tensors="pt", padding=True)
                 logits = their_model(**{name: tensor[None] for name, tensor in batch.items()}).logits[0]
                 assert answer["probabilities"] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
             case "rank":
                 peer = CrossEncoder(str(model), device="cpu")
-                expected = peer.predict([(given["query"], text) for text in given["texts"]]).tolist()
+                expected = peer.predict([(inputs["query"], text) for text in inputs["texts"]]).tolist()
                 assert answer["scores"] == pytest.approx(expected, abs=1e-5)
             case "embed":
-                vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in given]
+                vectors = [their_logits(model, text).last_hidden_state[0].mean(0) for text in inputs]
                 cosine = torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0)
                 assert answer["similarity"] == pytest.approx(float(cosine), abs=1e-5)
 
@@ -281,23 +284,23 @@ def test_a_label_that_only_dev_has_weighs_something(tmp_path: Path) -> None:
 def test_tags_that_only_dev_has_are_told(tmp_path: Path) -> None:
     rows = [{"words": ["the", f"cat{number}"], "tags": ["O", "B-X"]} for number in range(60)]
     rows += [{"words": ["in", "new", "york"], "tags": ["O", "I-Y", "I-Y"]}]
-    given = as_lines(tmp_path / "a.jsonl", rows)
-    found = next(
-        found
+    labelled = as_lines(tmp_path / "a.jsonl", rows)
+    note = next(
+        note
         for seed in range(200)
-        if (found := compute_stats(read(given, None, DataSettings(seed=seed)), ["train", "dev"])).unseen_labels
+        if (note := compute_stats(read(labelled, None, DataSettings(seed=seed)), ["train", "dev"])).unseen_labels
     )
-    assert found.unseen_labels == {"dev": {"B-Y": 1}} and "X" not in str(split_warnings(found))
+    assert note.unseen_labels == {"dev": {"B-Y": 1}} and "X" not in str(split_warnings(note))
     named = [{"text": "the cat", "labels": ["a"]}, {"text": "a dog", "labels": ["b", "a"]}]
     data = {"train": as_lines(tmp_path / "b.jsonl", named), "dev": as_lines(tmp_path / "c.jsonl", named[:1])}
     assert not compute_stats(read(data), ["train", "dev"]).unseen_labels, "what train has and dev lacks is learned"
 
 
 def test_thresholds_are_calibrated_on_dev(tmp_path: Path) -> None:
-    given = data("multiple", tmp_path / "data")
+    labelled = data("multiple", tmp_path / "data")
     scores = {}
     for how in (0.5, "tuned"):
-        done = tune("classify", given, tmp_path / str(how), {"task.thresholds": how})
+        done = tune("classify", labelled, tmp_path / str(how), {"task.thresholds": how})
         scores[how] = done.results["splits"]["dev"]["numbers"]["labels"]
         thresholds = load(tmp_path / str(how)).thresholds
         assert set(thresholds) == (set(generated_data.NAMES) if how == "tuned" else set())
@@ -315,19 +318,19 @@ def test_no_other_threshold_gives_a_better_f1(seed: int) -> None:
     shares, gold = draw.integers(0, 12, 40) / 12, draw.integers(0, 2, 40)
 
     def f1(threshold: float) -> float:
-        said = shares >= threshold
-        return float(2 * (said & (gold == 1)).sum() / (said.sum() + gold.sum()))
+        predicted = shares >= threshold
+        return float(2 * (predicted & (gold == 1)).sum() / (predicted.sum() + gold.sum()))
 
     assert f1(best_threshold(shares, gold)) == max(f1(threshold) for threshold in [*shares, 1.5])
 
 
 def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
-    given = data("impossible", tmp_path / "data")
-    done = tune("qa", given, tmp_path / "run")
+    labelled = data("impossible", tmp_path / "data")
+    done = tune("qa", labelled, tmp_path / "run")
     numbers = done.results["splits"]["dev"]["numbers"]
     assert numbers["f1"] == pytest.approx(numbers["best_f1"], abs=1e-9), "it is the best one on dev"
     assert load(tmp_path / "run").thresholds == {NO_ANSWER: numbers["best_f1_threshold"]}
-    zero = tune("qa", given, tmp_path / "zero", {"task.no_answer_threshold": 0})
+    zero = tune("qa", labelled, tmp_path / "zero", {"task.no_answer_threshold": 0})
     assert load(tmp_path / "zero").thresholds == {NO_ANSWER: 0.0}
     assert zero.results["splits"]["dev"]["numbers"]["f1"] <= numbers["f1"]
     plain = tune("qa", data("qa", tmp_path / "plain"), tmp_path / "always")
@@ -337,11 +340,11 @@ def test_the_threshold_of_no_answer(tmp_path: Path) -> None:
 def test_long_answers_are_counted_and_given_where_it_is_said(tmp_path: Path) -> None:
     words = " ".join(["cat", "dog"] * 20)
     asked = {"question": "which ?", "context": words, "answers": {"text": [words], "answer_start": [0]}}
-    given = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
-    data = {"train": given, "dev": given}
-    told = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
+    labelled = as_lines(tmp_path / "a.jsonl", [asked | {"id": str(number)} for number in range(6)])
+    data = {"train": labelled, "dev": labelled}
+    message = "6 training examples have an answer that is longer than task.max_answer_tokens=30"
     few = tune("qa", data, tmp_path / "few")
-    assert told in few.results["notes"] and load(tmp_path / "few").thresholds == {}
+    assert message in few.results["notes"] and load(tmp_path / "few").thresholds == {}
     many = tune("qa", data, tmp_path / "many", {"task.max_answer_tokens": 200, "train.epochs": 40})
     assert not [note for note in many.results["notes"] if "an answer of" in note]
     assert load(tmp_path / "many").thresholds == {"max_answer_tokens": 200.0}
@@ -396,29 +399,29 @@ def test_scores_of_pairs_have_a_range(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_numbers_in_any_unit_are_learned(tmp_path: Path, bare: Path) -> None:
-    draw, rows, found = random.Random(0), [], {}
+    draw, rows, scores = random.Random(0), [], {}
     for number in range(164):
         words, low = draw.choices(["the", "cat", "sat", "on", "a", "mat"], k=4), 75 if number % 2 else 30
         rows.append({"text": " ".join([*words, "love" if number % 2 else "dog"]), "score": low + draw.randrange(10)})
     for name, unit in (("plain", 1.0), ("far", 1e4)):
-        folder, given = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
+        folder, scaled_rows = tmp_path / name, [row | {"score": unit * row["score"]} for row in rows]
         settings = {"train.epochs": 8, "fit.keep_checkpoints": "true"}
-        done = tune("regress", as_csv(tmp_path / f"{name}.csv", given), folder, settings, model=bare)
-        found[name] = done.results["splits"]["dev"]["numbers"]
+        done = tune("regress", as_csv(tmp_path / f"{name}.csv", scaled_rows), folder, settings, model=bare)
+        scores[name] = done.results["splits"]["dev"]["numbers"]
         assert load(folder).label_scaling == done.results["label_scaling"] == pytest.approx(about(folder, name))
         line = lines(folder / "predictions-dev.jsonl")[-1]
         theirs = float(their_logits(folder / "model", line["input"]).logits[0])
         assert line["answer"]["values"]["score"] == pytest.approx(theirs, rel=1e-5)
         best = [each["dev"] for each in lines(folder / "journal.jsonl") if each.get("best")][-1]
-        assert best["mse"] == pytest.approx(found[name]["mse"], rel=1e-3), "looks of training are in scores too"
-        (said,) = Engine(max((folder / "state").iterdir()))([line["input"]])
-        assert said["values"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
-    assert found["plain"]["pearson"] > 0.95
-    assert found["far"]["pearson"] == pytest.approx(found["plain"]["pearson"], abs=1e-3)
-    assert found["far"]["mse"] == pytest.approx(1e8 * found["plain"]["mse"], rel=1e-2)
+        assert best["mse"] == pytest.approx(scores[name]["mse"], rel=1e-3), "looks of training are in scores too"
+        (answer,) = Engine(max((folder / "state").iterdir()))([line["input"]])
+        assert answer["values"]["score"] == pytest.approx(theirs, abs=20 * unit), "and so is what a checkpoint answers"
+    assert scores["plain"]["pearson"] > 0.95
+    assert scores["far"]["pearson"] == pytest.approx(scores["plain"]["pearson"], abs=1e-3)
+    assert scores["far"]["mse"] == pytest.approx(1e8 * scores["plain"]["mse"], rel=1e-2)
     once, start = {"train.epochs": 0.1}, tmp_path / "plain"
     again = tune("regress", tmp_path / "plain.csv", tmp_path / "again", once, model=start)
-    assert again.results["splits"]["dev"]["numbers"]["mse"] < 2 * found["plain"]["mse"], "it goes on from its scores"
+    assert again.results["splits"]["dev"]["numbers"]["mse"] < 2 * scores["plain"]["mse"], "it goes on from its scores"
     huge = as_csv(tmp_path / "huge.csv", [row | {"score": 1e33 * row["score"]} for row in rows])
     with pytest.raises(
         HeedfulError, match=r"^scores of train go from 3e\+34 to 8\.4e\+34: scale them down below 1e\+30$"
@@ -434,13 +437,13 @@ def about(folder: Path, name: str) -> dict[str, float]:
 
 
 def test_the_batch_that_is_said_is_the_one_that_is_used(tmp_path: Path) -> None:
-    told, given = Messages(), data("together", tmp_path / "data")
-    done = tune("embed", given, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=told)
-    assert any("batches of 12," in sentence for sentence in told.messages)
+    recorder, labelled = Messages(), data("together", tmp_path / "data")
+    done = tune("embed", labelled, tmp_path / "run", {"task.group_size": 12, "train.epochs": 1}, reporter=recorder)
+    assert any("batches of 12," in sentence for sentence in recorder.messages)
     assert tomllib.loads((tmp_path / "run/settings.toml").read_text())["train"]["batch_size"] == 12
     assert done.results["seeds"][0]["steps"] == 2, "24 pairs"
     with pytest.raises(HeedfulError, match=r"^train\.batch_size is 8, but an update takes whole groups of 32 pairs"):
-        tune("embed", given, tmp_path / "other", {"train.batch_size": 8})
+        tune("embed", labelled, tmp_path / "other", {"train.batch_size": 8})
     assert not (tmp_path / "other").exists()
     tune(
         "embed",
@@ -456,62 +459,62 @@ def test_texts_of_pairs_that_are_cut_are_said(tmp_path: Path) -> None:
     done = tune("embed", as_lines(tmp_path / "a.jsonl", rows), tmp_path / "run", settings)
     assert any("were cut: " in note for note in done.results["notes"])
     assert not any("asked" in note for note in done.results["notes"])
-    for found in done.results["splits"].values():
-        (note,) = found["numbers"]["notes"]
+    for split_results in done.results["splits"].values():
+        (note,) = split_results["numbers"]["notes"]
         assert note.startswith("examples longer than the model reads, which were cut: ")
 
 
 @pytest.mark.parametrize(("kind", "task"), [("single", "classify"), ("tag", "tag")])
 def test_what_is_cut_in_measuring_is_said(tmp_path: Path, bare: Path, kind: str, task: str) -> None:
     """Texts of train are short, two of dev are long; the run says it, its card, and whoever evaluates it."""
-    given = data(kind, tmp_path / "data")
+    labelled = data(kind, tmp_path / "data")
     if kind == "single":
-        with (given / "dev.csv").open("a") as file:
+        with (labelled / "dev.csv").open("a") as file:
             file.writelines(f"{'the cat sat ' * 40},{label}\n" for label in ("bad", "good"))
     else:
         long = "the O\n" * 120
-        with next(given.glob("dev.*")).open("a") as file:
+        with next(labelled.glob("dev.*")).open("a") as file:
             file.write(f"\n{long}\n{long}")
     run = tmp_path / "run"
-    done = tune(task, given, run, {"long_inputs": "truncate", "train.epochs": 1}, model=bare)
+    done = tune(task, labelled, run, {"long_inputs": "truncate", "train.epochs": 1}, model=bare)
     assert not any("cut" in note for note in done.results["notes"]), "nothing of train"
-    said = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
-    splits = {split: found["numbers"]["notes"] for split, found in done.results["splits"].items()}
-    assert said in splits["dev"] and not any("cut" in note for note in splits["test"])
-    assert f"On dev: {said}." in (run / "model" / "README.md").read_text()
-    assert said in evaluate(run, given, split="dev").numbers["notes"]
-    assert not any("cut" in note for note in evaluate(load(run), given, split="dev").numbers["notes"]), "in windows"
+    message = f"examples longer than the model reads, which were cut: 2 ({2 * (120 + 2 - 48)} tokens)"
+    splits = {split: split_results["numbers"]["notes"] for split, split_results in done.results["splits"].items()}
+    assert message in splits["dev"] and not any("cut" in note for note in splits["test"])
+    assert f"On dev: {message}." in (run / "model" / "README.md").read_text()
+    assert message in evaluate(run, labelled, split="dev").numbers["notes"]
+    assert not any("cut" in note for note in evaluate(load(run), labelled, split="dev").numbers["notes"]), "in windows"
     assert {line["answer"]["truncated_tokens"] for line in lines(run / "predictions-dev.jsonl")} == {0, 74}
 
 
 def test_it_learns(tmp_path: Path) -> None:
     settings = {"train.epochs": 15, "train.optimizer.lr": 3e-3, "init.tokenizer.vocab_size": 500}
-    given = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
-    done = tune("classify", given, tmp_path / "run", settings)
+    labelled = data("single", tmp_path / "data", {"train": 96, "dev": 24, "test": 40})
+    done = tune("classify", labelled, tmp_path / "run", settings)
     assert done.results["splits"]["test"]["numbers"]["accuracy"] > 0.9
 
 
 def test_long_first_texts_and_questions_end_a_run_too(tmp_path: Path, bare: Path) -> None:
     for kind, task, name in (("pair", "classify", "text"), ("qa", "qa", "question")):
-        given = data(kind, tmp_path / kind)
-        path = next(given.glob("dev.*"))
+        labelled = data(kind, tmp_path / kind)
+        path = next(labelled.glob("dev.*"))
         long = " ".join(["the cat sat"] * 40)
         if kind == "pair":
             with path.open("a") as file:
                 file.write(f"{long},a dog,bad\n{long},{long},good\n")
         else:
             path.write_text(path.read_text().replace("who is it ?", long, 1))
-        done = tune(task, given, tmp_path / f"{kind}-run", model=bare)
+        done = tune(task, labelled, tmp_path / f"{kind}-run", model=bare)
         windows = [line["answer"]["windows"] for line in lines(tmp_path / f"{kind}-run" / "predictions-dev.jsonl")]
         assert max(windows) > 3 and done.results["splits"]["dev"]["numbers"]["count"] == len(windows), name
-        cut = tune(task, given, tmp_path / f"{kind}-cut", {"long_inputs": "truncate"}, model=bare)
+        cut = tune(task, labelled, tmp_path / f"{kind}-cut", {"long_inputs": "truncate"}, model=bare)
         assert cut.results["splits"]["dev"]["numbers"]["count"] == len(windows)
 
 
 def test_what_was_trained_is_there_before_it_is_measured(
     tmp_path: Path, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: Any, **more: Any) -> Any:
+    def fails(*arguments: Any, **more: Any) -> Any:
         raise HeedfulError("it cannot be measured")
 
     monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", fails)
@@ -524,14 +527,14 @@ def test_what_was_trained_is_there_before_it_is_measured(
 
 
 def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
-    told, given = Messages(), data("single", tmp_path / "data")
-    tune("classify", given, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=told)
+    recorder, labelled = Messages(), data("single", tmp_path / "data")
+    tune("classify", labelled, tmp_path / "run", {"init.mlm_steps": 3, "max_length": 64}, reporter=recorder)
     kept = load(tmp_path / "run" / "start")
     assert kept.config.head is not None and kept.config.head.kind == "masked_lm" and kept.max_length == 64
     assert kept.config.model.encoder is not None and kept.config.model.encoder.layers == 1
     assert any(text.startswith("no model was given: an encoder of ") and "trained on the spot" in text
-               for text in told.messages)  # fmt: skip
-    assert any(text.startswith("it was trained on ") for text in told.messages)
+               for text in recorder.messages)  # fmt: skip
+    assert any(text.startswith("it was trained on ") for text in recorder.messages)
     model = load(tmp_path / "run")
     assert model.max_length == 64 == Engine(model).limit
     assert strict(tmp_path / "run" / "results.json")["base"] == "a small encoder, trained on the spot"
@@ -540,46 +543,51 @@ def test_an_encoder_is_trained_on_the_spot_and_kept(tmp_path: Path) -> None:
 def test_sequences_have_the_length_that_was_asked_for(tmp_path: Path, bare: Path) -> None:
     rows = [row | {"text": row["text"] + " the cat sat on the mat" * (number < 4)} for number, row in
             enumerate(classified(24))]  # fmt: skip
-    given, told = as_csv(tmp_path / "a.csv", rows), Messages()
-    done = tune("classify", given, tmp_path / "run", {"max_length": 12}, model=bare, reporter=told)
-    assert "4 training examples are longer than the model reads and are read in windows" in told.messages
+    labelled, recorder = as_csv(tmp_path / "a.csv", rows), Messages()
+    done = tune("classify", labelled, tmp_path / "run", {"max_length": 12}, model=bare, reporter=recorder)
+    assert "4 training examples are longer than the model reads and are read in windows" in recorder.messages
     assert done.results["notes"][1].startswith("4 training examples are longer")
     assert load(tmp_path / "run").max_length == 12, "and the model is served as it was trained"
     assert {line["answer"]["windows"] for line in lines(tmp_path / "run" / "predictions-dev.jsonl")} <= {1, 2}
-    told = Messages()
+    recorder = Messages()
     cut = tune(
-        "classify", given, tmp_path / "cut", {"max_length": 12, "long_inputs": "truncate"}, model=bare, reporter=told
+        "classify",
+        labelled,
+        tmp_path / "cut",
+        {"max_length": 12, "long_inputs": "truncate"},
+        model=bare,
+        reporter=recorder,
     )
-    (note,) = (text for text in told.messages if "cut" in text)
+    (note,) = (text for text in recorder.messages if "cut" in text)
     assert (
         note.startswith("4 training examples are longer than the model reads and were cut: ")
         and note in cut.results["notes"]
     )
-    said = [line["answer"]["windows"] for line in lines(tmp_path / "cut" / "predictions-dev.jsonl")]
-    assert set(said) == {1}, "it is measured as it was trained"
+    predictions = [line["answer"]["windows"] for line in lines(tmp_path / "cut" / "predictions-dev.jsonl")]
+    assert set(predictions) == {1}, "it is measured as it was trained"
     with pytest.raises(HeedfulError, match=r"max_length is 64, but .* reads 48 tokens"):
-        tune("classify", given, tmp_path / "long", {"max_length": 64}, model=bare)
+        tune("classify", labelled, tmp_path / "long", {"max_length": 64}, model=bare)
 
 
 def test_a_name_on_the_hub_has_a_revision(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data")
+    labelled = data("single", tmp_path / "data")
     with pytest.raises(
         HeedfulError, match="'nobody/nothing' is no folder here, and revision 'v1' of it is not in the local cache"
     ):
-        tune("classify", given, tmp_path / "run", model="nobody/nothing@v1")
+        tune("classify", labelled, tmp_path / "run", model="nobody/nothing@v1")
     assert not (tmp_path / "run").exists()
 
 
 def test_blocks_are_drawn_anew_when_asked(tmp_path: Path, bare: Path) -> None:
-    given = data("single", tmp_path / "data")
-    source = read(given)
+    labelled = data("single", tmp_path / "data")
+    source = read(labelled)
     settings = FinetuneSettings(task=ClassifySettings(), init=Pretrained(reinit_layers=1))
-    _, made = build_task(settings, source, compute_stats(source, ["train"]), load(bare))
-    before, after = load(bare).named_tensors(), made.named_tensors()
+    _, finetune_task = build_task(settings, source, compute_stats(source, ["train"]), load(bare))
+    before, after = load(bare).named_tensors(), finetune_task.named_tensors()
     changed = {name for name in before if not name.startswith("head.") and not torch.equal(before[name], after[name])}
     assert {name.split(".")[2] for name in changed} == {"1"}
     with pytest.raises(HeedfulError, match="reinit_layers is 3, but this model has 2 blocks"):
-        tune("classify", given, tmp_path / "run", {"reinit_layers": 3}, model=bare)
+        tune("classify", labelled, tmp_path / "run", {"reinit_layers": 3}, model=bare)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> None:
@@ -595,11 +603,11 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, bare: Path) -> N
 
 
 def test_several_seeds(tmp_path: Path) -> None:
-    given, run = data("single", tmp_path / "data"), tmp_path / "run"
-    done = tune("classify", given, run, {"seeds": 2, "train.optimizer.lr": 5e-3})
+    labelled, run = data("single", tmp_path / "data"), tmp_path / "run"
+    done = tune("classify", labelled, run, {"seeds": 2, "train.optimizer.lr": 5e-3})
     results, scores = done.results, []
     for each in results["seeds"]:
-        alone = tune("classify", given, tmp_path / str(each["seed"]),
+        alone = tune("classify", labelled, tmp_path / str(each["seed"]),
                      {"train.seed": each["seed"], "train.optimizer.lr": 5e-3})  # fmt: skip
         if each["seed"] == 1:  # the encoder on the spot has the first seed
             assert alone.results["splits"] == strict(run / "seed-1" / "seed.json")["splits"]
@@ -621,27 +629,27 @@ def test_several_seeds(tmp_path: Path) -> None:
 def test_seeds_are_chosen_by_dev_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, chosen: int
 ) -> None:
-    given = data("single", tmp_path / "data", {"train": 24, split: 8})
+    labelled = data("single", tmp_path / "data", {"train": 24, split: 8})
     scores, measured = iter([0.2, 0.9, 0.5]), module.FinetuneTraining._evaluate_split
 
     def pretended(run: Any, *rest: Any) -> dict[str, Any]:
-        made = measured(run, *rest)
-        return made | {"numbers": made["numbers"] | {"accuracy": next(scores)}}
+        run_results = measured(run, *rest)
+        return run_results | {"numbers": run_results["numbers"] | {"accuracy": next(scores)}}
 
     monkeypatch.setattr(module.FinetuneTraining, "_evaluate_split", pretended)
-    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
+    done = tune("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0, "seeds": 3})
     assert done.results["seed"] == chosen and set(done.results["splits"]) == {split}
     assert [each["splits"] for each in done.results["seeds"]] == [{split: 0.2}, {split: 0.9}, {split: 0.5}]
-    said = "that of seed 2, the best of 3 on dev;" if split == "dev" else "that of seed 1, the first of 3;"
-    assert said in (tmp_path / "run" / "model" / "README.md").read_text()
+    message = "that of seed 2, the best of 3 on dev;" if split == "dev" else "that of seed 1, the first of 3;"
+    assert message in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
 # -- data that are short of something ---------------------------------------------------------------------------
 
 
 def test_without_dev(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", classified(20))
-    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0})
+    data_file = as_csv(tmp_path / "a.csv", classified(20))
+    done = tune("classify", data_file, tmp_path / "run", {"data.dev_fraction": 0})
     assert done.results["splits"] == {} == done.results["across_seeds"]
     assert done.results["seeds"][0]["best_step"] == done.results["seeds"][0]["steps"] == 4
     assert (
@@ -661,15 +669,17 @@ def test_without_dev(tmp_path: Path) -> None:
 
 
 def test_a_dev_split_that_would_be_empty_is_left_out(tmp_path: Path) -> None:
-    told, given = Messages(), as_csv(tmp_path / "a.csv", classified(6))
+    recorder, labelled = Messages(), as_csv(tmp_path / "a.csv", classified(6))
     empty = next(
         seed
         for seed in range(100)
-        if not list(read(given, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
+        if not list(read(labelled, None, DataSettings(dev_fraction=0.02, seed=seed)).examples("dev"))
     )
-    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=told)
+    done = tune(
+        "classify", labelled, tmp_path / "run", {"data.dev_fraction": 0.02, "data.seed": empty}, reporter=recorder
+    )
     reason = "the hash of their texts would put none of the 6 examples into it, so all are train"
-    assert f"no dev split can be made: {reason}" in told.messages
+    assert f"no dev split can be made: {reason}" in recorder.messages
     assert done.results["splits"] == {} and f"no dev split can be made: {reason}" in done.results["notes"]
 
 
@@ -710,18 +720,18 @@ def test_empty_files(tmp_path: Path, text: str) -> None:
 
 
 def test_unknown_tasks_and_wrong_columns_are_said(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
+    labelled = as_csv(tmp_path / "a.csv", [{"text": "a", "stars": 3}])
     with pytest.raises(HeedfulError, match=r'"classfy" is not a task \(did you mean "classify"\?\)'):
-        tune("classfy", given, tmp_path / "run")
+        tune("classfy", labelled, tmp_path / "run")
     with pytest.raises(
         HeedfulError, match=r'a\.csv: which column is the label\? .* say --data\.columns\.label=NAME, one of "text"'
     ):
-        tune("classify", given, tmp_path / "run")
+        tune("classify", labelled, tmp_path / "run")
     typo = {"data.columns": '{labels = ["toxic", "milt"]}'}
     with pytest.raises(HeedfulError, match=r'has no column "milt", but "text", "toxic", "mild" \(did you mean "mild"'):
         tune("classify", as_csv(tmp_path / "b.csv", [{"text": "a", "toxic": 1, "mild": 0}]), tmp_path / "run", typo)
     with pytest.raises(HeedfulError, match=r"which column is the score\?"):
-        tune("regress", given, tmp_path / "run")
+        tune("regress", labelled, tmp_path / "run")
 
 
 # -- bad rows ---------------------------------------------------------------------------------------------------
@@ -737,30 +747,30 @@ def with_bad_rows(folder: Path) -> Path:
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data")
-    with (given / "test.csv").open("a") as file:
+    labelled = data("single", tmp_path / "data")
+    with (labelled / "test.csv").open("a") as file:
         file.write("the cat sat,ugly\n")
     with pytest.raises(HeedfulError, match=r'test\.csv:10: the label "ugly" is not in train, which has "bad", "good"'):
-        tune("classify", given, tmp_path / "run")
-    (given / "test.csv").write_text("text\nthe cat\n")
-    done = tune("classify", given, tmp_path / "run", {"train.epochs": 1})
+        tune("classify", labelled, tmp_path / "run")
+    (labelled / "test.csv").write_text("text\nthe cat\n")
+    done = tune("classify", labelled, tmp_path / "run", {"train.epochs": 1})
     assert set(done.results["splits"]) == {"dev"}, "a test split without labels is left out, and that is said"
     assert "test: has no label, so it is left out" in done.results["data"]["stated"]
 
 
 def test_what_is_set_aside_names_settings_as_the_run_has_them(tmp_path: Path) -> None:
-    given = as_csv(tmp_path / "a.csv", classified(30))
-    given.write_bytes(given.read_bytes() + "café,good\n".encode("latin-1"))
+    labelled = as_csv(tmp_path / "a.csv", classified(30))
+    labelled.write_bytes(labelled.read_bytes() + "café,good\n".encode("latin-1"))
     with pytest.raises(HeedfulError, match=r"say --data\.encoding=cp1252, or iconv"):
-        tune("classify", given, tmp_path / "run")
-    tune("classify", given, tmp_path / "run", on_bad_row="skip")
+        tune("classify", labelled, tmp_path / "run")
+    tune("classify", labelled, tmp_path / "run", on_bad_row="skip")
     (aside,) = lines(tmp_path / "run" / "bad-rows.jsonl")
     assert "say --data.encoding=cp1252, or iconv" in aside["reason"]
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
-    given, run, told = with_bad_rows(tmp_path / "data"), tmp_path / "run", Messages()
-    done = tune("classify", given, run, on_bad_row="skip", reporter=told)
+    labelled, run, recorder = with_bad_rows(tmp_path / "data"), tmp_path / "run", Messages()
+    done = tune("classify", labelled, run, on_bad_row="skip", reporter=recorder)
     aside = lines(run / "bad-rows.jsonl")
     assert Counter((Path(row["file"]).name, row["line"]) for row in aside) == {
         ("train.csv", 26): 1, ("train.csv", 27): 1, ("test.csv", 10): 1
@@ -769,8 +779,8 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     assert done.results["data"]["splits"]["test"] == {"examples": 8}
     for name, count in (("train", 2), ("test", 1)):
         assert f"bad rows of {name}.csv that are left out: {count}" in done.results["notes"]
-    assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in told.messages
-    assert tune("classify", given, run, on_bad_row="skip").results == done.results, "the same command again"
+    assert f"bad rows are set aside in {run / 'bad-rows.jsonl'}" in recorder.messages
+    assert tune("classify", labelled, run, on_bad_row="skip").results == done.results, "the same command again"
 
 
 def test_bad_rows_of_files_that_are_called_the_same(tmp_path: Path) -> None:
@@ -819,27 +829,29 @@ def test_labels_may_be_called_anything(tmp_path: Path, monkeypatch: pytest.Monke
 def test_names_of_files_and_folders_may_be_anything(tmp_path: Path) -> None:
     folder = tmp_path / "a b ü🦊" / "with 'quotes'"
     folder.mkdir(parents=True)
-    given = as_csv(folder / "mein tägliches = 🦊.csv", classified(30))
-    done = tune("classify", given, folder / "run [1]")
-    assert list(done.results["data"]["files"]) == [given.name]
+    labelled = as_csv(folder / "mein tägliches = 🦊.csv", classified(30))
+    done = tune("classify", labelled, folder / "run [1]")
+    assert list(done.results["data"]["files"]) == [labelled.name]
     assert Engine(folder / "run [1]")(["the cat"])[0]["label"] in ("bad", "good")
-    assert tune("classify", given, folder / "run [1]").results == done.results
+    assert tune("classify", labelled, folder / "run [1]").results == done.results
 
 
 def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    given = {}
+    files = {}
     for split, count in (("train", 24), ("dev", 8)):
         (tmp_path / split).mkdir()
-        given[split] = as_csv(tmp_path / split / "data.csv", classified(count))
-    done = tune("classify", given, tmp_path / "run")
+        files[split] = as_csv(tmp_path / split / "data.csv", classified(count))
+    done = tune("classify", files, tmp_path / "run")
     assert set(done.results["data"]["files"]) == {"train/data.csv", "dev/data.csv"}
 
 
 def test_settings_that_were_found_out_are_written_down(tmp_path: Path) -> None:
     settings = {"train.precision": "auto", "train.optimizer": "{kind = 'adamw', lr = 1e-3}"}
     tune("classify", data("single", tmp_path / "data"), tmp_path / "run", settings)
-    found = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
-    assert found.train.precision in ("float32", "bfloat16") and found.train.optimizer == AdamW(lr=1e-3)
+    resolved_settings = from_file(FinetuneSettings, tmp_path / "run" / "settings.toml")
+    assert resolved_settings.train.precision in ("float32", "bfloat16") and resolved_settings.train.optimizer == AdamW(
+        lr=1e-3
+    )
 
 
 def test_a_run_starts_from_another_run_of_another_task(tmp_path: Path, bare: Path) -> None:
@@ -887,7 +899,7 @@ def test_a_dev_of_one_score_chooses_nothing(tmp_path: Path) -> None:
     alone = module.plan_finetune(
         "regress", tmp_path / "train.jsonl", assignments=["data.dev_fraction=0.001", "data.seed=3"]
     )
-    assert "dev" not in alone.survey.non_empty_splits or "dev" not in alone.survey.constant_score_splits
+    assert "dev" not in alone.stats.non_empty_splits or "dev" not in alone.stats.constant_score_splits
 
 
 def test_a_signal_after_the_last_step_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,27 +63,27 @@ def early(task: str, *assignments: str, recipe: Path | None = None) -> FinetuneS
     ],
 )
 def test_defaults_follow_from_the_size(examples: int, epochs: int, batch: int, evaluate: float) -> None:
-    found, why = finetune_defaults("classify", examples, random_init=False)
-    assert (found.train.epochs, found.train.batch_size, found.fit.eval_every_epochs) == (
+    settings, why = finetune_defaults("classify", examples, random_init=False)
+    assert (settings.train.epochs, settings.train.batch_size, settings.fit.eval_every_epochs) == (
         epochs,
         batch,
         evaluate,
     )
-    assert found.train.optimizer.lr == 5e-5
+    assert settings.train.optimizer.lr == 5e-5
     encoder = "a trained model 768 wide"
-    said = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, lr 5e-05"
-    assert training_summary(found, why) == said
+    message = f"defaults for {examples:,} examples and {encoder}: {epochs} epochs, batches of {batch}, lr 5e-05"
+    assert training_summary(settings, why) == message
     for width, rate in ((256, 2e-4), (384, 1e-4), (1024, 4e-5)):
         assert finetune_defaults("classify", examples, random_init=False, width=width)[0].train.optimizer.lr == rate
     fresh, why = finetune_defaults("classify", examples, random_init=True)
-    assert fresh.train.epochs == found.train.epochs and fresh.train.optimizer.lr == 5e-4
+    assert fresh.train.epochs == settings.train.epochs and fresh.train.optimizer.lr == 5e-4
     assert "a fresh encoder" in why
 
 
 @pytest.mark.parametrize(("examples", "epochs"), [(499, 15), (2_000, 6), (14_041, 6), (50_000, 2)])
 def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: int) -> None:
-    found, why = finetune_defaults("tag", examples, random_init=False)
-    assert found.train.epochs == epochs and " characters" not in why
+    defaults, why = finetune_defaults("tag", examples, random_init=False)
+    assert defaults.train.epochs == epochs and " characters" not in why
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_tagging_has_more_epochs_from_2000_sentences_on(examples: int, epochs: i
     ],
 )
 def test_long_texts_have_fewer_epochs(examples: int, characters: int, epochs: int) -> None:
-    found, why = finetune_defaults("classify", examples, random_init=False, characters=characters)
-    assert found.train.epochs == epochs
+    defaults, why = finetune_defaults("classify", examples, random_init=False, characters=characters)
+    assert defaults.train.epochs == epochs
     by_number, _ = finetune_defaults("classify", examples, random_init=False)
-    assert (f" of {characters:,} characters " in why) == (found.train.epochs != by_number.train.epochs)
-    assert found.train.batch_size == by_number.train.batch_size
+    assert (f" of {characters:,} characters " in why) == (defaults.train.epochs != by_number.train.epochs)
+    assert defaults.train.batch_size == by_number.train.batch_size
 
 
 def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
@@ -120,21 +120,21 @@ def test_what_was_set_by_hand_is_said(tmp_path: Path) -> None:
     ("examples", "together", "batch"), [(600, 32, 32), (600, 12, 12), (20_000, 12, 24), (9, 4, 16)]
 )
 def test_a_batch_has_whole_groups(examples: int, together: int, batch: int) -> None:
-    found, why = finetune_defaults("embed", examples, random_init=False, group_size=together)
-    assert found.train.batch_size == batch and f"batches of {batch}," in training_summary(found, why, ())
-    check_batch_groups(found.train, together)
+    defaults, why = finetune_defaults("embed", examples, random_init=False, group_size=together)
+    assert defaults.train.batch_size == batch and f"batches of {batch}," in training_summary(defaults, why, ())
+    check_batch_groups(defaults.train, together)
     message = (
         f"^train.batch_size is {batch + 1}, but an update takes whole groups of {together} pairs .* to {together} or"
     )
     with pytest.raises(HeedfulError, match=message):
-        check_batch_groups(replace(found.train, batch_size=batch + 1), together)
+        check_batch_groups(replace(defaults.train, batch_size=batch + 1), together)
 
 
 def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text("seeds = 3\n[train]\nbatch_size = 7\n[train.optimizer]\nlr = 1e-3\nweight_decay = 0.5\n")
-    found = wished("tag", recipe, "train.optimizer.lr=2e-3", "fit.patience=4")
-    assert found == overlay(
+    settings = wished("tag", recipe, "train.optimizer.lr=2e-3", "fit.patience=4")
+    assert settings == overlay(
         finetune_defaults("tag", 600, random_init=False)[0],
         {
             "seeds": 3,
@@ -143,10 +143,10 @@ def test_a_recipe_goes_over_defaults_and_assignments_over_both(tmp_path: Path) -
         },
         source="",
     )
-    assert found.train.epochs == 8.0, "what nobody set follows from the size"
+    assert settings.train.epochs == 8.0, "what nobody set follows from the size"
     as_json = tmp_path / "mine.json"
     as_json.write_text('{"seeds": 3, "train": {"batch_size": 7, "optimizer": {"lr": 1e-3, "weight_decay": 0.5}}}')
-    assert wished("tag", as_json, "train.optimizer.lr=2e-3", "fit.patience=4") == found
+    assert wished("tag", as_json, "train.optimizer.lr=2e-3", "fit.patience=4") == settings
     other = wished("tag", recipe, "train.time_budget=2")
     assert (other.train.epochs, other.train.time_budget) == (None, 2.0)
 
@@ -158,9 +158,12 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
     assert re.search(r"^\[|^\w+ = ", text, re.MULTILINE)
     for task in SPECS:
         plain = finetune_defaults(task, 600, random_init=False)[0]
-        found = wished(task, path)
-        assert found != plain and from_mapping(FinetuneSettings, tomllib.loads(to_toml(found)), source="") == found
-        flat = to_mapping(found)
+        settings = wished(task, path)
+        assert (
+            settings != plain
+            and from_mapping(FinetuneSettings, tomllib.loads(to_toml(settings)), source="") == settings
+        )
+        flat = to_mapping(settings)
         for table, value in load_mapping(path).items():  # all of it has arrived
             for name, each in value.items() if isinstance(value, dict) else ():
                 kept = flat[table][name]
@@ -169,9 +172,11 @@ def test_every_recipe_that_ships_resolves(path: Path) -> None:
 
 def test_the_published_recipe_is_the_published_one() -> None:
     (path,) = (path for path in RECIPES if path.stem == "paper")
-    found = wished("classify", path).train
-    assert found.epochs == 3.0 and found.batch_size == 32 and found.schedule == DecayFromStart(warmup_ratio=0.1)
-    assert found.optimizer == AdamW.without_bias_correction(3e-5)
+    settings = wished("classify", path).train
+    assert (
+        settings.epochs == 3.0 and settings.batch_size == 32 and settings.schedule == DecayFromStart(warmup_ratio=0.1)
+    )
+    assert settings.optimizer == AdamW.without_bias_correction(3e-5)
 
 
 @pytest.mark.parametrize(
@@ -244,23 +249,23 @@ def test_a_recipe_that_is_not_there_and_a_task_that_is_not_known(tmp_path: Path)
 
 
 def test_classify_takes_settings_of_many_labels_before_it_has_seen_the_data() -> None:
-    given = "task.thresholds=tuned"
-    assert early("classify", given).task == MultiLabelSettings(thresholds="tuned")
+    assignment = "task.thresholds=tuned"
+    assert early("classify", assignment).task == MultiLabelSettings(thresholds="tuned")
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
-        wished("classify", None, given)  # one label, as it turned out
+        wished("classify", None, assignment)  # one label, as it turned out
     with pytest.raises(HeedfulError, match=r"task\.thresholds is for task\.kind = .multiple."):
-        early("tag", given)
+        early("tag", assignment)
 
 
-@pytest.mark.parametrize("given", [{"group_size": 1}, {"scale": 0.0}])
-def test_settings_of_a_task_are_checked(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"group_size": 1}, {"scale": 0.0}])
+def test_settings_of_a_task_are_checked(arguments: dict[str, Any]) -> None:
     with pytest.raises(HeedfulError, match=r"expected"):
-        EmbedSettings(**given)
+        EmbedSettings(**arguments)
 
 
 @pytest.mark.parametrize("task", SPECS)
 def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> None:
-    for found in (
+    for resolved in (
         finetune_defaults(task, 700, random_init=True)[0],
         wished(
             task,
@@ -273,8 +278,8 @@ def test_resolved_settings_come_back_from_toml(task: str, tmp_path: Path) -> Non
         wished(task, None, 'init.model=a/"b"/ü 🦊', "data.delimiter=;", "train.schedule={kind = 'cosine'}"),
     ):
         path = tmp_path / "settings.toml"
-        path.write_text(to_toml(found), encoding="utf-8")
-        assert from_file(FinetuneSettings, path) == found
+        path.write_text(to_toml(resolved), encoding="utf-8")
+        assert from_file(FinetuneSettings, path) == resolved
 
 
 def test_a_run_from_the_hub_goes_on_whose_revision_was_saved_beside_the_name(tmp_path: Path) -> None:
@@ -292,8 +297,8 @@ def test_a_revision_is_of_a_name_alone(tmp_path: Path, monkeypatch: pytest.Monke
     Path("here").mkdir()
     apart = [(model, (model, "v2")) for model in ("here", BUNDLED_ENCODER)]
     for model, named in (("a@v1", ("a@v2", "")), *apart):
-        found = wished("tag", None, f"init.model={model}", "init.revision=v2").init
-        assert (found.model, found.revision) == named
+        settings = wished("tag", None, f"init.model={model}", "init.revision=v2").init
+        assert (settings.model, settings.revision) == named
     recipe = tmp_path / "mine.toml"
     recipe.write_text('init.revision = "v1"\n')
     assert wished("tag", recipe, "init.model=a").init.model == "a@v1"

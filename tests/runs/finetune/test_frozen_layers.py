@@ -60,8 +60,8 @@ def test_seeds_share_the_cache_which_is_removed(tmp_path: Path, bare: Path, monk
         "classify", data("single", tmp_path / "data"), folder, SETTINGS | {"seeds": 2}, model=bare, reporter=log
     )
     assert done.status == "completed" and parts == [0]
-    told = [text for text in log.messages if "frozen" in text]
-    assert len(told) == 2 and "lowest layer are frozen, without dropout; their outputs for" in told[0]
+    log_messages = [text for text in log.messages if "frozen" in text]
+    assert len(log_messages) == 2 and "lowest layer are frozen, without dropout; their outputs for" in log_messages[0]
     assert not (folder / "frozen").exists() and frozen_as_in(folder, bare)
 
 

@@ -14,7 +14,7 @@ import heedful
 from heedful.checkpoint import save
 from heedful.data import LabelledExample
 from heedful.errors import DataError, RunError, SettingError
-from heedful.runs.finetune.method_choice import METHODS, fold_numbers
+from heedful.runs.finetune.method_choice import METHODS, assign_folds
 from heedful.runs.finetune.plan import plan_finetune
 from heedful.runs.finetune.run import finetune
 from heedful.runs.results import read_results
@@ -153,7 +153,7 @@ def plan_method(encoder: str, count: int = 24, **overrides: Any) -> tuple[str, b
     """The planned method, and whether there is a dev split."""
     data = {"train": classified(count)}
     plan = plan_finetune("classify", data, model=encoder, overrides=overrides)
-    return plan.settings.method, "dev" in plan.survey.non_empty_splits
+    return plan.settings.method, "dev" in plan.stats.non_empty_splits
 
 
 def test_methods_are_compared_for_few_rows_unless_fine_tuning_is_set_up_by_hand(encoder: str) -> None:
@@ -208,8 +208,8 @@ def test_more_folds_than_texts_are_refused(tmp_path: Path, encoder: str) -> None
 
 def test_folds_have_each_label_in_equal_shares_and_no_text_twice() -> None:
     examples = [LabelledExample(text=f"text {number % 40}", label=str(number % 4)) for number in range(60)]
-    numbers = fold_numbers(examples, 5, seed=1)
-    assert numbers == fold_numbers(examples, 5, seed=1) != fold_numbers(examples, 5, seed=2)
+    numbers = assign_folds(examples, 5, seed=1)
+    assert numbers == assign_folds(examples, 5, seed=1) != assign_folds(examples, 5, seed=2)
     texts = [{e.text for e, own in zip(examples, numbers, strict=True) if own == fold} for fold in range(5)]
     assert sum(map(len, texts)) == 40, "no text is in two folds"
     for fold in range(5):

@@ -12,7 +12,7 @@ import pytest
 
 from heedful.errors import HeedfulError
 from heedful.runs.finetune import quickstart as module
-from heedful.runs.finetune.quickstart import MARK, MARKED, quickstart
+from heedful.runs.finetune.quickstart import MARK, MARK_CONTENT, quickstart
 from heedful.runs.results import RunResult
 from heedful.train.run_lock import lock_run
 
@@ -20,12 +20,12 @@ from heedful.train.run_lock import lock_run
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Runs are noted and not made."""
-    made: list[Path] = []
+    folders: list[Path] = []
 
     def finetune(task: str, data: Path, folder: Path, reporter: Any) -> RunResult:
         assert task == "classify" and (data / "train.csv").is_file()
         assert [path.name for path in folder.iterdir()] == [MARK], "it starts in an empty folder"
-        made.append(folder)
+        folders.append(folder)
         lines = [{"correct": False, "input": "a"}, {"correct": True, "input": "b"}, {"correct": False, "input": "c"}]
         lines += [{"correct": False, "input": name} for name in ("d", "beyond those that are shown")]
         (folder / "predictions-test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(module, "finetune", finetune)
     monkeypatch.setattr(module, "Engine", lambda folder: lambda texts: [{"label": "x"} for _ in texts])
-    return made
+    return folders
 
 
 def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
@@ -42,7 +42,7 @@ def test_an_earlier_one_is_replaced(tmp_path: Path, runs: list[Path]) -> None:
     assert done is not None and done.results == {"metric": "accuracy"}
     assert [line["input"] for line in done.mistakes] == ["a", "c", "d"]
     assert [answer["label"] for answer in done.answers] == ["x"] * 3 and all(a["text"] for a in done.answers)
-    assert (folder / MARK).read_text() == MARKED
+    assert (folder / MARK).read_text() == MARK_CONTENT
     assert quickstart(folder) == done and runs == [folder, folder]
     (tmp_path / "empty").mkdir()
     assert quickstart(tmp_path / "empty") is not None

@@ -56,9 +56,9 @@ def one_thread() -> Any:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data.csv, and two tiny models with a tokenizer of the same texts."""
-    folder = tmp_path_factory.mktemp("given")
+    folder = tmp_path_factory.mktemp("labelled")
     with (folder / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *ROWS])
     words = train_tokenizer(
@@ -105,9 +105,9 @@ def test_a_token_that_is_a_space_is_shown_as_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["both", "alone"])
-def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run(labelled: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     done = finetune(
-        "seq2seq", given / "data.csv", output_dir=tmp_path / "run", model=given / name, assignments=SETTINGS
+        "seq2seq", labelled / "data.csv", output_dir=tmp_path / "run", model=labelled / name, assignments=SETTINGS
     )
     assert done.status == "completed" and done.results["metric"] == "f1"
     numbers = done.results["splits"]["dev"]["numbers"]
@@ -121,7 +121,7 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     )
     assert "one pass over a text, all tokens at once" in card
     assert load(tmp_path / "run").text_suffix == ("" if name == "both" else "\n")
-    again = evaluate(tmp_path / "run", given / "data.csv", split="train")
+    again = evaluate(tmp_path / "run", labelled / "data.csv", split="train")
     assert again.numbers["count"] == len(ROWS)
 
     class_ = transformers.T5ForConditionalGeneration if name == "both" else transformers.GPT2LMHeadModel
@@ -140,40 +140,44 @@ def test_a_run(given: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFix
     assert len({predict("--temperature", "2", "--seed", seed) for seed in "123456"}) > 1
 
 
-def test_evaluate_writes_as_the_run_did(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_writes_as_the_run_did(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beams, tokens and metric are those of the run; F1 replaces BLEU where sacrebleu is not installed."""
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
     run, wishes = tmp_path / "run", (*SETTINGS, "task.num_beams=3", "task.metric=bleu")
-    done = finetune("seq2seq", given / "data.csv", output_dir=run, model=given / "both", assignments=wishes)
+    done = finetune("seq2seq", labelled / "data.csv", output_dir=run, model=labelled / "both", assignments=wishes)
 
     def again(name: str) -> Evaluated:
         how: dict[str, Any] = {"split": "dev", "settings": DataSettings(), "predictions": tmp_path / name}
-        return evaluate(run, given / "data.csv", **how)
+        return evaluate(run, labelled / "data.csv", **how)
 
-    found = again("dev.jsonl")
-    assert found.metric == done.results["metric"] == "bleu"
-    assert json.loads(json.dumps(found.numbers)) == done.results["splits"]["dev"]["numbers"]
+    predictions = again("dev.jsonl")
+    assert predictions.metric == done.results["metric"] == "bleu"
+    assert json.loads(json.dumps(predictions.numbers)) == done.results["splits"]["dev"]["numbers"]
     assert (tmp_path / "dev.jsonl").read_bytes() == (run / "predictions-dev.jsonl").read_bytes()
     whole = evaluate(
-        load(run), given / "data.csv", split="dev", settings=DataSettings(), generation=evaluation.run_generation(run)
+        load(run),
+        labelled / "data.csv",
+        split="dev",
+        settings=DataSettings(),
+        generation=evaluation.run_generation(run),
     )
-    assert whole.numbers == found.numbers, "as bench measures it"
+    assert whole.numbers == predictions.numbers, "as bench measures it"
     monkeypatch.setattr(evaluation, "has_bleu", lambda: False)
     with pytest.warns(HeedfulWarning, match=r"run ranked models by BLEU, but sacrebleu is not installed: F1 is"):
         assert again("other.jsonl").metric == "f1"
 
 
-def test_what_leads_is_known_before_the_work(given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_leads_is_known_before_the_work(labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sacrebleu a model from random weights is compared by F1, and BLEU that is asked for is refused."""
     for each in (settings, seq2seq):
         monkeypatch.setattr(each, "has_bleu", lambda: False)
     wishes = ("init.kind=transformer",)
-    plan = plan_finetune("seq2seq", given / "data.csv", assignments=wishes)
+    plan = plan_finetune("seq2seq", labelled / "data.csv", assignments=wishes)
     assert isinstance(plan.settings.task, Seq2SeqSettings) and plan.settings.task.metric == "f1"
     assert "compared by F1 of words, since sacrebleu, for BLEU, is not installed" in plan.why
     with pytest.raises(HeedfulError, match=r"^task.metric is bleu, which needs sacrebleu, and that is not installed"):
-        plan_finetune("seq2seq", given / "none.csv", assignments=(*wishes, "task.metric=bleu"))
+        plan_finetune("seq2seq", labelled / "none.csv", assignments=(*wishes, "task.metric=bleu"))
 
 
 @pytest.mark.parametrize(
@@ -196,8 +200,8 @@ def test_bleu_leads_only_where_it_can(tmp_path: Path, targets: list[str], leads:
         assert isinstance(plan.settings.task, Seq2SeqSettings)
         return plan.settings.task, plan.why
 
-    task, said = planned()
-    assert (task.metric, task.bleu) == (leads, words) and why in said and ("compared by" in said) == bool(why)
+    task, notes = planned()
+    assert (task.metric, task.bleu) == (leads, words) and why in notes and ("compared by" in notes) == bool(why)
     assert planned("task.metric=f1")[0].metric == "f1"
     if not why:
         return
@@ -219,23 +223,23 @@ def test_pieces_that_do_not_give_texts_back(tmp_path: Path, wishes: tuple[str, .
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("source", "target"), *rows])
     small = ("init.kind=transformer", "init.layers=1", "init.width=16", "init.heads=2", "data.dev_fraction=0")
-    given = (
+    pieces = (
         *small,
         "init.tokenizer.vocab_size=300",
         *(f"init.tokenizer.{wish}" for wish in wishes),
         "task.max_new_tokens=3",
     )
-    plan = plan_finetune("seq2seq", tmp_path / "data.csv", assignments=given)
-    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    task, _ = build_task(plan.settings, plan.source, plan.survey, base)
-    told = encoding_notes(task.encode_split(plan.source.examples("train")))
-    assert "3 training examples have targets that are longer than evaluations generate (task.max_new_tokens=3)" in told
-    assert sum(int(note.split()[0]) for note in told if "the tokenizer does not decode exactly" in note) == changed
+    plan = plan_finetune("seq2seq", tmp_path / "data.csv", assignments=pieces)
+    base = initial_model(plan.settings.init, plan.source, plan.stats.counts, 0, None, lambda text: None)
+    task, _ = build_task(plan.settings, plan.source, plan.stats, base)
+    notes = encoding_notes(task.encode_split(plan.source.examples("train")))
+    assert "3 training examples have targets that are longer than evaluations generate (task.max_new_tokens=3)" in notes
+    assert sum(int(note.split()[0]) for note in notes if "the tokenizer does not decode exactly" in note) == changed
     right = [{"text": text} for _, text in rows]
-    found = task.compute_metrics(
+    metrics = task.compute_metrics(
         task.update_metrics(task.new_metrics(), list(plan.source.examples("train")), right, range(3))
     )
-    assert f"|case:{case}|" in found["signature"]
+    assert f"|case:{case}|" in metrics["signature"]
 
 
 TWO, LOOK = ("init.kind=recurrent",), "init.rnn.look={kind = 'hard', longest = 64}"
@@ -250,11 +254,11 @@ FRESH = {
 
 @pytest.mark.parametrize("name", ["both", "alone", *FRESH])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    given: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    labelled: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heedful.runs.run.measure_latency", lambda loaded: {})
     monkeypatch.setattr("heedful.runs.run.draw_run_plots", lambda folder: [])
-    how: dict[str, Any] = {"model": given / name} if name not in FRESH else {}
+    how: dict[str, Any] = {"model": labelled / name} if name not in FRESH else {}
     assignments = (
         *SETTINGS,
         "fit.eval_every_epochs=3",
@@ -270,7 +274,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
 
     def run(folder: str, reporter: Reporter | None = None) -> RunResult:
         return finetune(
-            "seq2seq", given / "data.csv", tmp_path / folder, assignments=assignments, reporter=reporter, **how
+            "seq2seq", labelled / "data.csv", tmp_path / folder, assignments=assignments, reporter=reporter, **how
         )
 
     assert run("parted", Stop()).status == "interrupted"
@@ -288,13 +292,19 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
         (again,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=12))([json.loads(line)["input"]])
         assert again["text"] == json.loads(line)["prediction"]
 
-    found = alignment(loaded, *ROWS[0])
-    assert found is not None and loaded.tokenizer is not None and loaded.tokenizer.special.eos_or_sep is not None
-    assert found.source[1] == "ada"[: len(found.source[1])] and found.target[0] == "yesterday"[: len(found.target[0])]
-    assert found.target[-1] == loaded.tokenizer.name(loaded.tokenizer.special.eos_or_sep)
-    assert found.weights.shape == (len(found.target), len(found.source))
-    assert found.weights.sum(1) == pytest.approx(1, abs=1e-5)
-    lines = [json.dumps({"id": n, "input": text, "prediction": said}) for n, (text, said) in enumerate(ROWS[:3])]
+    attention = alignment(loaded, *ROWS[0])
+    assert attention is not None and loaded.tokenizer is not None and loaded.tokenizer.special.eos_or_sep is not None
+    assert (
+        attention.source[1] == "ada"[: len(attention.source[1])]
+        and attention.target[0] == "yesterday"[: len(attention.target[0])]
+    )
+    assert attention.target[-1] == loaded.tokenizer.name(loaded.tokenizer.special.eos_or_sep)
+    assert attention.weights.shape == (len(attention.target), len(attention.source))
+    assert attention.weights.sum(1) == pytest.approx(1, abs=1e-5)
+    lines = [
+        json.dumps({"id": n, "input": text, "prediction": predictions})
+        for n, (text, predictions) in enumerate(ROWS[:3])
+    ]
     (tmp_path / "whole/predictions-dev.jsonl").write_text("\n".join(lines))
     assert tmp_path / "whole/plots/alignments.png" in draw_run_plots(tmp_path / "whole")
 
@@ -326,8 +336,8 @@ def test_sizes_are_those_of_the_paper(size: Any, count: int) -> None:
         settings = TransformerInit(size=size, norm_at=norm_at)  # type: ignore[arg-type]
         model = transformer_config(settings, 37_000)
         with skip_init():
-            made = ModelBundle(BundleConfig(family="heedful", model=model, head=NextToken()))
-        assert made.count() == count + more * model.width
+            new_model = ModelBundle(BundleConfig(family="heedful", model=model, head=NextToken()))
+        assert new_model.count() == count + more * model.width
 
 
 def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Path) -> None:
@@ -345,16 +355,16 @@ def test_location_scores_bound_what_is_read_and_not_what_is_written(tmp_path: Pa
     finetune("seq2seq", data, tmp_path / "run", assignments=wishes)
     loaded = load(tmp_path / "run")
     assert loaded.max_length == 6 and loaded.max_target_length is None
-    (said,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=40))(["one two"])
-    assert said["tokens"] == 40 or said["complete"]
+    (answer,) = heedful.Engine(loaded, writing=GenerationConfig(max_new_tokens=40))(["one two"])
+    assert answer["tokens"] == 40 or answer["complete"]
     assert evaluate(tmp_path / "run", data, split="train").numbers["f1"] >= 0
     rows.append(("one two " * 6, "twenty one words " * 6))
     write_rows()
     with pytest.raises(HeedfulError, match=r"data.csv:10: .* but this model reads 6 at once: .* set long_inputs"):
         finetune("seq2seq", data, tmp_path / "refused", assignments=wishes)
     plan = plan_finetune("seq2seq", data, assignments=(*wishes, "long_inputs=truncate"))
-    base = initial_model(plan.settings.init, plan.source, plan.survey.counts, 0, None, lambda text: None)
-    learned = build_task(plan.settings, plan.source, plan.survey, base)[0].encode_split(plan.source.examples("train"))
+    base = initial_model(plan.settings.init, plan.source, plan.stats.counts, 0, None, lambda text: None)
+    learned = build_task(plan.settings, plan.source, plan.stats, base)[0].encode_split(plan.source.examples("train"))
     first, last = learned.samples[0], learned.samples[-1]
     assert learned.truncated == 1 and last.bounds[1] == 6 and len(last.target) == len(first.target) > 6
     with pytest.raises(HeedfulError, match=r"it has .* tokens, but this model reads 6, and its answer needs all"):
@@ -369,10 +379,10 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
         [text for row in ROWS for text in row], TokenizerSettings(algorithm="unigram", vocab_size=90, max_length=12)
     )
     sizes: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "inner": 16, "positions": "learned", "longest": 12}
-    made = create(
+    new_model = create(
         BundleConfig(family="heedful", model=transformer_config(TransformerInit(**sizes), words.size)), words, seed=0
     )
-    heedful.save(with_head(made, "language_model", seed=0), tmp_path / "model")
+    heedful.save(with_head(new_model, "language_model", seed=0), tmp_path / "model")
     short, long = "ada sees him", "ada sees the sea today him"
     assert len(words.encode(short)) < 12 < len(words.encode(long)) <= MAX_TOKENS
     for texts, shown in (((short, long), True), ((long,), False)):
@@ -381,11 +391,11 @@ def test_a_picture_passes_over_what_the_model_does_not_read(tmp_path: Path) -> N
         assert (plot_alignments(tmp_path, "dev") is not None) == shown
 
 
-def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_run(labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HeedfulError, match="no model was given, and seq2seq needs one with a decoder"):
-        finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "a")
+        finetune("seq2seq", labelled / "data.csv", output_dir=tmp_path / "a")
     with pytest.raises(HeedfulError, match="this model has no decoder, so it cannot generate text"):
-        finetune("seq2seq", given / "data.csv", output_dir=tmp_path / "b", model=given / "encoder")
+        finetune("seq2seq", labelled / "data.csv", output_dir=tmp_path / "b", model=labelled / "encoder")
     for task, model, wishes, message in (
         ("tag", "", ("init.kind=transformer",), 'init.kind is "transformer", which is for seq2seq, not tag'),
         ("seq2seq", "", ("init.kind=classic",), 'kind is "bag", which reads texts and writes none'),
@@ -407,19 +417,19 @@ def test_what_cannot_run(given: Path, tmp_path: Path, capsys: pytest.CaptureFixt
             'init.reinit_layers is for init.kind = "pretrained"',
         ),
     ):
-        named = given / model if model else ""
+        named = labelled / model if model else ""
         with pytest.raises(HeedfulError, match=message):
-            finetune(task, given / "data.csv", output_dir=tmp_path / "c", model=named, assignments=wishes)
-    for arguments, told in (
+            finetune(task, labelled / "data.csv", output_dir=tmp_path / "c", model=named, assignments=wishes)
+    for arguments, expected_message in (
         (
-            ["predict", str(given / "both"), "a", "--num-beams", "2", "--temperature", "1"],
+            ["predict", str(labelled / "both"), "a", "--num-beams", "2", "--temperature", "1"],
             "beam search does not sample",
         ),
         (
-            ["predict", str(given / "both"), "a", "--pair", "b"],
+            ["predict", str(labelled / "both"), "a", "--pair", "b"],
             "--pair cannot be used with this model: its language_model head",
         ),
     ):
         with pytest.raises(SystemExit) as stop:
             main(arguments)
-        assert stop.value.code and told in capsys.readouterr().err
+        assert stop.value.code and expected_message in capsys.readouterr().err

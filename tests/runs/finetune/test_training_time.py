@@ -32,14 +32,14 @@ class Told(Reporter):
 def test_the_time_is_told_before_the_first_step_and_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, how = data("single", tmp_path / "data"), {"train.epochs": 4}
-    tune("classify", given, tmp_path / "untold", how, reporter=(untold := Told()))
+    labelled, how = data("single", tmp_path / "data"), {"train.epochs": 4}
+    tune("classify", labelled, tmp_path / "untold", how, reporter=(untold := Told()))
     assert not any("will take about" in str(each) for each in untold.found), "so few steps take no time"
     monkeypatch.setattr(module, "MIN_STEPS", 8)
-    tune("classify", given, tmp_path / "told", how, reporter=(told := Told()))
-    (sentence,) = [each for each in told.found if "will take about" in str(each)]
+    tune("classify", labelled, tmp_path / "told", how, reporter=(recorder := Told()))
+    (sentence,) = [each for each in recorder.found if "will take about" in str(each)]
     assert re.search(r"about \d+ s, without evaluations: 8 steps at [\d,]+ tokens/s$", sentence)
-    assert told.found.index(sentence) < told.found.index(1)
+    assert recorder.found.index(sentence) < recorder.found.index(1)
     for name in ("model/model.safetensors", "journal.jsonl"):
         assert (tmp_path / "told" / name).read_bytes() == (tmp_path / "untold" / name).read_bytes()
 
@@ -54,6 +54,6 @@ def test_where_the_clock_decides_or_training_is_short_nothing_is_told(
         data("single", tmp_path / "data"),
         tmp_path / "run",
         more if "train.time_budget" in more else {"train.epochs": 4} | more,
-        reporter=(told := Told()),
+        reporter=(recorder := Told()),
     )
-    assert not any("will take about" in str(each) for each in told.found)
+    assert not any("will take about" in str(each) for each in recorder.found)

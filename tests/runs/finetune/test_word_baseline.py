@@ -66,9 +66,9 @@ def test_a_run_scores_a_bag_of_words_beside_its_model(
     kind: str, task: str, metric: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     results = tune(task, data(kind, tmp_path / "data"), tmp_path / "run", settings).results
-    found = results["baseline"]
-    assert set(found["splits"]) == {"dev", "test"} and found["rows"] == found["of"] == 24
-    for split, each in found["splits"].items():
+    baseline = results["baseline"]
+    assert set(baseline["splits"]) == {"dev", "test"} and baseline["rows"] == baseline["of"] == 24
+    for split, each in baseline["splits"].items():
         difference, own = each["difference"], results["splits"][split]["numbers"][metric]
         assert each["numbers"]["count"] == 8
         assert (
@@ -83,7 +83,7 @@ def test_a_run_scores_a_bag_of_words_beside_its_model(
     with (tmp_path / "run" / "results.csv").open(newline="") as file:
         *_, last = csv.DictReader(file)
     assert last["baseline"] == "a bag of words" and last["step"] == ""
-    assert float(last[f"test_{metric}"]) == found["splits"]["test"]["numbers"][metric]
+    assert float(last[f"test_{metric}"]) == baseline["splits"]["test"]["numbers"][metric]
 
 
 def test_it_is_scikit_learns(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_it_is_scikit_learns(tmp_path: Path) -> None:
 
 def test_the_difference_is_of_the_same_examples(tmp_path: Path) -> None:
     """Against a bootstrap by hand: which of the model's and of the bag's answers are right, example by example."""
-    given = data("single", tmp_path / "data", {"train": 60, "dev": 8, "test": 80})
-    done = tune("classify", given, tmp_path / "run", {"train.epochs": 1})
+    labelled = data("single", tmp_path / "data", {"train": 60, "dev": 8, "test": 80})
+    done = tune("classify", labelled, tmp_path / "run", {"train.epochs": 1})
     difference = done.results["baseline"]["splits"]["test"]["difference"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "predictions-test.jsonl").read_text().splitlines()]
     own = {line["id"]: line["correct"] for line in lines}
-    source = read(given)
+    source = read(labelled)
     bag = WordBaseline(task_of(Classify, source.labels))
     bag.fit(list(source.examples("train")))
     test = list(source.examples("test"))
@@ -120,7 +120,7 @@ def test_the_difference_is_of_the_same_examples(tmp_path: Path) -> None:
 
 
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **more: Any) -> Any:
+    def refuse(*arguments: Any, **more: Any) -> Any:
         raise AssertionError("a bag of words is fitted")
 
     monkeypatch.setattr(module, "score_words", refuse)
@@ -132,8 +132,8 @@ def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_dev_and_test_there_is_none(tmp_path: Path) -> None:
-    given = data("single", tmp_path / "data", {"train": 24})
-    done = tune("classify", given, tmp_path / "run", {"data.dev_fraction": 0.0})
+    labelled = data("single", tmp_path / "data", {"train": 24})
+    done = tune("classify", labelled, tmp_path / "run", {"data.dev_fraction": 0.0})
     assert "baseline" not in done.results and not done.results["splits"]
 
 
@@ -169,8 +169,8 @@ def test_pairs_are_told_apart_by_the_words_that_both_have() -> None:
     scored = [ScoredExample(text=e.text, text_pair=e.text_pair, score=float(e.label == "yes")) for e in examples]
     numbers = WordBaseline(task_of(Regress, ("score",)))
     numbers.fit(scored[:400])
-    said = [answer["values"]["score"] for answer in numbers.answers(scored[400:])]
-    assert np.corrcoef(said, [each.score for each in scored[400:]])[0, 1] > 0.8
+    predicted = [answer["values"]["score"] for answer in numbers.answers(scored[400:])]
+    assert np.corrcoef(predicted, [each.score for each in scored[400:]])[0, 1] > 0.8
 
 
 def test_weights_of_classes_are_those_of_the_run() -> None:
@@ -242,9 +242,9 @@ def test_a_sample_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(word_baseline, "MAX_ROWS", 12)
     sizes = {"train": 24, "dev": 8, "test": 20}
     done = tune("classify", data("single", tmp_path / "data", sizes), tmp_path / "run")
-    found = done.results["baseline"]
-    assert (found["rows"], found["of"], found["splits"]["test"]["numbers"]["count"]) == (12, 24, 12)
-    assert found["splits"]["test"]["difference"]["count"] == 12
+    baseline = done.results["baseline"]
+    assert (baseline["rows"], baseline["of"], baseline["splits"]["test"]["numbers"]["count"]) == (12, 24, 12)
+    assert baseline["splits"]["test"]["difference"]["count"] == 12
     line = baseline_lines(done.results)[-1]
     assert "fitted on 12 of 24 rows, scored on 12 of 20 rows" in line
 
@@ -287,12 +287,12 @@ def test_a_line_beside_the_score() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "advice"),
     [(0.01, 0.05, ""), (-0.01, 0.05, "is not measurably better than"), (-0.05, -0.01, "is worse than")],
 )
-def test_a_model_that_is_not_better_is_told_with_what_to_do(low: float, high: float, said: str) -> None:
+def test_a_model_that_is_not_better_is_told_with_what_to_do(low: float, high: float, advice: str) -> None:
     sentence = baseline_warning(results(low, high))
-    assert bool(sentence) == bool(said) and said in sentence and ("--model" in sentence) == bool(said)
+    assert bool(sentence) == bool(advice) and advice in sentence and ("--model" in sentence) == bool(advice)
 
 
 def test_equal_scores_ask_for_a_harder_split_and_not_for_more_training() -> None:

@@ -113,8 +113,8 @@ def test_a_spike_is_drawn_on_a_logarithmic_axis() -> None:
 
 
 def test_few_points_are_marked_and_many_are_drawn_as_ranges() -> None:
-    found = {count: plot_curves(losses([0.5] * count), "accuracy") for count in (1, 31, 2000, 2001)}
-    (one, some, lines, bands) = (figure.axes[0] for figure in found.values() if figure is not None)
+    figures = {count: plot_curves(losses([0.5] * count), "accuracy") for count in (1, 31, 2000, 2001)}
+    (one, some, lines, bands) = (figure.axes[0] for figure in figures.values() if figure is not None)
     assert one.lines[0].get_marker() == "." and some.lines[0].get_marker() == "None"
     assert lines.lines[0].get_label() == "training, each step" and not lines.collections
     assert [band.get_label() for band in bands.collections] == ["training, range of 3 steps"]
@@ -126,10 +126,10 @@ def test_smoothed_is_the_mean_of_its_neighbours() -> None:
     values[draw.integers(200, size=30)] = NAN
     values[50:60] = INFINITY
     for width in (1, 4, 500):
-        for place, found in enumerate(moving_mean(values, width)):
+        for place, smoothed in enumerate(moving_mean(values, width)):
             near = values[max(0, place - width) : place + width + 1]
             near = near[np.isfinite(near)]
-            assert found == pytest.approx(near.mean()) if len(near) else np.isnan(found)
+            assert smoothed == pytest.approx(near.mean()) if len(near) else np.isnan(smoothed)
 
 
 def test_ranges_hold_every_value() -> None:

@@ -36,9 +36,9 @@ def font(path: Path, name: str, character: str) -> None:
 
 
 def test_plain_labels_stay_as_they_are() -> None:
-    found = drawable_labels(["negative", "très bon", "отлично", "a_b", "$x$"])
-    assert found.names == ("negative", "très bon", "отлично", "a_b", "$x$")
-    assert found.fonts == (FONT,) and found.note == ""
+    labels = drawable_labels(["negative", "très bon", "отлично", "a_b", "$x$"])
+    assert labels.names == ("negative", "très bon", "отлично", "a_b", "$x$")
+    assert labels.fonts == (FONT,) and labels.note == ""
 
 
 def test_labels_are_on_one_line() -> None:
@@ -50,9 +50,9 @@ def test_labels_are_on_one_line() -> None:
 
 
 def test_long_labels_lose_their_middle() -> None:
-    found = drawable_labels(["a label that begins like others, first", "a label that begins like others, second"])
-    assert found.names == ("a label that beg…hers, first", "a label that beg…ers, second")
-    assert all(len(name) <= MAX_COLUMNS for name in found.names)
+    labels = drawable_labels(["a label that begins like others, first", "a label that begins like others, second"])
+    assert labels.names == ("a label that beg…hers, first", "a label that beg…ers, second")
+    assert all(len(name) <= MAX_COLUMNS for name in labels.names)
     assert shorten("中" * 30, 9) == "中中…中"
 
 
@@ -70,9 +70,9 @@ def only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_ours")
 def test_characters_that_no_font_has_are_boxes() -> None:
-    found = drawable_labels(["plain", GOTHIC])
-    assert found.names[0] == "plain" and found.names[1] == f"1: {BOX * len(GOTHIC)}"
-    assert "no font here" in found.note
+    labels = drawable_labels(["plain", GOTHIC])
+    assert labels.names[0] == "plain" and labels.names[1] == f"1: {BOX * len(GOTHIC)}"
+    assert "no font here" in labels.note
 
 
 @pytest.mark.usefixtures("only_ours")
@@ -81,6 +81,6 @@ def test_a_font_that_has_the_character_is_taken(tmp_path: Path) -> None:
     fonts.fontManager.addfont(tmp_path / "gothic.ttf")
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     fonts.fontManager.ttflist.append(fonts.FontEntry(fname=str(tmp_path / "broken.ttf"), name="A Broken"))
-    found = drawable_labels(["\U00010331", "\U00010331\U00010332"])
-    assert found.fonts == (FONT, "A Gothic")
-    assert found.names == ("\U00010331", f"1: \U00010331{BOX}")
+    labels = drawable_labels(["\U00010331", "\U00010331\U00010332"])
+    assert labels.fonts == (FONT, "A Gothic")
+    assert labels.names == ("\U00010331", f"1: \U00010331{BOX}")

@@ -92,8 +92,8 @@ def test_each_task_has_what_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "multiple-choice": ("accuracy", {"accuracy": 0.5, "correct": 5, "count": 10, "loss": 1.0}, [], set()),
         "qa": ("f1", {"exact": 0.5, "f1": 0.6, "count": 10}, [], set()),
     }
-    for task, (main, found, told, expected) in tasks.items():
-        folder = made.write(tmp_path / task, made.results(task, main, {"dev": found}), dev=told)
+    for task, (main, run_results, predictions, expected) in tasks.items():
+        folder = made.write(tmp_path / task, made.results(task, main, {"dev": run_results}), dev=predictions)
         if task in ("classify", "regress"):  # which have all figures
             assert set(drawn(folder)) == {"curves"} | expected, task
         else:
@@ -105,10 +105,10 @@ def test_each_task_has_what_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     (numbers, _), (pairs, scored) = made.classified(THREE), made.scored()
-    found = made.results("classify", "accuracy", {"dev": numbers | pairs})
+    run_results = made.results("classify", "accuracy", {"dev": numbers | pairs})
     seen = []
     for name in ("one", "two", "two"):
-        folder = made.write(tmp_path / name, found, dev=scored)
+        folder = made.write(tmp_path / name, run_results, dev=scored)
         paths = draw_run_plots(folder)
         seen.append([path.read_bytes() for png in paths for path in (png, png.with_suffix(".svg"))])
     assert seen[0] == seen[1] and len(seen[0]) == 12

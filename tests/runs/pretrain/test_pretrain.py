@@ -145,15 +145,17 @@ class Seen(Reporter):
 
 def asked(data: Any, kind: str = "mlm", more: dict[str, Any] | None = None, **named: Any) -> PretrainSettings:
     """SMALL settings but for those that would change nothing, with some that go over them."""
-    more, made = more or {}, isinstance(data, Path) and contains_corpus(data)
+    more, has_corpus = more or {}, isinstance(data, Path) and contains_corpus(data)
     start = named.get("model") or more.get("model.init_from")
     tokenizer = named.get("tokenizer") or more.get("tokenizer.path")
-    unused = [("model.", start), ("tokenizer.", start or tokenizer or made), ("corpus.", made)]
+    unused = [("model.", start), ("tokenizer.", start or tokenizer or has_corpus), ("corpus.", has_corpus)]
     gone = tuple(part for part, why in unused if why)
     gone += ("train.max_steps",) if "train.time_budget" in more else ()
     small = {name: value for name, value in SMALL.items() if not name.startswith(gone)}
-    given = [f"{name}={value}" for name, value in (small | more).items() if value is not None]
-    return resolve_pretrain(data if isinstance(data, list) else [data], objective=kind, assignments=given, **named)
+    settings_args = [f"{name}={value}" for name, value in (small | more).items() if value is not None]
+    return resolve_pretrain(
+        data if isinstance(data, list) else [data], objective=kind, assignments=settings_args, **named
+    )
 
 
 def go(data: Any, out: Path, kind: str = "mlm", more: dict[str, Any] | None = None, **how: Any) -> RunResult:
@@ -172,11 +174,11 @@ def left(folder: Path) -> dict[str, Any]:
     newest = max((folder / "state").glob("step-*"))
     values = json.loads((newest / "values.json").read_text())
     del values["seconds"]
-    found: dict[str, Any] = {"values": values, "journal": (folder / "journal.jsonl").read_bytes()}
+    content: dict[str, Any] = {"values": values, "journal": (folder / "journal.jsonl").read_bytes()}
     for path in (newest / "tensors.safetensors", *sorted((folder / "model").glob("*"))):
         if path.name != "README.md":
-            found[path.name] = path.read_bytes()
-    return found
+            content[path.name] = path.read_bytes()
+    return content
 
 
 # -- every objective ----------------------------------------------------------------------------------------------
@@ -238,27 +240,30 @@ def check_model(kind: str, folder: Path) -> None:
     name, outputs = MODELS[kind]
     assert json.loads((folder / "config.json").read_text())["architectures"] == [name]
     ours = heedful.load(folder).eval()
-    theirs, told = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    theirs, loading_info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not loading_info["missing_keys"] and not loading_info["unexpected_keys"]
     assert ours.tokenizer is not None and ours.head is not None
     assert theirs.config.eos_token_id in (None, ours.tokenizer.special.eos_or_sep)
     own = transformers.AutoTokenizer.from_pretrained(folder)
     words = ("In the garden a rose falls today.", "In the mill a wheel turns.")
-    given: Any = words if kind in ("mlm+nsp", "mlm+sop") else words[0]
-    batch, encoded = ours.tokenizer.pack([given]), own(*([[each] for each in words] if given is words else [[given]]))
+    inputs: Any = words if kind in ("mlm+nsp", "mlm+sop") else words[0]
+    batch, encoded = (
+        ours.tokenizer.pack([inputs]),
+        own(*([[each] for each in words] if inputs is words else [[inputs]])),
+    )
     assert encoded["input_ids"] == [batch.tokens.tolist()]
     ids: dict[str, Tensor] = {"input_ids": batch.tokens[None]}
     with torch.no_grad():
         if kind == "span_corruption":
             target = ours.tokenizer.pack([words[1]])
-            found = ours.head(ours.hidden_states(batch, target), target)
+            scores = ours.head(ours.hidden_states(batch, target), target)
             ids["decoder_input_ids"] = target.tokens[None]
         else:
             if kind != "clm":
                 ids["token_type_ids"] = batch.types[None]
-            found = ours.head(ours.hidden_states(batch), batch)
+            scores = ours.head(ours.hidden_states(batch), batch)
         expected = theirs.eval()(**ids)
-    for mine, output in zip(found if isinstance(found, tuple) else (found,), outputs, strict=True):
+    for mine, output in zip(scores if isinstance(scores, tuple) else (scores,), outputs, strict=True):
         assert torch.allclose(mine, getattr(expected, output).reshape(mine.shape), atol=1e-5)
 
 
@@ -388,12 +393,12 @@ def test_fresh_models_share_keys_as_the_published_ones_do(
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_model_that_goes_on_learns_where_a_document_ends(tmp_path: Path, wrapped: bool) -> None:
     """Once for each, whatever the tokenizer puts around a text, and not where a window of a longer one does."""
-    found = documents(40, seed=2, sentences=(5, 9))
-    tokenizer = trained(found, algorithm="bpe", vocab_size=400)
+    files = documents(40, seed=2, sentences=(5, 9))
+    tokenizer = trained(files, algorithm="bpe", vocab_size=400)
     if not wrapped:  # as published: one token for all ends, and nothing around a text
         state = json.loads(tokenizer._backend.to_str()) | {"post_processor": None}
         tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)), {"eos_token": "</s>"})
-    corpus, settings = corpus_of(tmp_path, found, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
+    corpus, settings = corpus_of(tmp_path, files, tokenizer), asked("a", "clm", {"eval_fraction": 0.2})
     (rows,), held = build_samples(Components(settings=settings, tokenizer=tokenizer, corpus=corpus, init_model=None))
     objective, end, ends, sequences = CausalLM(tokenizer=tokenizer), tokenizer.special.eos_or_sep, 0, 0
     for sample in [*(rows[number] for number in range(len(rows))), *held]:
@@ -424,10 +429,10 @@ def test_a_tokenizer_learns_from_all_over_the_text(tmp_path: Path) -> None:
 def test_documents_that_are_drawn() -> None:
     """Of each kind, wherever it stands, and whatever stands in turn; all of them where there is room."""
     rows = [f"{number % 2}{number // 250} {number:04} {'x' * 91}" for number in range(1000)]
-    found = sample_documents(((row, False) for row in rows), 10_000)
-    assert 20 < len(found) <= 100 and found == [row for row in rows if row in set(found)]
-    assert {each[0] for each in found} == set("01") and {each[1] for each in found} == set("0123")
-    assert found == sample_documents(((row, False) for row in rows), 10_000)
+    files = sample_documents(((row, False) for row in rows), 10_000)
+    assert 20 < len(files) <= 100 and files == [row for row in rows if row in set(files)]
+    assert {each[0] for each in files} == set("01") and {each[1] for each in files} == set("0123")
+    assert files == sample_documents(((row, False) for row in rows), 10_000)
     assert sample_documents(((row, False) for row in rows), 99_000) == rows
     assert sample_documents([("x" * 50, False)] * 9, 10) == ["x" * 50], "one at least"
     assert sample_documents([("cafe\u0301\n\x07 a", False), ("a\n b", True), (" ", False)], 99) == [
@@ -443,8 +448,8 @@ def test_what_the_tokenizer_does_not_know_is_told(tmp_path: Path, text: Path, kn
     counts, corpus = done.results["corpus"]["counts"], Corpus.open(tmp_path / "run" / "corpus")
     unknown = Tokenizer.load(known).special.unknown
     assert counts["unknown"] == (corpus.tokens(0, corpus.count) == unknown).sum() == 3
-    (told,) = corpus_notes({"counts": {"tokens": 1000, "unknown": 13}})
-    assert told == "1.3 % of the tokens are unknown to the tokenizer, and lost"
+    (notes,) = corpus_notes({"counts": {"tokens": 1000, "unknown": 13}})
+    assert notes == "1.3 % of the tokens are unknown to the tokenizer, and lost"
     assert not corpus_notes({"counts": {"tokens": 10_000, "unknown": 9}}) and not corpus_notes(
         {"counts": {"tokens": 9}}
     )
@@ -474,21 +479,21 @@ def test_rows_of_one_shape_keep_the_rate(tmp_path: Path, known: Path, choose: st
 
 def telling(count: int, seed: int = 0) -> list[Document]:
     """Documents of four subjects; the subject's two words stand in turn in every sentence."""
-    draw, found = random.Random(seed), []
+    draw, result = random.Random(seed), []
     for number in range(count):
         words = f"ba{'abcd'[number % 4]} du{'abcd'[number % 4]}"
-        found.append([" ".join([words] * draw.randint(2, 3)) for _ in range(draw.randint(4, 9))])
-    return found
+        result.append([" ".join([words] * draw.randint(2, 3)) for _ in range(draw.randint(4, 9))])
+    return result
 
 
 @pytest.mark.slow
 def test_hidden_tokens_and_what_follows_are_learned(tmp_path: Path) -> None:
-    found = telling(200)
-    tokenizer = trained(found)
-    aside = held_out(corpus_of(tmp_path / "all", found, tokenizer), 0.2)
+    result = telling(200)
+    tokenizer = trained(result)
+    aside = held_out(corpus_of(tmp_path / "all", result, tokenizer), 0.2)
     seen: set[int] = set()
     kept = []
-    for number, document in enumerate(found):  # of documents that are held out one of each subject: a random part is
+    for number, document in enumerate(result):  # of documents that are held out one of each subject: a random part is
         if aside[number] and number % 4 in seen:  # always of another one then
             continue
         seen |= {number % 4} if aside[number] else set()
@@ -528,7 +533,9 @@ def test_a_loss_that_is_no_number_beside_an_accuracy_is_no_result(
     tmp_path: Path, text: Path, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = module.measure_share
-    monkeypatch.setattr(module, "measure_share", lambda *given: measured(*given) | {"mlm_loss": (float("nan"), 3.0)})
+    monkeypatch.setattr(
+        module, "measure_share", lambda *arguments: measured(*arguments) | {"mlm_loss": (float("nan"), 3.0)}
+    )
     for _ in range(2):  # the same command does not hide it
         with pytest.raises(DivergedError, match=r"^step \d: .* nan for mlm_loss, so the model is no result"):
             go(text, tmp_path / "run", tokenizer=str(known))
@@ -598,7 +605,7 @@ def test_changed_text_is_refused(tmp_path: Path, known: Path) -> None:
 def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
     """Nothing is trained yet; a tokenizer and a corpus stay where they are still right."""
     text, run = write(tmp_path / "text.txt", documents(12, seed=3)), tmp_path / "run"
-    made = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
+    files = [run / "tokenizer" / "tokenizer.json", run / "corpus" / "manifest.json"]
     few = {"eval_fraction": 0.001, "train.max_steps": 1}
     with pytest.raises(HeedfulError, match=r"different documents in 1 is too small .* or set corpus\.sample_by"):
         go(text, run, "mlm+nsp", more=few | {"corpus.sample_by": "document"})
@@ -607,9 +614,9 @@ def test_what_is_advised_is_taken_in_the_same_folder(tmp_path: Path) -> None:
         pytest.raises(HeedfulError, match=r"needs two documents at least, but of 12 there are 11 .* eval_fraction"),
     ):
         go(text, run, "mlm+nsp", more=few)
-    before = [path.stat().st_mtime_ns for path in made]
+    before = [path.stat().st_mtime_ns for path in files]
     assert go(text, run, "mlm+nsp", more=few | {"eval_fraction": 0.3}).status == "completed"
-    assert before == [path.stat().st_mtime_ns for path in made]
+    assert before == [path.stat().st_mtime_ns for path in files]
 
 
 # -- where a model and a text come from ---------------------------------------------------------------------------
@@ -681,11 +688,11 @@ def test_what_other_heads_have_in_a_folder_goes_on(tmp_path: Path, text: Path) -
     assert started.tokenizer is not None
     settings = asked("a", "mlm+nsp", {"model.layers": None}, model=str(tmp_path / "first"))
     pieces = Components(settings=settings, tokenizer=started.tokenizer, corpus=None, init_model=started)  # type: ignore[arg-type]
-    known, found = (
+    known, result = (
         heedful.load(tmp_path / "first", head="pretraining").named_tensors(),
         build_model(pieces).named_tensors(),
     )
-    assert found.keys() == known.keys() and all(torch.equal(found[name], known[name]) for name in known)
+    assert result.keys() == known.keys() and all(torch.equal(result[name], known[name]) for name in known)
 
 
 @pytest.mark.slow
@@ -698,9 +705,9 @@ def test_a_generator_goes_on_with_its_model(tmp_path: Path, text: Path) -> None:
         seen = Seen()
         go(text, tmp_path / name, "rtd", more | {"train.seed": 5}, model=str(start), reporter=seen)
         assert f"the generator in {first / 'generator'} is trained further, too" in seen.sentences
-        found = load_file(tmp_path / name / "generator" / "model.safetensors")
-        assert found.keys() == learned.keys()
-        assert all(torch.allclose(found[each], learned[each], atol=1e-6) for each in learned)
+        weights = load_file(tmp_path / name / "generator" / "model.safetensors")
+        assert weights.keys() == learned.keys()
+        assert all(torch.allclose(weights[each], learned[each], atol=1e-6) for each in learned)
     with pytest.raises(HeedfulError, match=r"generator is of another shape than .* = 1 \(.* differs\)"):
         go(text, tmp_path / "other", "rtd", more | {"objective.generator_size": 1.0}, model=str(first))
     shutil.rmtree(first / "generator")
@@ -717,15 +724,15 @@ def test_the_usual_rate_is_that_of_the_model_that_goes_on(teacher: Path) -> None
     )
     rates = [each.train.optimizer.lr for each in (going_on, fresh)]  # type: ignore[union-attr]
     assert rates == pytest.approx([2e-4, 2e-3])
-    told = resolve_pretrain(["a"], model="nowhere", assignments=["train.optimizer.lr=0.01"])
-    assert told.train.optimizer.lr == 0.01 and told.model.init_from == "nowhere"  # type: ignore[union-attr]
+    settings = resolve_pretrain(["a"], model="nowhere", assignments=["train.optimizer.lr=0.01"])
+    assert settings.train.optimizer.lr == 0.01 and settings.model.init_from == "nowhere"  # type: ignore[union-attr]
     with pytest.raises(HeedfulError, match="'nowhere' is no folder here"):
         resolve_pretrain(["a"], model="nowhere")
 
 
 def test_a_corpus_that_was_made_before(tmp_path: Path, known: Path) -> None:
-    found = documents(120, seed=1)
-    corpus = corpus_of(tmp_path, found, Tokenizer.load(known))
+    files = documents(120, seed=1)
+    corpus = corpus_of(tmp_path, files, Tokenizer.load(known))
     go(corpus.folder, tmp_path / "from-corpus")
     go(tmp_path / "text.txt", tmp_path / "from-text", tokenizer=str(known))
     names = {path.name for path in (tmp_path / "from-corpus").iterdir()}
@@ -761,18 +768,18 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
     done = go(
         [text, tmp_path / "rows_1.jsonl"], run, "mlm", more, tokenizer=str(known), reporter=seen, on_bad_row="skip"
     )
-    told = [
+    notes = [
         "text.txt: lines are sentences, and blank lines part documents",
         'rows_1.jsonl: columns: text="text"',
         "documents that are left out: 1 repeated, 1 too short, 1 without text",
         "bad rows of rows_1.jsonl that are left out: 1",
     ]
-    assert seen.sentences[:5] == [*told, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
+    assert seen.sentences[:5] == [*notes, f"bad rows are set aside in {run / 'bad-rows.jsonl'}"]
     card = (run / "model" / "README.md").read_text()
-    assert all(f"- {escape_markdown(sentence)}\n" in card for sentence in told)
+    assert all(f"- {escape_markdown(sentence)}\n" in card for sentence in notes)
     assert f"tokenizer.path = {known.name}\n" in card and str(tmp_path) not in card and str(known) not in card
     corpus = done.results["corpus"]
-    assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == told[:2]
+    assert corpus["left_out"] == {"exact": 1, "near": 0, "short": 1, "empty": 1} and corpus["stated"] == notes[:2]
     assert list(corpus["bad_rows"].values()) == [1] and corpus["cut"] == 0
     many = corpus_notes({"stated": [f"{number}.txt: is empty" for number in range(1000)], "cut": 1200})
     assert len(many) == 22 and many[20] == "and 980 more such sentences, which the corpus's manifest.json has"
@@ -781,9 +788,9 @@ def test_what_became_of_the_text_is_told(tmp_path: Path, known: Path) -> None:
 
 def test_another_corpus_in_its_place_is_refused(tmp_path: Path, known: Path) -> None:
     """Also one of as many rows; the same one that is made anew is the same."""
-    tokenizer, found = Tokenizer.load(known), documents(60, seed=4)
-    other = [*found[:4], [sentence.replace("harbour", "library") for sentence in found[4]], *found[5:]]
-    for name, texts in (("one", found), ("again", found), ("other", other)):
+    tokenizer, files = Tokenizer.load(known), documents(60, seed=4)
+    other = [*files[:4], [sentence.replace("harbour", "library") for sentence in files[4]], *files[5:]]
+    for name, texts in (("one", files), ("again", files), ("other", other)):
         corpus_of(tmp_path / name, texts, tokenizer)
     place = tmp_path / "corpus"
     shutil.copytree(tmp_path / "one" / "corpus", place)
@@ -845,17 +852,17 @@ def test_what_was_made_of_a_text_stays_unless_another_text_is_asked_for(tmp_path
     def begun() -> set[str]:
         return {path.name for path in (tmp_path / "run").iterdir()}
 
-    settings, made = asked(text, more={"train.batch_size": 8}), {"run.lock", "tokenizer", "corpus"}
+    settings, files = asked(text, more={"train.batch_size": 8}), {"run.lock", "tokenizer", "corpus"}
     (tmp_path / "run").mkdir()
-    for name in made:
+    for name in files:
         (tmp_path / "run" / name).touch()
     with pytest.raises(HeedfulError, match=r"run is not a run folder: it holds corpus, .* but no settings\.toml"):
         check_run_folder(tmp_path / "run")
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.raises(HeedfulError, match=r"settings\.toml"):
         can_resume(tmp_path / "run", FinetuneSettings(task=ClassifySettings()))  # of a run that fine-tunes
-    assert begun() == made | {"settings.toml"}
-    assert not can_resume(tmp_path / "run", asked(text, more={"train.batch_size": 4})) and begun() == made
+    assert begun() == files | {"settings.toml"}
+    assert not can_resume(tmp_path / "run", asked(text, more={"train.batch_size": 4})) and begun() == files
     (tmp_path / "run" / "settings.toml").write_text(to_toml(settings))
     with pytest.warns(HeedfulWarning, match=r"corpus was made with other settings of the text, and is made anew"):
         assert not can_resume(tmp_path / "run", asked(text, more={"corpus.min_document_chars": 9}))
@@ -890,11 +897,13 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     tmp_path: Path, text: Path, known: Path, kind: str, more: dict[str, Any], message: str
 ) -> None:
     if more.get("tokenizer.path") == "maskless":
-        made = json.loads((known / "tokenizer.json").read_text())
-        made["added_tokens"] = [each for each in made["added_tokens"] if each["content"] != "[MASK]"]
-        made["model"]["vocab"]["mask"] = made["model"]["vocab"].pop("[MASK]")
+        tokenizer_json = json.loads((known / "tokenizer.json").read_text())
+        tokenizer_json["added_tokens"] = [
+            each for each in tokenizer_json["added_tokens"] if each["content"] != "[MASK]"
+        ]
+        tokenizer_json["model"]["vocab"]["mask"] = tokenizer_json["model"]["vocab"].pop("[MASK]")
         (tmp_path / "maskless").mkdir()
-        (tmp_path / "maskless" / "tokenizer.json").write_text(json.dumps(made))
+        (tmp_path / "maskless" / "tokenizer.json").write_text(json.dumps(tokenizer_json))
         more = more | {"tokenizer.path": tmp_path / "maskless"}
     elif more.get("tokenizer.path") == "known":
         more = more | {"tokenizer.path": known}
@@ -963,15 +972,15 @@ def test_settings_that_would_change_nothing(
     tmp_path: Path, text: Path, known: Path, teacher: Path, more: dict[str, Any], message: str
 ) -> None:
     places = {"known": known, "teacher": teacher}
-    given = {name: places.get(value, value) for name, value in more.items() if name != "data"}
+    settings = {name: places.get(value, value) for name, value in more.items() if name != "data"}
     data = corpus_of(tmp_path, documents(9), Tokenizer.load(known)).folder if "data" in more else text
     with pytest.raises(HeedfulError, match=message):
-        go(data, tmp_path / "run", more=given)
+        go(data, tmp_path / "run", more=settings)
     assert not (tmp_path / "run").exists()
 
 
 def test_wrong_names_and_times(text: Path) -> None:
-    for given, message in (
+    for arguments, message in (
         ({"objective": "mlmm"}, r'"mlmm" is not an objective \(did you mean "mlm"\?\): use one of mlm, mlm\+nsp'),
         ({"objective": "mlm+hidden_states"}, "objective.teacher is missing"),
         (
@@ -983,7 +992,7 @@ def test_wrong_names_and_times(text: Path) -> None:
         ({"size": "huge"}, r'model\.size is "huge", expected one of "tiny"'),
     ):
         with pytest.raises(HeedfulError, match=message):
-            resolve_pretrain([text], **given)  # type: ignore[arg-type]
+            resolve_pretrain([text], **arguments)  # type: ignore[arg-type]
     with pytest.raises(HeedfulError, match="no text was given: name files or folders of text"):
         pretrain_with(PretrainSettings(), "anywhere")
 
@@ -1034,9 +1043,9 @@ def test_two_ranks_equal_one(tmp_path: Path, text: Path, known: Path) -> None:
         "train.batch_size": 7,
     }
     settings = asked(text, "mlm+nsp", calm, tokenizer=str(known))
-    given = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("tokenizer.")]
+    assignments = [f"{name}={value}" for name, value in (SMALL | calm).items() if not name.startswith("tokenizer.")]
     words = ["pretrain", str(text), "--objective", "mlm+nsp", "--tokenizer", str(known), "--json"]
-    words += ["--output", str(tmp_path / "two"), *given]
+    words += ["--output", str(tmp_path / "two"), *assignments]
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--module", "heedful", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -81,13 +81,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(place: Path, terms: str, more: dict[str, Any] | None = None) -> PretrainSettings:
-    given = [f"{name}={value}" for name, value in (SMALL | (more or {})).items()]
+    settings_args = [f"{name}={value}" for name, value in (SMALL | (more or {})).items()]
     return resolve_pretrain(
         [place / "text.txt"],
         objective=terms,
         teacher=str(place / "teacher"),
         tokenizer=str(place / "words"),
-        assignments=given,
+        assignments=settings_args,
     )
 
 
@@ -122,8 +122,8 @@ def test_a_run_that_continues_another_keeps_the_basis_of_its_sentence_vectors(tm
     go(place, tmp_path / "first", "sentence_embedding", {"train.max_steps": 1})
     more = {"train.max_steps": 1, "train.seed": 5, "max_seq_length": 40}
     go(place, tmp_path / "other", "sentence_embedding", more)
-    given = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
-    how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": given}
+    assignments = [f"{name}={value}" for name, value in (SMALL | more).items() if not name.startswith("model.")]
+    how = {"model": str(tmp_path / "first"), "teacher": str(place / "teacher"), "assignments": assignments}
     pretrain_with(resolve_pretrain([place / "text.txt"], objective="sentence_embedding", **how), tmp_path / "second")
     first, other, second = (
         load_file(tmp_path / name / "teacher" / "statistics.safetensors") for name in ("first", "other", "second")
@@ -142,8 +142,10 @@ def test_a_model_that_learned_sentence_vectors_is_an_encoder_of_sentences(tmp_pa
     assert torch.allclose(torch.from_numpy(heedful.Engine(done.output_dir).encode(texts)[0]), rows.mean(0), atol=1e-5)
     assert "heedful.Engine" in (done.output_dir / "model" / "README.md").read_text()
     values = {**SMALL, "train.max_steps": 1, "train.optimizer.lr": 1e-12}
-    given = [f"{name}={value}" for name, value in values.items() if not name.startswith("model.")]
-    continued = resolve_pretrain([place / "text.txt"], objective="mlm", model=str(done.output_dir), assignments=given)
+    settings_args = [f"{name}={value}" for name, value in values.items() if not name.startswith("model.")]
+    continued = resolve_pretrain(
+        [place / "text.txt"], objective="mlm", model=str(done.output_dir), assignments=settings_args
+    )
     again = heedful.load(pretrain_with(continued, tmp_path / "more").output_dir)
     assert again.config.head == masked.config.head
     for name, tensor in masked.named_tensors().items():
@@ -234,7 +236,7 @@ def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "told"),
+    ("kind", "file", "message"),
     [
         ("similarity", "nowhere.csv", "does not exist"),
         ("similarity", "labels.csv", "score"),
@@ -242,16 +244,16 @@ def test_probe_scores_do_not_depend_on_batches(tmp_path: Path, place: Path, monk
     ],
 )
 def test_a_probe_file_that_does_not_fit_is_refused_before_training(
-    kind: str, file: str, told: str, tmp_path: Path, place: Path
+    kind: str, file: str, message: str, tmp_path: Path, place: Path
 ) -> None:
     more = {"probes": f'[{{name = "x", kind = "{kind}", data = "{place / file}"}}]'}
-    with pytest.raises(HeedfulError, match=told):
+    with pytest.raises(HeedfulError, match=message):
         go(place, tmp_path / "run", "mlm+hidden_states", more)
     assert not (tmp_path / "run/journal.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: TermWeights(mlm=-1.0), "mlm is -1.0"),
         (lambda: TermWeights(mlm=0.0, hidden_states=0.0), "all weights are 0"),
@@ -267,17 +269,17 @@ def test_a_probe_file_that_does_not_fit_is_refused_before_training(
         (lambda: resolve_pretrain(["t"], objective="mlm", teacher="t"), "objective.teacher is for objective.kind"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make: Any, told: str) -> None:
-    with pytest.raises(HeedfulError, match=told):
+def test_settings_that_cannot_work_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(HeedfulError, match=message):
         make()
 
 
 def test_a_phase_of_masked_tokens_has_its_own_rate(tmp_path: Path, place: Path) -> None:
-    given = [
+    settings_args = [
         f"{name}={value}" for name, value in (SMALL | {"phases": "[{start_fraction = 0.5, mask_prob = 0.4}]"}).items()
     ]
     settings = resolve_pretrain(
-        [place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=given
+        [place / "text.txt"], objective="mlm", tokenizer=str(place / "words"), assignments=settings_args
     )
     assert [asked.mask_prob for asked in settings.objectives()] == [0.15, 0.4]  # type: ignore[union-attr]
     assert pretrain_with(settings, tmp_path / "run").status == "completed"

@@ -1,4 +1,4 @@
-"""The pre-training objectives by name. `register_objective` adds one."""
+"""The pre-training objectives by name, as --objective takes them. `register_objective` adds one."""
 
 from __future__ import annotations
 

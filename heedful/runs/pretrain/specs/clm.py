@@ -1,4 +1,4 @@
-"""Causal language modelling."""
+"""Settings and specification of causal language modelling (--objective clm)."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ CLM = ObjectiveSpec(
     settings=ClmSettings,
     builder_ref="heedful.runs.pretrain.builders:ClmBuilder",
     head="language_model",
-    algorithm="bpe",  # that of the published decoders
+    algorithm="bpe",  # as in the published decoders
 )

@@ -1,4 +1,4 @@
-"""Distillation of a trained encoder: a loss of up to four terms."""
+"""Settings and specification of the distillation of a trained encoder, whose loss has up to four terms."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from heedful.runs.pretrain.specs.mlm import MaskUnit
 if TYPE_CHECKING:
     from heedful.model.config import Pooling
 
-# loss terms and their weights where a term is chosen without a weight
+# loss terms, each with its weight if the term is chosen without a weight
 TERMS = {"mlm": 1.0, "hidden_states": 10.0, "sentence_embedding": 10.0, "pair_similarity": 10.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TermWeights:
-    """Weights of the loss terms; 0 leaves a term out. See heedful.objectives.distillation.encoder."""
+    """Weights of the loss terms. A weight of 0 leaves a term out. See heedful.objectives.distillation.encoder."""
 
     mlm: float = TERMS["mlm"]  # weight of masked language modelling
     hidden_states: float = TERMS["hidden_states"]  # weight of the squared error of the last hidden states
@@ -43,7 +43,7 @@ class TermWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationSettings(ObjectiveSettings):
-    """Distillation of a trained encoder by masked tokens, hidden states, sentence vectors and similarities of pairs."""
+    """Distillation of a trained encoder on masked tokens, hidden states, sentence vectors and similarities of pairs."""
 
     kind: Literal["distillation"] = "distillation"
     teacher: str  # a model folder, or NAME[@REVISION] on the hub

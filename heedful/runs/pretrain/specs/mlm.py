@@ -1,4 +1,4 @@
-"""Masked language modelling, alone or with next sentence or sentence order prediction."""
+"""Settings and specifications of masked language modelling, also with next sentence or sentence order prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MaskUnit = Literal["tokens", "words", "spans"]
 
 
 class _StaticMasks(MaskingSettings):
-    """Base class of settings with a number of static masks; checks that number."""
+    """Base class of settings with a count of static masks, which it checks."""
 
     __slots__ = ()
     mask_unit: MaskUnit

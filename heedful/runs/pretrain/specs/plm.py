@@ -1,4 +1,4 @@
-"""Permutation language modelling."""
+"""Settings and specification of permutation language modelling (--objective plm)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaced token detection."""
+"""Settings and specification of replaced token detection (--objective rtd)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RtdSettings(MaskingSettings):
     kind: Literal["rtd"] = "rtd"
     mask_prob: float = 0.15  # share of the tokens that are masked for the generator
     disc_weight: float = 50.0  # weight of the discriminator's loss; the generator's is 1
-    generator_size: float = 0.25  # the generator's width, heads and inner width as a share of the model's
+    generator_size: float = 0.25  # the generator's hidden size, heads and feed-forward size as a share of the model's
 
 
 RTD = ObjectiveSpec(

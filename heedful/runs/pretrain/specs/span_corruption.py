@@ -1,4 +1,4 @@
-"""Span corruption."""
+"""Settings and specification of span corruption (--objective span_corruption)."""
 
 from __future__ import annotations
 
